@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,9 +33,18 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step.batch import BatchContext
+from dagster_adjunct.orchestration.step.batch import (
+    SparkCompiler,
+    SparkOpened,
+    SparkParts,
+    run_operators,
+)
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
+from dagster_adjunct.orchestration.step.dry_run import analyze_batch
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.spark_datasets import SparkDatasets
+from dagster_adjunct.orchestration.step.spark_frames import SparkFrames
+from dagster_adjunct.orchestration.step.spark_state import SparkState, WrittenLocalTables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,10 +155,7 @@ class Joins:
             ),
             views,
         )
-        batch = Compiled(context, inputs, lambda name, look=lambda: None: look())
-        batch.run()
-        (frame,) = batch.sent
-        return frame
+        return compiled(PlannedBatch.of(context, inputs))
 
     def prove(self, names: Sequence[str]) -> None:
         """Print what Spark does; no exchange may be in it, of the dataset or of the records."""
@@ -171,13 +178,30 @@ class Joins:
         return StepContext(self._runtime, app, plan, FanOut()), dict.fromkeys(names, self._view)
 
 
-class Compiled(BatchContext):
-    """A batch that hands its outputs' records out, and writes none."""
+class Sent:
+    """Outputs that keep the records that they are sent, and write none."""
 
-    sent: tuple[DataFrame, ...] = ()
+    def __init__(self) -> None:
+        self.frames: list[DataFrame] = []
 
     def send(self, operator: str, frame: DataFrame, stream: str, **_: Any) -> None:
-        self.sent = (*self.sent, frame)
+        self.frames.append(frame)
+
+
+def compiled(planned: PlannedBatch) -> DataFrame:
+    """Return the records that a batch sends to its output."""
+    outputs: Any = Sent()
+    unused: Any = None
+    with ExitStack() as opened:
+        spark = SparkOpened.of(planned, opened)
+        frames = SparkFrames(planned, spark.times, spark.kept)
+        local_tables = WrittenLocalTables(planned, spark.writers)
+        datasets = SparkDatasets(planned, local_tables)
+        state = SparkState(planned, spark.times, spark.writers)
+        parts = SparkParts(planned, frames, datasets, unused, outputs, local_tables, unused, state)
+        run_operators(planned, SparkCompiler(parts, spark.times).hand_on)
+    (frame,) = outputs.frames
+    return frame
 
 
 class Shuffled:

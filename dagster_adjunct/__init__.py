@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     )
     from dagster_adjunct.orchestration.code_location.resources import LakeResource as LakeResource
     from dagster_adjunct.orchestration.code_location.resources import SparkResource as SparkResource
-    from dagster_adjunct.orchestration.operators.sends import SinkContext as SinkContext
+    from dagster_adjunct.orchestration.operators.calls import SinkContext as SinkContext
     from dagster_adjunct.orchestration.operators.table_updates import (
         update_message as update_message,
     )

@@ -8,9 +8,9 @@ from dagster_adjunct.assets.retention.key_search import KeySearch as KeySearch
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset as rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport as CompactionReport
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset as compact_dataset
-from dagster_adjunct.assets.unbounded.rewind import RewindPlan as RewindPlan
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind as plan_rewind
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset as rewind_dataset
+from dagster_adjunct.assets.unbounded.rewind_plan import RewindPlan as RewindPlan
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport as DeletionReport
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset as delete_dataset
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream as delete_stream

@@ -7,9 +7,9 @@ from dagster_adjunct.assets.reading.diff import ChangedEntry as ChangedEntry
 from dagster_adjunct.assets.reading.diff import VersionDiff as VersionDiff
 from dagster_adjunct.assets.reading.key_lookup import FileCache as FileCache
 from dagster_adjunct.assets.reading.served_version import Watch as Watch
-from dagster_adjunct.assets.reading.stored_file import VerifyReport as VerifyReport
 from dagster_adjunct.assets.reading.valid_time import EntriesAt as EntriesAt
 from dagster_adjunct.assets.reading.valid_time import EntriesOverTime as EntriesOverTime
+from dagster_adjunct.assets.reading.verification import VerifyReport as VerifyReport
 from dagster_adjunct.assets.reading.version_reader import Validity as Validity
 from dagster_adjunct.assets.versions.actions import HistoryEntry as HistoryEntry
 from dagster_adjunct.assets.versions.leases import Lease as Lease

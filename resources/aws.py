@@ -128,9 +128,10 @@ def new_session(
     plain = [first]  # its parsed configuration is used once: files may have changed later
 
     def find() -> Credentials | None:
-        chain = (
-            plain.pop() if plain else _plain_session(profile).get_component("credential_provider")
-        )
+        if plain:
+            chain = plain.pop()
+        else:
+            chain = _plain_session(profile).get_component("credential_provider")
         found: Credentials | None = chain.load_credentials()
         return found
 

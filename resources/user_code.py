@@ -136,9 +136,9 @@ def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) ->
 def truncate_text(text: str) -> str:
     """Return the first line of a text, at most 80 characters of it."""
     line = text.splitlines()[0] if text else ""
-    return (
-        line if len(line) <= MAX_VALUE_CHARS and line == text else f"{line[: MAX_VALUE_CHARS - 1]}…"
-    )
+    if len(line) <= MAX_VALUE_CHARS and line == text:
+        return line
+    return f"{line[: MAX_VALUE_CHARS - 1]}…"
 
 
 def definition_line(function: object) -> CodeLine | None:
@@ -147,9 +147,10 @@ def definition_line(function: object) -> CodeLine | None:
     """
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
-    called = (
-        function if hasattr(function, "__code__") else getattr_static(function, "__call__", None)
-    )
+    if hasattr(function, "__code__"):
+        called = function
+    else:
+        called = getattr_static(function, "__call__", None)
     code = getattr(called, "__code__", None)
     return None if code is None else _innermost([(code.co_filename, code.co_firstlineno)])
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration import envelopes
+from dagster_adjunct.assets.declaration import envelope_values
 from dagster_adjunct.assets.declaration.change_formats import KEPT, PROBLEM, SNAPSHOT, path_column
 from dagster_adjunct.assets.declaration.change_values import (
     NO_PATH,
@@ -33,7 +33,7 @@ from dagster_adjunct.assets.declaration.change_values import (
     unavailable_reason,
     unknown_operation_column,
 )
-from dagster_adjunct.assets.declaration.envelopes import DATE_TYPES, DebeziumEnvelope, Envelope
+from dagster_adjunct.assets.declaration.envelope_values import DATE_TYPES, Envelope
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, quote_name
@@ -54,7 +54,7 @@ def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> Dat
     can't be read.
     """
     if declared.format == "avro":
-        records = envelopes.with_avro_as_json(
+        records = envelope_values.with_avro_as_json(
             records, declared.value, declared.schemas, (TEXT, UNREAD), what
         )
     else:
@@ -258,7 +258,7 @@ def decode_envelopes(
     )
 
 
-def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
+def read_transactions(declared: Envelope, records: DataFrame, what: str) -> DataFrame:
     """Return the transaction of each record that is not a tombstone.
 
     The columns are META, `transaction` (its id, or null), `number` (the change's among those of its
@@ -284,8 +284,8 @@ def _fields_to_parse(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
     source = [text for path, text in texts.items() if path.startswith("source.")]
     fields = [
         "op:string",
-        f"after:{envelopes.raw_row_type(schema)}",
-        f"before:{envelopes.raw_row_type(old)}",
+        f"after:{envelope_values.raw_row_type(schema)}",
+        f"before:{envelope_values.raw_row_type(old)}",
     ]
     fields += [text for path, text in texts.items() if not path.startswith("source.")]
     return ",".join([*fields, *([f"source:struct<{','.join(source)}>"] if source else [])])
@@ -341,7 +341,7 @@ def _converted_row(declared: Envelope, schema: Schema, raw: str) -> Column:
     missing row, are null.
     """
     values = [
-        envelopes.convert_value(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(
+        envelope_values.convert_value(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(
             field.name
         )
         for field in schema.fields
@@ -473,7 +473,7 @@ def _missing_reasons(
             F.lit("' in another case"),
         )
     ]
-    rules = envelopes.missing_rules(declared)
+    rules = envelope_values.missing_rules(declared)
     required = [name for name in schema.names if rules.get(name) == "refuse" and name not in key]
     if required:
         lacking = F.get(
@@ -614,7 +614,7 @@ def _misfit_reason(field: Field, sent: Column) -> Column:
 
 def _check_value(declared: Envelope, field: Field, raw: str, converted: str) -> Column:
     value = F.col(raw)[field.name]
-    sent = envelopes.raw_value_text(field, value)
+    sent = envelope_values.raw_value_text(field, value)
     reason = _misfit_reason(field, sent)
     if field.type in ("float", "double"):
         reason = F.lit(f"column {field.name!r} is a number too large for {field.type}")
@@ -622,14 +622,15 @@ def _check_value(declared: Envelope, field: Field, raw: str, converted: str) -> 
         reason = F.concat(
             reason,
             F.when(
-                envelopes.convert_date(declared, field, value).isNotNull(), F.lit(f": {YEARS}")
+                envelope_values.convert_date(declared, field, value).isNotNull(),
+                F.lit(f": {YEARS}"),
             ).otherwise(""),
         )
     if field.type == "timestamp" and declared.timestamps is None:
         reason = F.concat(
             reason,
             F.when(
-                envelopes.is_whole_number(value), F.lit("; timestamps= says what it counts")
+                envelope_values.is_whole_number(value), F.lit("; timestamps= says what it counts")
             ).otherwise(""),
         )
     return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), reason)
@@ -705,7 +706,7 @@ def _kept(declared: Envelope, schema: Schema) -> Column:
     the unavailable ones.
     """
     kept = F.col(_UNAVAILABLE)
-    rules = envelopes.missing_rules(declared)
+    rules = envelope_values.missing_rules(declared)
     keeping = [name for name in schema.names if rules.get(name) == "keep"]
     if keeping:
         row = F.when(

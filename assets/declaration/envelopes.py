@@ -1,171 +1,34 @@
 """The declarations of Debezium's and Maxwell's envelopes (the row before and after a change, the
-operation, and its position in the source), and the conversion of their values.
+operation, and its position in the source).
 
 `envelope_parser.py` parses records by this declaration.
 """
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import io
 import json
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
-from uuid import UUID
 
 from dagster_adjunct.assets.declaration.change_formats import DecodeOptions
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
-from dagster_adjunct.resources.common import import_package, split_stream_name
+from dagster_adjunct.assets.declaration.envelope_values import (
+    AvroSchemas,
+    Envelope,
+    MissingRules,
+    missing_rules,
+)
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
-from dagster_adjunct.resources.schemas.values import DAYS, MICROS
-from dagster_adjunct.resources.spark.tasks import convert_in_tasks
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-
-Schemas = Mapping[int | None, str]
-_ANY_SCALE = (  # Debezium's Avro record for decimals, each with a scale of its own
-    "VariableScaleDecimal"
-)
-_HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
-# What fastavro raises for bytes that do not match the schema.
-_UNREADABLE = (
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    MemoryError,
-    AttributeError,
-    OSError,
-)
-
-
-def with_avro_as_json(
-    records: DataFrame, value: str, schemas: Schemas, names: tuple[str, str], what: str
-) -> DataFrame:
-    """Return the records with the columns `names` added: the Avro value as JSON, and why it can't
-    be read, or null.
-
-    Both are null for a null value. Raises ConfigurationError without fastavro, or for an invalid
-    schema.
-    """
-    avro_readers(schemas, what)  # fail here instead of in every task
-    given = records.columns
-    read = partial(_read, index=given.index(value), schemas=schemas, what=what)
-    columns = [(field.name, field.dataType.simpleString()) for field in records.schema.fields]
-    return convert_in_tasks(records, read, [*columns, *((name, "string") for name in names)])
-
-
-def _read(
-    batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what: str
-) -> Iterator[pa.RecordBatch]:
-    by_id = avro_readers(schemas, what)
-    for batch in batches:
-        converted = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]
-        columns = [
-            *batch.columns,
-            *(pa.array([pair[side] for pair in converted], pa.string()) for side in (0, 1)),
-        ]
-        yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
-
-
-def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
-    """Return, by schema id, the function that decodes a value; by None if values have no id.
-
-    Raises ConfigurationError without fastavro, or for an invalid schema.
-    """
-    fastavro = import_package(f"{what}: the Avro of its changes", "fastavro", "avro")
-    invalid = (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType)
-
-    def reader(text: str, which: int | None) -> Callable[[bytes], Any]:
-        try:
-            parsed = fastavro.parse_schema(json.loads(text))
-        except (*invalid, LookupError, TypeError, ValueError) as error:
-            name = "avro_schema" if which is None else f"avro_schema {which}"
-            problem = f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}."
-            step = "Copy it from the schema registry or the .avsc file."
-            raise ConfigurationError(problem, step, argument="avro_schema") from error
-
-        any_scale = _ANY_SCALE in text
-
-        def read(data: bytes) -> Any:
-            source = io.BytesIO(data)
-            value = fastavro.schemaless_reader(source, parsed, None)
-            if rest := len(data) - source.tell():
-                raise ValueError(f"{rest} bytes are left over")
-            return _with_variable_decimals(value) if any_scale else value
-
-        return read
-
-    return {which: reader(text, which) for which, text in schemas.items()}
-
-
-def json_from_avro(
-    data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]
-) -> tuple[str | None, str | None]:
-    """Return (the Avro value as JSON, None), or (None, why it can't be read); two Nones for a
-    null value.
-    """
-    if data is None:
-        return None, None
-    read = by_id.get(None)
-    if read is None:
-        if len(data) < _HEADER.size or data[0] != 0:
-            return None, f"not Avro with a schema id: it begins with {data[:5].hex() or 'nothing'}"
-        number = _HEADER.unpack_from(data)[1]
-        read = by_id.get(number)
-        data = data[_HEADER.size :]
-        if read is None:
-            known = ", ".join(map(str, sorted(filter(None, by_id)))) or "none"
-            return None, f"the Avro schema {number} is not declared: avro_schema has {known}"
-    try:
-        return json.dumps(read(data), default=_json_default, ensure_ascii=False), None
-    except _UNREADABLE as error:
-        return None, f"not Avro of the declared schema: {type(error).__name__}: {error}"[:200]
-
-
-def _with_variable_decimals(value: Any) -> Any:
-    """Return a value with Debezium's VariableScaleDecimal (a `numeric` without precision)
-    converted to decimals.
-    """
-    if isinstance(value, list):
-        return [_with_variable_decimals(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"scale", "value"} and isinstance(value["value"], bytes):
-        number = int.from_bytes(value["value"], "big", signed=True)
-        return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -value["scale"]))
-    return {name: _with_variable_decimals(item) for name, item in value.items()}
-
-
-def _json_default(value: Any) -> str:
-    """Return the string that Debezium writes for a value that JSON can't represent."""
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, bytes | bytearray):
-        return base64.b64encode(value).decode()
-    if isinstance(value, dt.datetime | dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+    from pyspark.sql import DataFrame
 
 
 _ENVELOPE = "a Debezium envelope"
-AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
-MissingRule = Literal["refuse", "null", "keep"]
-MissingRules = MissingRule | Mapping[str, MissingRule] | tuple[tuple[str, MissingRule], ...]
-"""What a missing column means: for all columns, or by column, the others being refused."""
 
 
 class EnvelopeFormat:
@@ -211,7 +74,9 @@ class EnvelopeFormat:
     def decode(
         self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
     ) -> DataFrame:
-        from dagster_adjunct.assets.declaration.envelope_parser import decode_envelopes
+        from dagster_adjunct.assets.declaration.envelope_parser import (
+            decode_envelopes,  # when needed
+        )
 
         return decode_envelopes(cast(Envelope, self), records, schema, what, **asked)
 
@@ -372,16 +237,6 @@ def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
     object.__setattr__(form, "on_missing", tuple(sorted(rules.items())))
 
 
-def missing_rules(form: DebeziumEnvelope | MaxwellEnvelope) -> dict[str, MissingRule]:
-    """Return, by column of the rows, what it means if a change lacks it."""
-    names = Schema.from_ddl(form.columns, form.name).names
-    given = form.on_missing
-    rules: dict[str, MissingRule] = dict.fromkeys(names, "refuse")
-    if given == "default":  # of an envelope that is being made
-        return rules
-    return dict.fromkeys(names, given) if isinstance(given, str) else rules | dict(given)
-
-
 def _check_avro(text: str, which: str) -> None:
     try:
         json.loads(text)
@@ -431,151 +286,6 @@ def _avro_row_columns(schema: Any) -> set[str] | None:
                     if isinstance(field, Mapping) and "name" in field
                 }
     return None
-
-
-_DATE = r"^\d{4}-\d\d-\d\d$"
-_ISO = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d(:?\d\d)?)$"
-_LAST_DAY = 9_999_999  # far beyond the year 9999, but within the range of a date
-_EXACT_DIGITS = 15
-_SCALES = 16_383  # PostgreSQL's
-DATE_TYPES = ("date", "timestamp")
-_VARIANTS = (*DATE_TYPES, "boolean")
-_FLOATS = ("float", "double")
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-
-
-def raw_row_type(schema: Schema) -> str:
-    """Return the type to parse a row with: numbers as such, types with several encodings as
-    variant, else strings.
-    """
-    types = (
-        dict.fromkeys(_INTEGERS, "bigint")
-        | dict.fromkeys(_FLOATS, "double")
-        | dict.fromkeys(_VARIANTS, "variant")
-    )
-    columns = [
-        f"{quote_name(field.name)}:{types.get(field.type, 'string')}" for field in schema.fields
-    ]
-    return f"struct<{','.join(columns)}>"
-
-
-def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
-    """Return a value with its declared type, null where it does not fit; `text` is the whole
-    JSON.
-    """
-    if field.type in _INTEGERS:
-        return raw.try_cast(field.type)
-    if field.type in _FLOATS:
-        value = raw.cast(field.type)
-        infinity = F.lit(float("inf"))
-        # An infinite value of JSON, which has no infinity, is a number that is too large. Avro has
-        # infinity.
-        sent = F.lit(False) if declared.format == "json" else F.abs(raw) == infinity
-        return F.when((F.abs(value) != infinity) | sent, value)
-    if field.type in DATE_TYPES:
-        value = convert_date(declared, field, raw)
-        count, ends = (
-            (F.unix_date(value), DAYS) if field.type == "date" else (F.unix_micros(value), MICROS)
-        )
-        return F.when(count.between(*ends), value)
-    if field.type == "boolean":
-        # MySQL stores booleans as TINYINT(1), 0 or 1.
-        number = F.when(is_whole_number(raw), raw_value_text(field, raw))
-        sent = F.when(F.schema_of_variant(raw) == "BOOLEAN", F.try_variant_get(raw, "$", "boolean"))
-        return F.coalesce(sent, F.when(number.isin("0", "1"), number == "1"))
-    if field.type == "binary":
-        return F.try_to_binary(raw, F.lit("base64"))
-    if field.type.startswith("decimal"):
-        return _decimal(declared, field, raw, text)
-    return raw
-
-
-def raw_value_text(field: Field, raw: Column) -> Column:
-    """Return a value as errors show it."""
-    return F.try_variant_get(raw, "$", "string") if field.type in _VARIANTS else raw.cast("string")
-
-
-def is_whole_number(raw: Column) -> Column:
-    """Return whether a JSON value is a whole number, and not a string."""
-    return F.schema_of_variant(raw) == "BIGINT"
-
-
-def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
-    """Return the date or timestamp that the field declares, null if the value is none; its year
-    may be out of range.
-    """
-    text = raw_value_text(field, raw)
-    number = F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint"))
-    if field.type == "date":
-        days = F.when(F.abs(number) <= _LAST_DAY, F.date_from_unix_date(number.try_cast("int")))
-        return F.coalesce(days, F.when(text.rlike(_DATE), text.try_cast("date")))
-    written = F.when(text.rlike(_ISO), text.try_cast("timestamp"))
-    if declared.timestamps is None:
-        return written
-    factor = F.lit(1000 if declared.timestamps == "millis" else 1)
-    return F.coalesce(F.timestamp_micros(F.try_multiply(number, factor)), written)
-
-
-def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Column:
-    """Return a decimal exactly as it was sent, else null: JSON numbers with many digits have
-    been rounded by now.
-    """
-    scale = int(field.type.rstrip(")").split(",")[1])
-    fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
-    if declared.format == "json" and declared.decimals == "precise":
-        raw = F.udf(_plain_decimals(scale), "string", useArrow=True)(raw)
-        return F.when(raw.rlike(rf"^-?\d+{fraction}$"), raw.try_cast(field.type))
-    plain = raw.rlike(rf"^[+-]?\d+{fraction}$")
-    digits = F.length(F.regexp_replace(raw, r"[^\d]", ""))
-    quoted = F.instr(text, F.concat(F.lit('"'), raw, F.lit('"'))) > 0
-    exact = (digits <= _EXACT_DIGITS) | ~raw.contains(".") | quoted
-    return F.when(plain & exact, raw.try_cast(field.type))
-
-
-def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own decorator has no types either
-    def plain(text: str | None) -> str | None:
-        if text is None:
-            return None
-        if text.startswith("{"):
-            return decimal_from_variable_scale(text)
-        return decimal_from_unscaled(text, scale)
-
-    return plain
-
-
-def decimal_from_variable_scale(text: str) -> str | None:
-    """Return the decimal for `{"scale": 2, "value": base64}`, None for any other text.
-
-    Debezium sends it for a `numeric` without precision, whose values each have their own scale.
-    """
-    try:
-        parts = json.loads(text)
-        scale = parts["scale"]
-        value = parts["value"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    if (
-        len(parts) != 2
-        or type(scale) is not int
-        or not isinstance(value, str)
-        or not -_SCALES <= scale <= _SCALES
-    ):
-        return None
-    plain = decimal_from_unscaled(value, max(scale, 0))
-    return plain if plain is None or scale >= 0 or plain.strip("-") == "0" else plain + "0" * -scale
-
-
-def decimal_from_unscaled(text: str, scale: int) -> str | None:
-    """Return the decimal for base64 of a big-endian, unscaled number, None for any other text."""
-    try:
-        number = int.from_bytes(base64.b64decode(text, validate=True), "big", signed=True)
-    except ValueError:
-        return None
-    if not text:
-        return None
-    digits = str(abs(number)).zfill(scale + 1)
-    sign = "-" if number < 0 else ""
-    return f"{sign}{digits[:-scale]}.{digits[-scale:]}" if scale else f"{sign}{digits}"
 
 
 _MAXWELL = "a Maxwell envelope"
@@ -633,6 +343,3 @@ class MaxwellEnvelope(EnvelopeFormat):
         table = "" if self.table is None else f" of {self.table}"
         missing = "" if self.on_missing == "refuse" else f", on_missing={self.on_missing!r}"
         return f"Maxwell envelopes{table} ({self.columns}){missing}"
-
-
-Envelope = DebeziumEnvelope | MaxwellEnvelope

@@ -41,14 +41,19 @@ if TYPE_CHECKING:
     import psycopg
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-
 Position = Mapping[Any, str | int] | tuple[tuple[str, str], ...]
 """The next offset of each partition, which is named in full ("lake.accounts.0") or by its
 number.
 """
 _POSITION_FILE = "position.json"
 OR_FUNCTION = "a function that returns it"
+
+
+class Named(Protocol):
+    """A dataset: errors have its name."""
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +77,15 @@ class InitialLoad(Protocol):
 
     def load(
         self,
-        spec: AdjunctDataset,
+        spec: Any,
         schema: Schema,
         ssps: tuple[SystemStreamPartition, ...],
         spark: SparkSession,
     ) -> Snapshot:
         """Return the table and the position at which its stream continues.
 
-        `schema` are the dataset's columns, `ssps` the partitions of its stream.
+        `spec` is the `AdjunctDataset`, `schema` are its columns, `ssps` the partitions of its
+        stream.
 
         A change in the snapshot may be repeated on the stream, but none may be missing from both.
         """
@@ -119,7 +125,7 @@ class ParquetSnapshot:
 
     def load(
         self,
-        spec: AdjunctDataset,
+        spec: Named,
         schema: Schema,
         ssps: tuple[SystemStreamPartition, ...],
         spark: SparkSession,
@@ -140,7 +146,7 @@ class ParquetSnapshot:
     def _is_file(self) -> bool:
         return self.url.endswith(".parquet")
 
-    def _recorded(self, spec: AdjunctDataset, what: str, spark: SparkSession) -> Position:
+    def _recorded(self, spec: Named, what: str, spark: SparkSession) -> Position:
         folder = self.url.rpartition("/")[0] if self._is_file else self.url.rstrip("/")
         place = f"{folder}/{self.position}" if folder else str(self.position)
         rows = _translate_read_errors(
@@ -188,7 +194,7 @@ class QuerySnapshot:
 
     def load(
         self,
-        spec: AdjunctDataset,
+        spec: Named,
         schema: Schema,
         ssps: tuple[SystemStreamPartition, ...],
         spark: SparkSession,
@@ -209,7 +215,7 @@ class QuerySnapshot:
 
 
 def resolve_position(
-    spec: AdjunctDataset, what: str, given: Any, ssps: Iterable[SystemStreamPartition]
+    spec: Named, what: str, given: Any, ssps: Iterable[SystemStreamPartition]
 ) -> dict[SystemStreamPartition, str]:
     """Return the next offset of every partition in `ssps`, from `given`, a mapping or pairs
     (partition, offset).
@@ -242,7 +248,7 @@ def resolve_position(
     return offsets
 
 
-def _given_position(spec: AdjunctDataset, what: str, position: Any) -> Any:
+def _given_position(spec: Named, what: str, position: Any) -> Any:
     """Return the declared position, or what the declared function returns."""
     if callable(position):
         return call_user_function(spec, what, "position function", position)
@@ -256,9 +262,7 @@ _CONNECTION_ERRORS = {
 }  # the last one is that of PEP 249
 
 
-def call_user_function(
-    spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]
-) -> Any:
+def call_user_function(spec: Named, what: str, function: str, call: Callable[[], Any]) -> Any:
     """Return the result of a user's function. Raises DatasetError for its errors; an AdjunctError
     propagates.
 
@@ -324,7 +328,7 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
 
 
 def run_query(
-    spec: AdjunctDataset, what: str, spark: SparkSession, query: str | Callable[[], object]
+    spec: Named, what: str, spark: SparkSession, query: str | Callable[[], object]
 ) -> DataFrame:
     """Return the result of SQL, or of a function, as a Spark frame. Raises DatasetError."""
     if callable(query):
@@ -340,7 +344,7 @@ def run_query(
     return frame
 
 
-def _translate_read_errors(spec: AdjunctDataset, what: str, read: Callable[[], Any]) -> Any:
+def _translate_read_errors(spec: Named, what: str, read: Callable[[], Any]) -> Any:
     from pyspark.errors import PySparkException
 
     try:
@@ -402,7 +406,7 @@ class PostgresSnapshot:
 
     def load(
         self,
-        spec: AdjunctDataset,
+        spec: Named,
         schema: Schema,
         ssps: tuple[SystemStreamPartition, ...],
         spark: SparkSession,
@@ -429,7 +433,7 @@ class PostgresSnapshot:
         return f"PostgreSQL query ({self.query})"
 
     def _recorded(
-        self, connection: psycopg.Connection[Any], spec: AdjunctDataset, what: str, place: str
+        self, connection: psycopg.Connection[Any], spec: Named, what: str, place: str
     ) -> list[tuple[Any, Any]]:
         import psycopg
 
@@ -453,7 +457,7 @@ class PostgresSnapshot:
     def _read(
         self,
         connection: psycopg.Connection[Any],
-        spec: AdjunctDataset,
+        spec: Named,
         schema: Schema,
         what: str,
         place: str,

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.exchange.handover import must_be_masked, read_files, stream_view
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
-from dagster_adjunct.assets.reading.superseded import read_entries
-from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
 from dagster_adjunct.resources.common import import_package
 from dagster_adjunct.resources.errors import (
     ConfigurationError,

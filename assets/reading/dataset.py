@@ -18,13 +18,13 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key, is_out_of_range
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
-from dagster_adjunct.assets.reading.stored_file import VerifyReport, verify_version
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
     VersionOperations,
     current_readers,
 )
 from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.verification import VerifyReport, verify_version
 from dagster_adjunct.assets.reading.version_reader import (
     Entry,
     Validity,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
-from dagster_adjunct.assets.reading.superseded import key_codes, read_entries
-from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.superseded import key_codes
+from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError

@@ -40,8 +40,6 @@ from dagster_adjunct.resources.spark.in_process import identify_session
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from dagster_adjunct.assets.reading.version_reader import VersionReader
-
 FEWEST_ROWS = 200_000
 """Versions with fewer stored rows have no mask: merging them by key costs about as little as
 looking for one.
@@ -53,22 +51,6 @@ _MAX_SESSIONS = 4  # of Spark, whose frames a mask keeps
 _making = threading.Lock()
 _CODES = 2**62
 _DIGEST = hashlib.sha256().digest_size
-
-
-def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:
-    """Return the entries of one bucket, or of all (None), with the columns that users see and
-    deltas merged.
-
-    Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False
-    where buckets are read in parallel. Raises ManifestMismatchError for a file that is missing or
-    damaged or differs from the manifest.
-    """
-    sealed = view.sealed
-    rows, generation = read_stored_rows(view.store, view.dataset, sealed, bucket, threads=threads)
-    if rows.num_rows and sealed.positioned:
-        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
-        rows = rows if kept.all() else rows.filter(kept)
-    return rows.select(sealed.columns.names)
 
 
 def read_stored_rows(

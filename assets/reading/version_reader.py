@@ -35,7 +35,13 @@ from dagster_adjunct.assets.reading.key_lookup import (
     coerce_key,
     end_of_prefix,
 )
-from dagster_adjunct.assets.reading.superseded import Mask, can_have_mask, read_mask
+from dagster_adjunct.assets.reading.superseded import (
+    Mask,
+    can_have_mask,
+    kept_rows,
+    read_mask,
+    read_stored_rows,
+)
 from dagster_adjunct.assets.versions.version import (
     POSITION,
     TOMBSTONE,
@@ -57,7 +63,7 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import (
     Field,
@@ -739,3 +745,19 @@ _SORTED_ROWS = 2_000_000
 """With history and up to this many rows, each bucket is merged by sorting, which needs no job
 before the scan.
 """
+
+
+def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:
+    """Return the entries of one bucket, or of all (None), with the columns that users see and
+    deltas merged.
+
+    Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False
+    where buckets are read in parallel. Raises ManifestMismatchError for a file that is missing or
+    damaged or differs from the manifest.
+    """
+    sealed = view.sealed
+    rows, generation = read_stored_rows(view.store, view.dataset, sealed, bucket, threads=threads)
+    if rows.num_rows and sealed.positioned:
+        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
+        rows = rows if kept.all() else rows.filter(kept)
+    return rows.select(sealed.columns.names)

@@ -76,7 +76,7 @@ from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.assets.unbounded.rewind import ActiveRewind
+    from dagster_adjunct.assets.unbounded.rewind_plan import ActiveRewind
 
 
 def list_change_spark_needs(source: OpenedStream) -> list[str]:

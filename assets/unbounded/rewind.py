@@ -17,11 +17,11 @@ are late unless the table holds their key.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, offsets_by_partition
+from dagster_adjunct.assets.sources.entries import OpenedStream, offsets_by_partition
 from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.commit import Advance
@@ -34,13 +34,13 @@ from dagster_adjunct.assets.unbounded.recovery import (
     require_complete_stream,
     require_ordered_keys,
 )
+from dagster_adjunct.assets.unbounded.rewind_plan import ActiveRewind, PartitionRewind, RewindPlan
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import Decision, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.startpoint import (
@@ -57,105 +57,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveRewind:
-    """A rewind in progress. `ids` are those of its startpoints, by partition.
-
-    `forced` leaves out late changes, or sends them to the dead letters, instead of raising
-    DatasetError.
-    """
-
-    plan: RewindPlan
-    ids: dict[str, str]
-    reason: str
-    forced: bool
-
-    @property
-    def ranges(self) -> Ranges:
-        """The ranges to read again."""
-        rewound = (partition for partition in self.plan.partitions if partition.again)
-        return {partition.ssp: (partition.start, str(partition.taken)) for partition in rewound}
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """The values that distinguish this rewind from others: its startpoints and ranges."""
-        return sorted(self.ids.items()), sorted(
-            (str(ssp), span) for ssp, span in self.ranges.items()
-        )
-
-    def record_in_manifest(
-        self, after: UnboundedManifest, system: StreamSystem
-    ) -> UnboundedManifest:
-        """Return the manifest `after` the changes, with what this rewind did.
-
-        It has applied its startpoints, has read from earlier offsets on, and has skipped to later
-        ones.
-        """
-        bootstrap = after.bootstrap
-        begins = dict(bootstrap.start)
-        offsets = dict(after.offsets)
-        for partition in self.plan.partitions:
-            name = str(partition.ssp)
-            if partition.skipped:
-                offsets[name] = partition.start
-            elif partition.again and system.compare(partition.start, begins[name]) < 0:
-                begins[name] = partition.start
-        return after.after(
-            offsets=offsets,
-            bootstrap=bootstrap.model_copy(update={"start": begins}),
-            applied=after.with_applied(self.ids),
-            change=Change(action="rewind", reason=self.reason),
-        )
-
-
 Positions = Mapping[SystemStreamPartition, Startpoint]
 Force = bool | Collection[SystemStreamPartition]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRewind:
-    """The effect of a startpoint in one partition. The startpoint stands for the offset `start`.
-
-    `taken` is the next offset that the table would read without it, None without a table. `again`
-    counts the offsets to apply again (in a rebuild, to read), `skipped` those that would never be
-    read.
-    """
-
-    ssp: SystemStreamPartition
-    startpoint: str
-    taken: str | None
-    start: str
-    again: int = 0
-    skipped: int = 0
-
-    def summary(self) -> str:
-        """Return the effect in one line."""
-        taken = "there is no table yet" if self.taken is None else f"read up to {self.taken}"
-        counts = [f"{self.again:,} offsets again"] if self.again else []
-        counts += [f"{self.skipped:,} offsets never"] if self.skipped else []
-        at = f"{self.ssp}: {self.startpoint}: starts at {self.start}"
-        return f"{at}, {taken}: {', '.join(counts) or 'nothing to apply'}"
-
-
-@dataclass(frozen=True, slots=True)
-class RewindPlan(Report):
-    """The effect of startpoints on a dataset's table; the action "applied" says that all were
-    applied before.
-
-    `refusal` is the error with which a rewind would reject them, None if it would not. Late changes
-    of a table that is ordered by a column are found only when they are read.
-    """
-
-    dataset: str
-    action: Literal["rebuild", "rewind", "applied"]
-    partitions: tuple[PartitionRewind, ...] = ()
-    refusal: errors.DatasetError | None = None
-
-    def summary(self) -> str:
-        """Return the plan in a few lines, one a partition."""
-        lines = [f"dataset {self.dataset}: {'refused' if self.refusal else self.action}"]
-        lines += [f"  {partition.summary()}" for partition in self.partitions]
-        return "\n".join([*lines, *([f"  {self.refusal}"] if self.refusal else [])])
 
 
 @validated

@@ -39,11 +39,12 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_count,
 )
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.records import (
+    BroadcastInput,
     DefaultOffset,
     Input,
+    InputSpec,
     OnLost,
     check_task_column,
 )
@@ -60,7 +61,7 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
 
 T = TypeVar("T")
@@ -166,7 +167,7 @@ class Application:
         self.startpoints_expire_after = startpoints_expire_after
         self.log_retention = log_retention
         self._graph = OperatorGraph(self.name)
-        self._inputs: dict[str, Input] = {}
+        self._inputs: dict[str, InputSpec] = {}
         self._outputs: dict[str, OutputStream] = {}
         self._datasets: dict[str, DatasetHandle] = {}
         self._tables: dict[str, AnyTable] = {}
@@ -208,11 +209,14 @@ class Application:
         """
         time = build_event_time(name, event_time, delay, idle_after, max_watermark_lag)
         split_stream_name(name)
-        task = None if broadcast is False else "task" if broadcast is True else broadcast
-        if task is not None:
+        spec: InputSpec
+        if broadcast is False:
+            spec = Input(name, default_offset, reset_offset, on_lost, time)
+        else:
+            task = "task" if broadcast is True else broadcast
             found = f"input stream {name!r} has broadcast={broadcast!r}"
             check_task_column(task, found, argument="broadcast", stream=name)
-        spec = Input(name, default_offset, reset_offset, on_lost, task, time)
+            spec = BroadcastInput(name, default_offset, reset_offset, on_lost, time, task=task)
         if name in self._inputs:
             problem = f"application {self.name!r} declares the input stream {name!r} twice."
             step = "Keep what the first input_stream() returned, and use it in both places."
@@ -332,7 +336,7 @@ class Application:
         return self._declared(self._graph.operators, "operator", operator_id)
 
     @property
-    def inputs(self) -> Mapping[str, Input]:
+    def inputs(self) -> Mapping[str, InputSpec]:
         """The operators that read input streams, by the name of the stream."""
         return MappingProxyType(self._inputs)
 
@@ -453,11 +457,10 @@ def load_application(reference: str) -> Application:
         names = sorted(
             name for name, value in vars(module).items() if isinstance(value, Application)
         )
-        found = (
-            f"is {type(application).__name__}, not an Application"
-            if hasattr(module, attribute)
-            else "is not there"
-        )
+        if hasattr(module, attribute):
+            found = f"is {type(application).__name__}, not an Application"
+        else:
+            found = "is not there"
         problem = f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}."
         raise ConfigurationError(problem, "Correct the name after the colon.", module=module_name)
     return application

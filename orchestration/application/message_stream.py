@@ -21,18 +21,18 @@ from dagster_adjunct.orchestration.application.graph import (
 )
 from dagster_adjunct.orchestration.operators import records, sends
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
+from dagster_adjunct.orchestration.operators.calls import RecordFunction, SinkFunction
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.dead_letters import SendDeadLetters
-from dagster_adjunct.orchestration.operators.event_time import LateRecords
 from dagster_adjunct.orchestration.operators.functions import (
-    RecordFunction,
     build_flat_map,
     validate_record_function,
 )
-from dagster_adjunct.orchestration.operators.joins import How, Join, JoinFunction, On, build_join
+from dagster_adjunct.orchestration.operators.joins import Join, JoinFunction, On, build_join
 from dagster_adjunct.orchestration.operators.lookup_join import build_lookup_join
-from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
-from dagster_adjunct.orchestration.operators.sends import SinkFunction
+from dagster_adjunct.orchestration.operators.lookups import AsOf, BeforeHistory, How, OnNullTime
+from dagster_adjunct.orchestration.operators.made_records import LateRecords
+from dagster_adjunct.orchestration.operators.operator import Spec
 from dagster_adjunct.orchestration.operators.stream_join import (
     HowStreams,
     StreamJoin,
@@ -42,9 +42,9 @@ from dagster_adjunct.orchestration.operators.stream_join import (
 from dagster_adjunct.orchestration.operators.table_updates import (
     Expressions,
     SendToTable,
-    TableSend,
     build_update,
 )
+from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
@@ -568,11 +568,10 @@ class MessageStream:
         )
         what = f"update of {table.name} after {self.operator}"
         update = build_update(what, table.key, set, add, append, remove, if_missing)
-        contract = (
-            UpdateContract.UPDATE_ONLY
-            if if_missing is None
-            else UpdateContract.UPDATE_WITH_DEFAULTS
-        )
+        if if_missing is None:
+            contract = UpdateContract.UPDATE_ONLY
+        else:
+            contract = UpdateContract.UPDATE_WITH_DEFAULTS
         send = TableSend(table.name, contract, on_null_key, update, tuple(args), marks_as=marks_as)
         return self._send_to_table("update", table, send, dead_letters, at_most)
 

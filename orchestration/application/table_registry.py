@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.store import StoreTable
@@ -34,7 +33,7 @@ from dagster_adjunct.resources.tables.presence import (
     is_emptied,
     merge_presence,
 )
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 
 KIND = "table"
 _PRUNED_EVERY = (
@@ -242,11 +241,10 @@ class RegisteredTables:
 
         def decide(current: Commit | None) -> dict[str, Any] | None:
             known = _presence_in(current)
-            latest = (
-                known
-                if now is None or (known.exists and not now.exists)
-                else merge_presence(known, now)
-            )
+            if now is None or (known.exists and not now.exists):
+                latest = known
+            else:
+                latest = merge_presence(known, now)
             body = {**declaration, "presence": latest.to_dict() if latest.exists else None}
             return None if current is not None and current.body == body else body
 
@@ -311,9 +309,10 @@ async def _settings_notes(table: _Table) -> list[str]:
     Raises ConfigurationError if they make the conditions of its writes void.
     """
     remote = table.table
-    conditions = (
-        Conditions(remote.newest_by, remote.idempotent) if table.is_written else Conditions()
-    )
+    if table.is_written:
+        conditions = Conditions(remote.newest_by, remote.idempotent)
+    else:
+        conditions = Conditions()
     try:
         return await table.function.check_settings(
             conditions, fenced=table.is_written and remote.fenced

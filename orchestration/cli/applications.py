@@ -38,9 +38,9 @@ from dagster_adjunct.orchestration.planner.planner import (
 )
 from dagster_adjunct.orchestration.planner.render import describe_differences
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
+from dagster_adjunct.orchestration.step.dry_run import verify_plan
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import advance_datasets, run_application
-from dagster_adjunct.orchestration.step.verify_plan import verify_plan
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory

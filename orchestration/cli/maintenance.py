@@ -16,12 +16,12 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
-from dagster_adjunct.assets.reading.stored_file import verify_version
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
     list_datasets,
     open_stored_versions,
 )
+from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress

@@ -24,7 +24,8 @@ from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision, 
 from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.assets.versions.version import Verdict, VersionRef
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import find_output_joins, to_dagster_name
+from dagster_adjunct.orchestration.application.graph import to_dagster_name
+from dagster_adjunct.orchestration.application.lineage import find_output_joins
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, ValidatorError
 from dagster_adjunct.resources.objects.lake import Lake

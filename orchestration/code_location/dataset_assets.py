@@ -24,8 +24,9 @@ from dagster_adjunct.orchestration.code_location.dagster_internals import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION,
     UnresolvedAssetJobDefinition,
 )
+from dagster_adjunct.orchestration.code_location.op_work import run_work
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
-from dagster_adjunct.orchestration.code_location.submission import Host, run_work
+from dagster_adjunct.orchestration.code_location.submission import Host
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
 from dagster_adjunct.resources.objects.lake import Lake

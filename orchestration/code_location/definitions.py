@@ -18,15 +18,17 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
-    dataset_source,
     describe_partitions,
+    group_datasets,
+    is_advanced_by_partition,
+    to_dagster_name,
+)
+from dagster_adjunct.orchestration.application.lineage import (
+    dataset_source,
     find_lookup_tables,
     find_outputs,
     find_sources,
     find_unjoined_datasets,
-    group_datasets,
-    is_advanced_by_partition,
-    to_dagster_name,
 )
 from dagster_adjunct.orchestration.code_location import jobs, sensors
 from dagster_adjunct.orchestration.code_location.automation import (

@@ -19,8 +19,8 @@ from dagster_adjunct.assets.unbounded.progress import PartitionLag
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import OutputStream, dataset_source
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
+from dagster_adjunct.orchestration.application.graph import OutputStream
+from dagster_adjunct.orchestration.application.lineage import dataset_source
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnSources,
     LineageNode,
@@ -41,6 +41,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan

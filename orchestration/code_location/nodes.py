@@ -23,7 +23,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.plan import PlannedTable
+    from dagster_adjunct.orchestration.planner.planned import PlannedTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from dagster_adjunct.orchestration.batch_log.run_lease import Claim, validate_sp
 from dagster_adjunct.orchestration.code_location import checks, dataset_assets, metadata
 from dagster_adjunct.orchestration.code_location.dataset_assets import AssetEvent
 from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSION_KEY, RunOutputs
+from dagster_adjunct.orchestration.code_location.op_work import run_work
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
-from dagster_adjunct.orchestration.code_location.submission import Host, run_work
+from dagster_adjunct.orchestration.code_location.submission import Host
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.assets.exchange.handover import pyarrow_dataset, stream_view
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
-from dagster_adjunct.assets.reading.superseded import read_entries
+from dagster_adjunct.assets.reading.version_reader import read_entries
 from dagster_adjunct.orchestration.code_location.metadata import DATASET, STREAM
 from dagster_adjunct.orchestration.code_location.spark_services import (
     EmrCluster,

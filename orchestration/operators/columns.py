@@ -102,7 +102,10 @@ def ordinal_text(before: str | None, number: int) -> str:
     return digits if before is None else f"{before}/{digits}"
 
 
-RECORD, AT, STORED_BEHIND, EXPIRES = "record$", "at$", "behind$", "expires$"
+RECORD = "record$"
+AT = "at$"
+STORED_BEHIND = "behind$"
+EXPIRES = "expires$"
 """Of a stored row: a unique text of its record, which sorts by position; the record's EVENT_TIME
 and BEHIND; and the watermark from which the row is no longer needed."""
 STATE_COLUMNS = {RECORD: "string", **dict.fromkeys((AT, STORED_BEHIND, EXPIRES), "timestamp")}
@@ -242,7 +245,11 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
 
     Raises ConfigurationError for duplicate, empty and reserved names.
     """
-    names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    names: tuple[str, ...] = ()
+    if isinstance(value, str):
+        names = (value,)
+    elif value is not None:
+        names = tuple(value)
     for name in names:
         if not isinstance(name, str) or not name.strip() or name.startswith("__"):
             problem = (
@@ -282,11 +289,10 @@ def validate_partition_by(
 
     Raises ConfigurationError for a column that is not in the key.
     """
-    columns = (
-        key
-        if partition_by is None
-        else validate_column_names(f"{what}: partition_by=", partition_by)
-    )
+    if partition_by is None:
+        columns = key
+    else:
+        columns = validate_column_names(f"{what}: partition_by=", partition_by)
     if not columns or set(columns) - set(key):
         expected = (
             f"columns in {argument}= ({', '.join(key)}), so that all records of a key are in one"

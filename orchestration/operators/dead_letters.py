@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.operator import Exchange, Flow, PlanContext
 from dagster_adjunct.orchestration.operators.sends import OutputStreamSpec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnFacts, Columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 # The table that rejected a record, the operation ("put", "update", "delete"), its key and record as
 # JSON, the reason.
@@ -55,10 +51,10 @@ class SendDeadLetters(OutputStreamSpec):
     def written(self, arriving: Columns) -> Columns:
         return _DEAD_LETTERS
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        output = batch.app.outputs[self.stream]
-        letters = batch.refused_records(operator)
-        batch.send_dead_letters(
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        output = batch.planned.app.outputs[self.stream]
+        letters = batch.outputs.refused_records(operator)
+        batch.outputs.send_dead_letters(
             operator, letters, self.stream, key=output.key, partitions=output.partitions
         )
         return letters

@@ -8,38 +8,21 @@ that made it, and its ordinal is the same however often the batch is run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from dagster_adjunct.orchestration.operators.columns import (
-    BEHIND,
-    EVENT_TIME,
-    ORDINAL,
-    ORIGIN,
-    REPLAYED,
-    Names,
-    Types,
-    check_duration,
-    tie_breakers,
-)
-from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
-from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnFacts, Columns
+from dagster_adjunct.orchestration.operators.columns import Names, Types, check_duration
 from dagster_adjunct.resources.common import argument_error, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.sql.checking import check_expression, nondeterministic_parts
 from dagster_adjunct.resources.sql.expression import other_records_construct
-from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.streams.system import TIMESTAMP
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 ARRIVAL = TIMESTAMP
@@ -99,11 +82,10 @@ class EventTime:
         others = other_records_construct(self.expression)
         changing = nondeterministic_parts(self.expression, types or {})
         if others or changing:
-            effect = (
-                "depend on how records are cut into batches"
-                if others
-                else "change when the record is read again"
-            )
+            if others:
+                effect = "depend on how records are cut into batches"
+            else:
+                effect = "change when the record is read again"
             raise PlanningError(
                 f"{operator}: event_time={self.expression!r} uses {others or ', '.join(changing)}:"
                 f" a record's time must depend on the record alone, or it would {effect}.",
@@ -163,148 +145,13 @@ def build_event_time(
             raise ConfigurationError(problem, step, argument=name, stream=stream)
         return None
     if not event_time.strip():
-        found, expected = (
-            f"input stream {stream!r} has event_time={event_time!r}",
-            "a Spark SQL expression, or ARRIVAL",
-        )
+        found = f"input stream {stream!r} has event_time={event_time!r}"
+        expected = "a Spark SQL expression, or ARRIVAL"
         raise argument_error(found, expected, argument="event_time", stream=stream)
     for name, value in given.items():
         found = f"input stream {stream!r} has {name}"
         check_duration(value, found, argument=name, zero=name == "delay", stream=stream)
     return EventTime(event_time, delay, idle_after, max_lag)
-
-
-_WIDTH = 20
-# By default Spark omits nulls and truncates times to milliseconds.
-_JSON_OPTIONS = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
-
-
-def make_records(
-    frame: DataFrame,
-    batch: BatchContext,
-    *,
-    by: Sequence[str],
-    partitions: int,
-    ordinal: Column,
-    event_time: Column,
-    behind: Column | None = None,
-) -> DataFrame:
-    """Return the rows as records of this batch: with hidden columns, which give them new positions.
-
-    `by` are the columns that choose one of `partitions` partitions, `ordinal` is a text that is
-    unique in the batch. If the rows have a TOMBSTONE column, it is kept. `behind` becomes BEHIND
-    (see `hold_back_watermark`): the watermark that a late row is behind, null for others.
-    """
-    own = [named_column(name) for name in frame.columns if not name.startswith("__")]
-    place = (
-        F.pmod(F.hash(*[named_column(name) for name in by]), F.lit(partitions)) if by else F.lit(0)
-    )
-    return frame.select(
-        *own,
-        place.cast("int").alias(PARTITION),
-        F.lit(batch.number).cast("bigint").alias(OFFSET),
-        F.lit(batch.clock).cast("timestamp").alias(TIMESTAMP),
-        (F.col(TOMBSTONE) if TOMBSTONE in frame.columns else F.lit(False)).alias(TOMBSTONE),
-        F.lit(0).cast("int").alias(EPOCH),
-        ordinal.alias(ORDINAL),
-        event_time.cast("timestamp").alias(EVENT_TIME),
-        (F.lit(None) if behind is None else behind).cast("timestamp").alias(BEHIND),
-    )
-
-
-def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column:
-    """Return BEHIND of an operator's results: `behind` minus `by`, the delay that the operator adds
-    to watermarks.
-
-    `behind` is the watermark that the input record was behind, `micros` the event time of the
-    result in microseconds. The value is null for a result that is not below the delayed watermark.
-    The next operator decides by it whether the result is late, so that this does not depend on how
-    batches are cut.
-    """
-    mark = F.unix_micros(behind) - F.lit(by // timedelta(microseconds=1))
-    return F.when(micros < mark, F.timestamp_micros(mark))
-
-
-def to_json_object(columns: Sequence[Column]) -> Column:
-    """Return the text of a JSON object with these columns; it includes nulls, and times have
-    microseconds.
-    """
-    return F.to_json(F.struct(*columns), _JSON_OPTIONS)
-
-
-def stored_position_key(frame: DataFrame, batch: BatchContext) -> Column:
-    """Return `position_key` with the batch's number, as a unique key of records that are stored as
-    state.
-
-    Positions alone are not unique over batches: a recreated or repartitioned stream has other
-    records at the same ones.
-    """
-    return F.concat_ws("@", position_key(frame), F.lit(str(batch.number)))
-
-
-def position_key(frame: DataFrame) -> Column:
-    """Return a text for each record that is unique within the batch; sorted by it, records are
-    ordered by position.
-    """
-    numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
-    names = (*tie_breakers(frame.columns), *((ORIGIN,) if ORIGIN in frame.columns else ()))
-    return F.concat_ws(
-        ":", *numbers, *[F.coalesce(F.col(name).cast("string"), F.lit("")) for name in names]
-    )
-
-
-EXCLUSION = "__why"
-"""Why a stream join or window ignores a record: one of the reasons below; null for records that
-it uses.
-"""
-REPLAYED_REASON, DELETED, LATE, NULL_TIME, NULL_KEY = (
-    "again",
-    "tombstone",
-    "late",
-    "null time",
-    "null key",
-)
-_COUNTERS = {"late": LATE, "null_times": NULL_TIME, "null_keys": NULL_KEY, "again": REPLAYED_REASON}
-_COUNTERS |= {"tombstones": DELETED}
-
-
-def exclusion_column(
-    frame: DataFrame, keys: Sequence[str], null_time: Column, late: Column
-) -> Column:
-    """Return the values of EXCLUSION: the first reason to ignore each record, null for none.
-
-    `null_time` and `late` are conditions.
-    """
-    reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
-    null_key = reduce(or_, [named_column(name).isNull() for name in keys])
-    reasons += [
-        (F.col(TOMBSTONE), DELETED),
-        (null_time, NULL_TIME),
-        (null_key, NULL_KEY),
-        (late, LATE),
-    ]
-    return F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons])
-
-
-def exclusion_conditions() -> dict[str, Column]:
-    """Return a condition for each reason to ignore records, by the name of the counter that
-    counts them.
-    """
-    return {name: F.col(EXCLUSION) == why for name, why in _COUNTERS.items()}
-
-
-# The input that the record came from ("left" or "right" of a stream join, "" of a window), why it
-# was rejected ("late", "null time" or "null key"), its event time, and its columns as JSON.
-LATE_RECORD_COLUMNS = {
-    "side": "string",
-    "why": "string",
-    "event_time": "timestamp",
-    "record": "string",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,53 +165,3 @@ class Watermarks:
 
     before: datetime | None
     after: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class LateRecords(Spec):
-    """One record with LATE_RECORD_COLUMNS for each record that the stream join or window before
-    it rejected.
-    """
-
-    kind: ClassVar[str] = "late-records"
-    reads_late_records: ClassVar[bool] = True
-    assigns_positions: ClassVar[bool] = True
-
-    def summary(self) -> str:
-        return "records that arrived too late"
-
-    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        return Columns({name: ColumnFacts(kind) for name, kind in LATE_RECORD_COLUMNS.items()})
-
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return Flow(arriving[0].stream, (), UNKNOWN, context.operator)
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        late = batch.diverted_late_records(operator).select(
-            *LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND
-        )
-        ordinal, time, behind = map(F.col, ("__place", EVENT_TIME, BEHIND))
-        return make_records(
-            late, batch, by=(), partitions=1, ordinal=ordinal, event_time=time, behind=behind
-        )
-
-
-def to_late_records(
-    frame: DataFrame, why: Column, holds_back: timedelta, side: str = ""
-) -> DataFrame:
-    """Return rejected records in the form that `BatchContext.divert_late_records` takes; `why` is
-    the reason of each.
-
-    `holds_back` is the watermark delay of the operator that rejects them, `side` the input that
-    they came from.
-    """
-    own = [named_column(name) for name in frame.columns if not name.startswith("__")]
-    return frame.select(
-        F.lit(side).alias("side"),
-        why.alias("why"),
-        F.col(EVENT_TIME).alias("event_time"),
-        to_json_object(own).alias("record"),
-        F.concat_ws("/", F.lit(side), position_key(frame)).alias("__place"),
-        F.col(EVENT_TIME),
-        hold_back_watermark(F.col(BEHIND), F.unix_micros(EVENT_TIME), holds_back).alias(BEHIND),
-    )

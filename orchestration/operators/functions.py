@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
+from dagster_adjunct.orchestration.operators.calls import Record, RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
     function_label,
@@ -50,8 +52,6 @@ from dagster_adjunct.resources.user_code import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 def flow_after_function(
@@ -122,28 +122,7 @@ def pickle_function(
     return PickledFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
 
 
-Record: TypeAlias = "dict[str, Any]"
-RecordFunction: TypeAlias = Callable[..., Any]
 _ROWS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class RecordCall:
-    """How an operator calls a user's function: with a record, and with its entry if `entry` names a
-    column of entries.
-
-    The function returns a dictionary with the columns of `schema`, or None; with `several`, any
-    number of dictionaries. Errors contain the position of the record in its `stream`, but no values
-    of `sensitive` columns.
-    """
-
-    operator: str
-    function: RecordFunction
-    schema: Schema
-    several: bool = False
-    entry: str | None = None
-    stream: str | None = None
-    sensitive: frozenset[str] = frozenset()
 
 
 def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
@@ -221,11 +200,10 @@ def _process_batch(
     )
     records = batch.select([name for name in names if not name.startswith("__")]).to_pylist()
     entries = batch.column(call.entry).to_pylist() if call.entry else None
-    before = (
-        batch.column(ORDINAL).to_pylist()
-        if call.several and ORDINAL in names
-        else [None] * len(records)
-    )
+    if call.several and ORDINAL in names:
+        before = batch.column(ORDINAL).to_pylist()
+    else:
+        before = [None] * len(records)
     rows: list[int] = []
     ordinals: list[str] = []
     results: list[Record] = []
@@ -237,7 +215,9 @@ def _process_batch(
             results.append(result)
             if len(rows) == _ROWS:
                 yield _build_batch(batch, call, kept, rows, ordinals, results)
-                rows, ordinals, results = [], [], []
+                rows = []
+                ordinals = []
+                results = []
     if rows:
         yield _build_batch(batch, call, kept, rows, ordinals, results)
 
@@ -278,7 +258,8 @@ def _call_function(
 
     Errors contain the record and its position.
     """
-    label, names = function_label(call.function), call.schema.names
+    label = function_label(call.function)
+    names = call.schema.names
     try:
         given = call.function(*arguments)
         if given is None:
@@ -294,11 +275,10 @@ def _call_function(
             raise _result_error(call, problem, step, arguments[0], batch, row)
         for result in given if call.several else (given,):
             if not isinstance(result, Mapping) or set(result) != set(names):
-                columns = (
-                    "other columns"
-                    if call.sensitive
-                    else f"the columns {', '.join(map(str, result))}"
-                )
+                if call.sensitive:
+                    columns = "other columns"
+                else:
+                    columns = f"the columns {', '.join(map(str, result))}"
                 found = columns if isinstance(result, Mapping) and result else repr(type(result))
                 problem = f"a result of {label} has {found}; its schema says {', '.join(names)}"
                 step = (
@@ -340,7 +320,8 @@ def _result_error(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> errors.OperatorFailedError:
     """Return the error for a result that does not match the schema, with its source record."""
-    place, position = definition_line(call.function), record_position(batch, row, call.stream)
+    place = definition_line(call.function)
+    position = record_position(batch, row, call.stream)
     problem = f"{call.operator}: {problem}"
     error = operator_failed_error(
         problem, place, record, call.sensitive, operator=call.operator, **position
@@ -357,7 +338,8 @@ def _build_batch(
     results: Sequence[Record],
 ) -> pa.RecordBatch:
     taken = batch.select(list(kept)).take(pa.array(rows, pa.int64()))
-    arrays, names = list(taken.columns), list(kept)
+    arrays = list(taken.columns)
+    names = list(kept)
     if call.several:
         arrays.append(pa.array(ordinals, pa.string()))
         names.append(ORDINAL)
@@ -390,7 +372,8 @@ def _fits(value: object, kind: pa.DataType) -> bool:
     return True
 
 
-_NUMBER, _ELEMENT = "__number", "__element"
+_NUMBER = "__number"
+_ELEMENT = "__element"
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +422,7 @@ class Explode(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return self._as_columns.flow(context, arriving)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         from pyspark.sql.types import ArrayType, MapType
 
         (frame,) = frames
@@ -491,13 +474,18 @@ class FlatMap(Spec):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
+        names = batch.records.names(frame)
         call = RecordCall(
-            operator, self.function, self.schema, several=True, stream=stream, sensitive=sensitive
+            operator,
+            self.function,
+            self.schema,
+            several=True,
+            stream=batch.planned.stream_of(operator),
+            sensitive=batch.planned.sensitive(operator, names),
         )
-        return batch.call_for_records(frame, call, list_hidden_columns(batch.names(frame)))
+        return batch.records.call(frame, call, list_hidden_columns(names))
 
 
 def build_flat_map(

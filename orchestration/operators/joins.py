@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import and_
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame
+from dagster_adjunct.orchestration.operators.calls import RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
     check_added_names,
     first_duplicate,
@@ -21,7 +21,15 @@ from dagster_adjunct.orchestration.operators.columns import (
     split_alias,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.lookups import (
+    ENTRY,
+    AsOf,
+    EntryLookup,
+    How,
+    Pairs,
+    SelectedColumn,
+)
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Match,
@@ -38,16 +46,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
-
+from dagster_adjunct.resources.schemas.schema import Schema
 
 # Types of keys whose values are equal in Arrow exactly if they are equal in Spark.
 _EXACT = frozenset(
@@ -64,23 +63,8 @@ _EXACT = frozenset(
         "binary",
     }
 )
-MATCHED = "__matched"
-"""True if a joined record has an entry, else null."""
 
-How = Literal["inner", "left"]
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
-Pairs: TypeAlias = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedColumn:
-    """A `column` of the dataset or table to add, its `name` in the joined record, and its type
-    if the user gave one.
-    """
-
-    column: str
-    name: str
-    type: str | None = None
 
 
 def check_match_rate(operator: str, rate: float | None) -> None:
@@ -216,7 +200,7 @@ class Join(PassThroughSpec):
     def summary(self) -> str:
         return f"{self.how} join {self.dataset} on {describe_on(self.on)}"
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         dataset = app.dataset(self.dataset)
         if dataset.partitions is None:  # every task reads all of it
             return ()
@@ -240,7 +224,8 @@ class Join(PassThroughSpec):
         return self._join_columns(context.operator, arriving[0], entries, dataset)
 
     def _compare(self, stream: Columns, entries: Columns) -> list[ComparedColumn]:
-        own, others = stream.types or {}, entries.types or {}
+        own = stream.types or {}
+        others = entries.types or {}
         name = f"of dataset {self.dataset}"
         return [
             ComparedColumn(one, own.get(one), f"{other!r} {name}", others.get(other))
@@ -287,47 +272,29 @@ class Join(PassThroughSpec):
         }
         return stream.add(more, typed=entries.types is not None)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        entries, schema = batch.entries(self.dataset)
-        self._check(operator, Columns.of_frame(frame), schema, batch)
-        added = [
-            named_column(chosen.column).alias(chosen.name)
-            for chosen in self.selection(schema.names)
-        ]
-        return self._joined(operator, frame, entries, added, batch)
+        matched = self._match(operator, frame, batch)
+        return batch.records.keep_matches(operator, matched, self.how)
 
-    def _joined(
-        self,
-        operator: str,
-        frame: DataFrame,
-        entries: DataFrame,
-        added: Sequence[Column],
-        batch: BatchContext,
-    ) -> DataFrame:
-        """Return the records joined with the columns `added` of their entries; matches are
-        counted.
+    def _match(
+        self, operator: str, frame: Frame, batch: Batch[Frame], as_of: AsOf | None = None
+    ) -> Frame:
+        """Return the records with their entries, and MATCHED.
+
+        Raises PlanningError as planning does, now that the types of the version that the batch
+        joins are known.
         """
-        keys = [f"__key_{index}" for index in range(len(self.on))]
-        side = entries.select(
-            *[
-                named_column(entry).alias(key)
-                for (_, entry), key in zip(self.on, keys, strict=True)
-            ],
-            *added,
-            F.lit(True).alias("__matched"),
-        )
-        equal = [
-            frame[quote_name(stream)] == side[key]
-            for (stream, _), key in zip(self.on, keys, strict=True)
-        ]
-        side = batch.hint_join(self.dataset, side)
-        # An inner join is a left join whose unmatched records are counted and then dropped.
-        counted = batch.count_matches(
-            operator, self.dataset, frame.join(side, reduce(and_, equal), "left")
-        )
-        kept = counted.filter("__matched") if self.how == "inner" else counted
-        return kept.drop(*keys, "__matched")
+        schema = batch.datasets.schema_of(self.dataset, over_time=as_of is not None)
+        declared = batch.planned.app.dataset(self.dataset)
+        arriving = batch.records.columns(frame)
+        self._join_columns(operator, arriving, Columns.of_schema(schema), declared)
+        lookup = EntryLookup(self.dataset, self.on, self._added(schema), as_of)
+        return batch.datasets.match(operator, frame, lookup)
+
+    def _added(self, schema: Schema) -> tuple[SelectedColumn, ...] | None:
+        """Return the columns to take of entries with this schema; None for whole entries."""
+        return self.selection(schema.names)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         if context.app.dataset(self.dataset).is_local:
@@ -339,38 +306,6 @@ class Join(PassThroughSpec):
             (name for name, kind in kinds.items() if kind.partition("(")[0] not in _EXACT), None
         )
         return "" if other is None else f"the key {other}, whose type is {kinds[other]}"
-
-    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        chosen = self.selection(batch.schema_of(self.dataset).names)
-        return self._joined_here(operator, tables[0], chosen, batch)
-
-    def _joined_here(
-        self, operator: str, table: Any, chosen: Sequence[SelectedColumn] | None, batch: ArrowBatch
-    ) -> Any:
-        """Return the records joined, in this process, with the `chosen` columns of their entries.
-
-        With `chosen` None, the whole entry is added, as the struct `_ENTRY`.
-        """
-        self._check(
-            operator,
-            Columns.of_schema(batch.output_schema(table)),
-            batch.schema_of(self.dataset),
-            batch,
-        )
-        joined, matched = batch.join(operator, table, self.dataset, self.on, chosen, _ENTRY)
-        return joined.filter(matched) if self.how == "inner" else joined
-
-    def _check(
-        self, operator: str, arriving: Columns, schema: Schema, batch: BatchContext | ArrowBatch
-    ) -> None:
-        """Check the columns of the arriving records against `schema`, that of the version which the
-        batch joins.
-
-        Raises PlanningError as planning does, now that all types are known.
-        """
-        self._join_columns(
-            operator, arriving, Columns.of_schema(schema), batch.app.dataset(self.dataset)
-        )
 
 
 def build_join(
@@ -408,9 +343,6 @@ def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
     return facts.schema if facts else None
 
 
-_ENTRY = "__entry"
-
-
 @dataclass(frozen=True, slots=True)
 class JoinFunction(Join):
     """Records with the columns that `function(record, entry)` returns added; if it returns None,
@@ -445,20 +377,19 @@ class JoinFunction(Join):
             raise PlanningError(problem, step, operator=operator, column=taken)
         return columns.add(Columns.of_schema(self.schema).known)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        entries, schema = batch.entries(self.dataset)
-        self._check(operator, Columns.of_frame(frame), schema, batch)
-        entry = F.struct(*[named_column(name) for name in schema.names]).alias(_ENTRY)
-        joined = self._joined(operator, frame, entries, [entry], batch)
-        return batch.call_for_records(joined, self._call(operator, batch), frame.columns)
-
-    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        joined = self._joined_here(operator, tables[0], None, batch)
-        return batch.call_for_records(joined, self._call(operator, batch), tables[0].column_names)
-
-    def _call(self, operator: str, batch: BatchContext | ArrowBatch) -> RecordCall:
-        stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
-        return RecordCall(
-            operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive
+        names = batch.records.names(frame)
+        call = RecordCall(
+            operator,
+            self.function,
+            self.schema,
+            entry=ENTRY,
+            stream=batch.planned.stream_of(operator),
+            sensitive=batch.planned.sensitive(operator, names),
         )
+        joined = Join.compile(self, operator, frames, batch)
+        return batch.records.call(joined, call, names)
+
+    def _added(self, schema: Schema) -> None:
+        return None

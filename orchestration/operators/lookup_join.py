@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators import joins
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.columns import Types, check_added_names
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.lookups import (
+    How,
+    LookupColumn,
+    SelectedColumn,
+    TableLookup,
+)
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Match,
@@ -19,43 +27,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Co
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Field
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import AnyTable
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
-
-
-AnyTable: TypeAlias = RemoteTable[Any, Any, Any]
 _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
-
-
-@dataclass(frozen=True, slots=True)
-class LookupColumn:
-    """A `column` of a table's records, the `name` that it has in the joined record, and its
-    Spark type.
-    """
-
-    column: str
-    name: str
-    type: str
-
-
-@dataclass(frozen=True, slots=True)
-class TableLookup:
-    """A lookup in the remote table named `table`: `keys` are the stream's columns in the order of
-    the table's key.
-
-    `answers` are the columns to add; `args` are passed to the table's read function.
-    """
-
-    table: str
-    keys: tuple[str, ...]
-    answers: tuple[LookupColumn, ...]
-    args: tuple[object, ...] = ()
 
 
 def function_column_types(function: Any) -> dict[str, str] | None:
@@ -161,7 +135,7 @@ def check_stored_columns(
 
 
 def lookup_columns(
-    operator: str, table: AnyTable, chosen: Sequence[joins.SelectedColumn]
+    operator: str, table: AnyTable, chosen: Sequence[SelectedColumn]
 ) -> tuple[LookupColumn, ...]:
     """Return the `chosen` columns with their Spark types: as the user gave them, else as the read
     function declares.
@@ -171,7 +145,8 @@ def lookup_columns(
     declared = declared_column_types(table)
     columns = []
     for item in chosen:
-        column, type_given = item.column, item.type
+        column = item.column
+        type_given = item.type
         if declared is not None and column not in declared:
             raise _no_column(operator, table, column, declared)
         type_declared = None if declared is None else to_spark_type(declared[column])
@@ -222,8 +197,8 @@ class LookupJoin(PassThroughSpec):
     kind: ClassVar[str] = "join"
     table: str
     on: tuple[tuple[str, str], ...]
-    how: joins.How
-    select: tuple[joins.SelectedColumn, ...] | None
+    how: How
+    select: tuple[SelectedColumn, ...] | None
     prefix: str = ""
     args: tuple[object, ...] = ()
     min_match_rate: float | None = None
@@ -235,7 +210,7 @@ class LookupJoin(PassThroughSpec):
     def summary(self) -> str:
         return f"{self.how} lookup in table {self.table} on {joins.describe_on(self.on)}"
 
-    def call(self, operator: str, app: Application) -> PlannedCall:
+    def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
         cached = "" if app.tables[self.table].cache is None else ", unless the table's cache has it"
         guarantee = f"each key once a batch{cached}; a repeated batch has the same answers"
         return PlannedCall(operator, "lookup", self.table, guarantee, recorded=True)
@@ -261,7 +236,8 @@ class LookupJoin(PassThroughSpec):
         (stream,) = arriving
         table = context.app.tables[self.table]
         raise_first_problem(context.operator, table, _lookup_problems(table, self.args))
-        declared, known = declared_column_types(table) or {}, stream.types or {}
+        declared = declared_column_types(table) or {}
+        known = stream.types or {}
         context.declared.extend(
             ComparedColumn(own, known.get(own), f"table {self.table}", declared[entry])
             for own, entry in self.on
@@ -278,19 +254,13 @@ class LookupJoin(PassThroughSpec):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
 
-    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        joined = batch.look_up(
-            operator, tables[0], self.lookup(operator, batch.app.tables[self.table])
-        )
-        kept = joined.filter(joined.column(joins.MATCHED)) if self.how == "inner" else joined
-        return kept.drop_columns([joins.MATCHED])
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        self.check_frames(operator, frames, batch.app)
-        joined = batch.look_up(operator, frame, self.lookup(operator, batch.app.tables[self.table]))
-        kept = joined.filter("__matched") if self.how == "inner" else joined
-        return kept.drop("__matched")
+        app = batch.planned.app
+        self.check_columns(operator, [batch.records.columns(frame)], app)
+        lookup = self.lookup(operator, app.tables[self.table])
+        joined = batch.tables.look_up(operator, frame, lookup)
+        return batch.records.keep_matches(operator, joined, self.how)
 
 
 def build_lookup_join(
@@ -298,7 +268,7 @@ def build_lookup_join(
     table: str,
     key: Sequence[str],
     on: joins.On,
-    how: joins.How,
+    how: How,
     select: Sequence[str] | Mapping[str, str] | None,
     prefix: str,
     args: Sequence[object],

@@ -11,9 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.event_time import EventTime
+from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     Catalog,
@@ -21,20 +24,12 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     LineageNode,
     Partitioner,
 )
+from dagster_adjunct.orchestration.operators.updates import ChangedColumns, TableSend
 from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
 from dagster_adjunct.resources.sql.types import types_differ
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.event_time import EventTime
-    from dagster_adjunct.orchestration.operators.table_updates import ChangedColumns, TableSend
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
@@ -62,25 +57,6 @@ def find_schemas(value: object) -> Iterator[Schema]:
             yield from find_schemas(element)
 
 
-BeforeHistory = Literal["null", "oldest", "error"]
-OnNullTime = Literal["null", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class AsOf:
-    """The options of an as-of join, which uses the entry that was valid at the time in the record's
-    `column`.
-
-    A record from before the history of its key has no entry ("null"), the key's first entry
-    ("oldest"; of a bounded dataset, the one in the oldest version, if any), or fails the batch; a
-    record without a time has no entry or fails the batch.
-    """
-
-    column: str
-    before_history: BeforeHistory
-    on_null_time: OnNullTime
-
-
 @dataclass(frozen=True, slots=True)
 class Match:
     """A lookup of each record in a dataset, or else in a remote table.
@@ -97,11 +73,9 @@ class Match:
     @property
     def node(self) -> LineageNode:
         """The dataset or table that the records are looked up in."""
-        return (
-            LineageNode("table", self.table or "")
-            if self.dataset is None
-            else LineageNode("dataset", self.dataset)
-        )
+        if self.dataset is None:
+            return LineageNode("table", self.table or "")
+        return LineageNode("dataset", self.dataset)
 
 
 class Spec(ABC):
@@ -134,28 +108,21 @@ class Spec(ABC):
         """Return the partitioning of the records that leave it."""
 
     @abstractmethod
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Any], batch: Any) -> Any:
         """Return the records that leave the operator of this id, given those that arrive.
 
-        They keep their hidden columns (`list_hidden_columns`). Analysis errors of Spark are
-        reported with the id.
+        `batch` is a `Batch`, and the frames are DataFrames or Arrow tables. For an operator that
+        needs Spark (`spark_need`), it is a `SparkBatch`, and they are DataFrames. They keep their
+        hidden columns (`list_hidden_columns`). Analysis errors of Spark are reported with the id.
         """
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         """Return why it needs Spark, as a noun phrase ("a DataFrame function"); "" if it does not.
 
-        Then `compute` must return exactly the records that `compile` returns.
+        Then `compile` gets Arrow tables, too, and returns exactly the records that it returns of
+        DataFrames.
         """
         return f"operator {self.kind}"
-
-    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        """Return the records that leave the operator as an Arrow table, computed in this process
-        without Spark.
-
-        Called only if `spark_need` returns "". By default it calls `compile`, for operators that
-        only call methods of the batch, which both kinds of batches have.
-        """
-        return self.compile(operator, tables, batch)
 
     @property
     def role(self) -> Role | None:
@@ -320,23 +287,23 @@ class Spec(ABC):
         """
         return self.writes is not None and self.role is None
 
-    def call(self, operator: str, app: Application) -> PlannedCall | None:
+    def call(self, operator: str, app: DeclaredApplication) -> PlannedCall | None:
         """Return the call, a lookup or a sink, that it makes for its records and that plans
         list; or None.
         """
         return None
 
-    def target(self, app: Application) -> LineageNode | None:
+    def target(self, app: DeclaredApplication) -> LineageNode | None:
         """Return the asset that it sends records to, or None."""
         return None
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         """Return the partitioning that it requires of each input, None if any will do; () if it
         requires nothing.
         """
         return ()
 
-    def changed(self, app: Application, arriving: Columns) -> ChangedColumns | None:
+    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns | None:
         """Return the columns of the remote table that it changes; None for all of them, or if that
         is unknown.
 
@@ -364,15 +331,15 @@ class Spec(ABC):
         """Return the columns that it writes to the target, given those of its input."""
         return arriving
 
-    def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Application) -> Columns:
-        """Check the columns again, now that Spark knows their types; return the columns of the
+    def check_columns(
+        self, operator: str, arriving: Iterable[Columns], app: DeclaredApplication
+    ) -> Columns:
+        """Check the columns again, now that their types are known; return the columns of the
         records that leave it.
 
         Raises PlanningError as `derive_columns` does.
         """
-        return self.derive_columns(
-            PlanContext(operator, app, Catalog()), [Columns.of_frame(frame) for frame in frames]
-        )
+        return self.derive_columns(PlanContext(operator, app, Catalog()), list(arriving))
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
@@ -461,7 +428,7 @@ class PlanContext:
     """
 
     operator: str
-    app: Application
+    app: DeclaredApplication
     catalog: Catalog
     counts: Mapping[str, int] | None = None
     compared: list[ComparedColumn] = field(default_factory=list)
@@ -487,11 +454,9 @@ class Flow:
         """Return the flow with unknown partitioning, lost at this operator if it was known until
         then.
         """
-        return (
-            self
-            if not self.partitioned_by
-            else replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
-        )
+        if not self.partitioned_by:
+            return self
+        return replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
 
 
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 from dagster_adjunct.orchestration.operators.columns import (
     FINAL,
     ORDINAL,
@@ -52,7 +52,6 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -66,22 +65,18 @@ from dagster_adjunct.resources.user_code import check_plain_function
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
-
 
 DefaultOffset = Literal["oldest", "upcoming"]
 OnLost = Literal["fail", "oldest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Input(Spec):
-    """The records of an input stream; `default_offset` is where reading starts without a
-    checkpoint.
+class InputSpec(Spec):
+    """An operator that reads the input stream `stream`; `default_offset` is where reading starts
+    without a checkpoint.
 
-    If `broadcast` is given, every task reads all records; it names the column that gets the task's
-    number. With an `event_time`, records have hidden columns with their time and with the watermark
-    that they are behind, if any.
+    With an `event_time`, records have hidden columns with their time and with the watermark that
+    they are behind, if any.
     """
 
     kind: ClassVar[str] = "input"
@@ -89,7 +84,6 @@ class Input(Spec):
     default_offset: DefaultOffset | None = None
     reset_offset: bool = False
     on_lost: OnLost = "fail"
-    broadcast: str | None = None
     event_time: EventTime | None = None
 
     @property
@@ -97,65 +91,76 @@ class Input(Spec):
         return () if self.event_time is None else self.event_time.sql
 
     @property
-    def role(self) -> Role:
-        return "input" if self.broadcast is None else "broadcast-input"
-
-    @property
     def reads(self) -> str:
         return self.stream
-
-    def summary(self) -> str:
-        return (
-            self.stream
-            if self.broadcast is None
-            else f"{self.stream}, all of it for each {self.broadcast}"
-        )
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         facts = require_facts(context.catalog, self.stream, context.operator)
         columns = Columns.of_schema(facts.schema, LineageNode("stream", self.stream))
         if self.event_time is not None:
             self.event_time.check(context.operator, columns.names, columns.types)
-        if self.broadcast is None:
-            return columns
-        return add_task_column(
-            context.operator, f"stream {self.stream}", columns, self.broadcast, "input_stream"
-        )
-
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        if self.broadcast is not None:
-            return Flow(context.operator, (self.broadcast,), TASK_NUMBER)
-        facts = require_facts(context.catalog, self.stream, context.operator)
-        return Flow(context.operator, facts.key, facts.partitioner if facts.key else UNKNOWN)
-
-    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        # A broadcast input has one partition per task. The number of tasks follows from other
-        # streams: see `add_broadcast_counts`.
-        facts = require_facts(context.catalog, self.stream, context.operator)
-        return facts.partitions if self.broadcast is None else None, "input"
+        return columns
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         if not require_facts(context.catalog, self.stream, context.operator).in_arrow:
             return f"reading stream {self.stream}"
-        return (
-            "event_time="
-            if self.event_time is not None
-            else "broadcast="
-            if self.broadcast is not None
-            else ""
-        )
+        return "" if self.event_time is None else "event_time="
+
+
+@dataclass(frozen=True, slots=True)
+class Input(InputSpec):
+    """The records of an input stream, in its partitions."""
+
+    role: ClassVar[Role] = "input"
+
+    def summary(self) -> str:
+        return self.stream
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        facts = require_facts(context.catalog, self.stream, context.operator)
+        return Flow(context.operator, facts.key, facts.partitioner if facts.key else UNKNOWN)
+
+    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
+        return require_facts(context.catalog, self.stream, context.operator).partitions, "input"
 
     @property
     def needs_tasks(self) -> bool:
-        return self.broadcast is not None
+        return False
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        records = batch.read(self.stream)
-        return (
-            records
-            if self.broadcast is None
-            else copy_for_each_task(records, self.broadcast, batch.tasks)
-        )
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        return batch.records.read(self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastInput(InputSpec):
+    """The records of an input stream, all of which every task reads: the column `task` gets the
+    task's number.
+    """
+
+    role: ClassVar[Role] = "broadcast-input"
+    task: str = field(kw_only=True)
+
+    def summary(self) -> str:
+        return f"{self.stream}, all of it for each {self.task}"
+
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        columns = InputSpec.derive_columns(self, context, arriving)
+        what = f"stream {self.stream}"
+        return add_task_column(context.operator, what, columns, self.task, "input_stream")
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        return Flow(context.operator, (self.task,), TASK_NUMBER)
+
+    def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
+        # It has one partition per task. The number of tasks follows from other streams: see
+        # `add_broadcast_counts`.
+        return None, "input"
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return InputSpec.spark_need(self, context, arriving) or "broadcast="
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        return copy_for_each_task(batch.records.read(self.stream), self.task, batch.planned.tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +187,8 @@ class Broadcast(PassThroughSpec):
     def needs_tasks(self) -> bool:
         return True
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        return copy_for_each_task(frames[0], self.task, batch.tasks)
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        return copy_for_each_task(frames[0], self.task, batch.planned.tasks)
 
 
 def add_task_column(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
@@ -234,52 +239,56 @@ def copy_for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Filter(PassThroughSpec):
-    """The records that match a Spark SQL condition, or that a DataFrame function returns with
-    the same columns.
-    """
+    """The records that match a Spark SQL condition."""
 
     kind: ClassVar[str] = "filter"
-    condition: str | DataFrameFunction
-    keeps_partitioning: bool = False
+    condition: str
 
     def summary(self) -> str:
-        return self.condition if isinstance(self.condition, str) else function_label(self.condition)
+        return self.condition
 
     @property
     def sql(self) -> Sequence[str]:
-        return (self.condition,) if isinstance(self.condition, str) else ()
+        return (self.condition,)
 
     @property
     def keeps_only_final(self) -> bool:
-        return isinstance(self.condition, str) and implies_true(self.condition, FINAL)
+        return implies_true(self.condition, FINAL)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        if isinstance(self.condition, str):
-            check_condition(context.operator, self.condition, columns.names, columns.types)
+        check_condition(context.operator, self.condition, columns.names, columns.types)
         return columns
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return expressions_need(self.sql, arriving[0])
+
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        return batch.records.filter(frames[0], self.condition)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterFunction(PassThroughSpec):
+    """The records that a DataFrame function returns with the same columns."""
+
+    kind: ClassVar[str] = "filter"
+    function: DataFrameFunction
+    keeps_partitioning: bool = False
+
+    def summary(self) -> str:
+        return function_label(self.function)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        return (
-            flow
-            if isinstance(self.condition, str) or self.keeps_partitioning
-            else flow.lose(context.operator)
-        )
+        return flow if self.keeps_partitioning else flow.lose(context.operator)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return (
-            expressions_need(self.sql, arriving[0])
-            if isinstance(self.condition, str)
-            else "a DataFrame function"
-        )
+        return "a DataFrame function"
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         (frame,) = frames
-        if isinstance(self.condition, str):
-            return batch.filter(frame, self.condition)
-        passed = batch.call(operator, self.condition, frame)
-        _check_columns_unchanged(operator, self.condition, dict(frame.dtypes), dict(passed.dtypes))
+        passed = batch.records.call_frame(operator, self.function, frame)
+        _check_columns_unchanged(operator, self.function, dict(frame.dtypes), dict(passed.dtypes))
         return passed
 
 
@@ -292,7 +301,8 @@ def _check_columns_unchanged(
     name = next((name for name in (*before, *after) if before.get(name) != after.get(name)), None)
     if name is None:
         return
-    was, made = before.get(name), after.get(name)
+    was = before.get(name)
+    made = after.get(name)
     what = f"changes the type of column {name!r} from {was} to {made}"
     if was is None or made is None:
         what = f"{'adds' if was is None else 'drops'} the column {name!r}"
@@ -303,41 +313,38 @@ def _check_columns_unchanged(
 
 def build_filter(
     after: str, condition: str | DataFrameFunction, keeps_partitioning: bool
-) -> Filter:
+) -> Filter | FilterFunction:
     """Return the filter for a user's arguments; `after` is the id of the operator before it, for
     errors.
     """
     what = f"filter after {after}"
     if callable(condition):
         check_plain_function(what, condition, "condition", "frame")
-    elif not condition.strip():
+        return FilterFunction(condition, bool(keeps_partitioning))
+    if not condition.strip():
         raise argument_error(
             f"{what} got {condition!r}", "a Spark SQL condition or a function", argument="condition"
         )
-    elif keeps_partitioning:
+    if keeps_partitioning:
         step = "Leave it out: a condition always keeps the partitioning."
         problem = f"{what} has keeps_partitioning=True with a condition."
         raise ConfigurationError(problem, step, argument="keeps_partitioning")
-    return Filter(condition, bool(keeps_partitioning))
+    return Filter(condition)
 
 
 @dataclass(frozen=True, slots=True)
 class Map(Spec):
-    """Records whose columns are the Spark SQL `expressions`, or what the DataFrame `function`
-    returns.
-    """
+    """Records whose columns are the Spark SQL `expressions`."""
 
     kind: ClassVar[str] = "map"
-    expressions: tuple[str, ...] = ()
-    function: DataFrameFunction | None = None
-    keeps_partitioning: bool = False
+    expressions: tuple[str, ...]
 
     def summary(self) -> str:
-        return function_label(self.function) if self.function else ", ".join(self.expressions)
+        return ", ".join(self.expressions)
 
     @property
     def needs_tasks(self) -> bool:
-        return self.function is not None
+        return False
 
     @property
     def sql(self) -> Sequence[str]:
@@ -345,9 +352,9 @@ class Map(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        if self.function is not None:
-            return Columns(complete=False)
-        names, types, sources = columns.names, columns.types, columns.sources
+        names = columns.names
+        types = columns.types
+        sources = columns.sources
         result: dict[str, ColumnFacts] = {}
         named: list[str] = []
         made: dict[str, Sources] = {}
@@ -392,8 +399,6 @@ class Map(Spec):
 
         A plain name, "dest as faa" and "*" keep a column unchanged.
         """
-        if self.function is not None:
-            return partitioned_by if self.keeps_partitioning else None
         passed: dict[str, str] = {}
         lost: set[str] = set()
         star = False
@@ -413,8 +418,6 @@ class Map(Spec):
         return kept if len(kept) == len(partitioned_by) else None
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        if self.function is not None:
-            return "a DataFrame function"
         read = [(text, parse_expression(text)) for text in self.expressions]
         need = expressions_need([text for text, each in read if not each.star], arriving[0])
         unnamed = [
@@ -425,20 +428,43 @@ class Map(Spec):
         need = need or next(iter(unnamed), "")
         return need or names_need((name for _, each in read for name in each.excepted), arriving[0])
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        if self.function is not None:
-            return batch.call(operator, self.function, frame)
-        has_star = any(parse_expression(text).star for text in self.expressions)
-        hidden = (
-            [] if has_star else [f"`{name}`" for name in list_hidden_columns(batch.names(frame))]
-        )
-        return batch.select(frame, (*hidden, *self.expressions))
+        hidden: list[str] = []
+        if not any(parse_expression(text).star for text in self.expressions):
+            names = batch.records.names(frame)
+            hidden = [f"`{name}`" for name in list_hidden_columns(names)]
+        return batch.records.select(frame, (*hidden, *self.expressions))
+
+
+@dataclass(frozen=True, slots=True)
+class MapFunction(Spec):
+    """The records that a DataFrame `function` returns."""
+
+    kind: ClassVar[str] = "map"
+    function: DataFrameFunction
+    keeps_partitioning: bool = False
+
+    def summary(self) -> str:
+        return function_label(self.function)
+
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return Columns(complete=False)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        return flow if self.keeps_partitioning else flow.lose(context.operator)
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return "a DataFrame function"
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        return batch.records.call_frame(operator, self.function, frames[0])
 
 
 def build_map(
     after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool
-) -> Map:
+) -> Map | MapFunction:
     """Return the map for a user's arguments; `after` is the id of the operator before it, for
     errors.
     """
@@ -447,7 +473,7 @@ def build_map(
     texts = tuple(item for item in expressions if isinstance(item, str))
     if len(functions) == len(expressions) == 1:
         check_plain_function(what, functions[0], "expressions", "frame")
-        return Map((), functions[0], keeps_partitioning)
+        return MapFunction(functions[0], keeps_partitioning)
     if not texts or functions or not all(text.strip() for text in texts):
         expected = (
             'Spark SQL expressions, such as "tailnum" and "upper(model) as model", or one function'
@@ -527,7 +553,8 @@ class Merge(Spec):
         other: Mapping[str, ColumnFacts],
     ) -> None:
         for name, column in first.items():
-            kind, there = column.type, other[name].type
+            kind = column.type
+            there = other[name].type
             if kind is not None and there is not None and types_differ(kind, there):
                 problem = (
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source},"
@@ -540,31 +567,9 @@ class Merge(Spec):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
 
-    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        return batch.merge(tables)
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        self.check_frames(operator, frames, batch.app)
-        by = batch.required_partitioning(operator)
-        first, *others = frames
-        if by:
-            # If all inputs are partitioned alike, Spark unions partition by partition. To find out,
-            # it compares the names that the columns have in files; an alias with metadata makes it
-            # compare the current names.
-            first = first.withColumns(
-                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in by}
-            )
-        # Hidden columns that only some inputs have are null for the others.
-        merged = reduce(
-            lambda left, right: left.unionByName(right, allowMissingColumns=True), others, first
-        )
-        if not by:
-            return merged
-        partitions = batch.partitions_at(operator)
-        if partitions == 1:
-            return merged.coalesce(1)
-        # Spark omits this exchange if it knows that the records are partitioned so.
-        return merged.repartition(partitions, *map(named_column, by))
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        self.check_columns(operator, map(batch.records.columns, frames), batch.planned.app)
+        return batch.records.merge(operator, frames)
 
 
 _NAMED = re.compile(r"\sas\s", re.IGNORECASE)
@@ -604,8 +609,9 @@ class PartitionBy(PassThroughSpec):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        return batch.repartition(frames[0], batch.partitions_at(operator), self.columns)
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        partitions = batch.planned.partitions_at(operator)
+        return batch.records.repartition(frames[0], partitions, self.columns)
 
 
 def build_partition_by(after: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
@@ -684,7 +690,9 @@ class WithColumns(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        names, types, sources = columns.names, columns.types, columns.sources
+        names = columns.names
+        types = columns.types
+        sources = columns.sources
         given = {}
         for name, text in self.columns:
             kind = check_expression(context.operator, text, names, types)
@@ -713,8 +721,8 @@ class WithColumns(Spec):
             (name for name, _ in self.columns), arriving[0]
         )
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        return batch.with_columns(frames[0], self.columns)
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        return batch.records.with_columns(frames[0], self.columns)
 
 
 def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:

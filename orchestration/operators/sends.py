@@ -5,16 +5,19 @@ before writing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
+from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import (
     OnNullKey,
     Types,
     function_label,
     require_columns,
 )
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -38,9 +41,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     output_partitioner,
     require_facts,
 )
+from dagster_adjunct.orchestration.operators.updates import LocalSend
 from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
 from dagster_adjunct.resources.streams.system import LAKE, require_writer
@@ -48,39 +51,6 @@ from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-
-
-@dataclass(frozen=True, slots=True)
-class SinkContext:
-    """The origin of the records of one call of a sink: the application's batch, and their
-    partition.
-
-    `call` is the number of the call within the partition, `attempt` that of the Spark task's
-    attempt, both from 0. A repeated batch makes the same calls, so (application, batch, partition,
-    call) identifies a call made before.
-    """
-
-    application: str
-    batch: int
-    partition: int
-    call: int
-    attempt: int
-    fence: Fence | None = field(default=None, repr=False, compare=False)
-
-    def check_lease(self) -> None:
-        """Raise RunLeaseLostError if another run may have taken the application.
-
-        A function that sends several requests calls it directly before each: the process may have
-        been paused since the one before. It costs no request while the lease surely holds.
-        """
-        if self.fence is not None:
-            self.fence.check()
-
-
-SinkFunction: TypeAlias = Callable[[Any, SinkContext], Any]
 
 
 def exchange_before_stream(
@@ -91,7 +61,8 @@ def exchange_before_stream(
 
     `flow` is their partitioning, into `current` partitions.
     """
-    key, partitions = stream.key, stream.partitions
+    key = stream.key
+    partitions = stream.partitions
     if not key:
         if flow.partitioned_by and current == partitions:
             return None
@@ -169,7 +140,7 @@ class OutputStreamSpec(Spec):
     def writes(self) -> str:
         return self.stream
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("stream", self.stream)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
@@ -236,11 +207,11 @@ class DatasetSend(PassThroughSpec):
     def feeds(self) -> str:
         return self.table
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         partitions = app.dataset(self.table).partitions
-        return (
-            () if partitions is None else (Requirement(self.table, partitions, None, feeds=True),)
-        )
+        if partitions is None:
+            return ()
+        return (Requirement(self.table, partitions, None, feeds=True),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +229,7 @@ class SendToLocal(DatasetSend):
     def sql(self) -> Sequence[str]:
         return () if self.deleted is None else (self.deleted,)
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("dataset", self.table)
 
     def summary(self) -> str:
@@ -280,7 +251,8 @@ class SendToLocal(DatasetSend):
         Raises PlanningError for a column whose types differ. `types` are those of the records'
         columns.
         """
-        what, known = f"local table {self.table}", types or {}
+        what = f"local table {self.table}"
+        known = types or {}
         compared = [
             ComparedColumn(it.name, known.get(it.name), what, it.type) for it in self.schema.fields
         ]
@@ -300,7 +272,8 @@ class SendToLocal(DatasetSend):
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         dataset = context.app.dataset(self.table)
         assert dataset.partitions is not None, "a local table has buckets"
-        by, buckets = dataset.partition_by, dataset.partitions
+        by = dataset.partition_by
+        buckets = dataset.partitions
         if flow.partitioned_by == by and flow.partitioner == SPARK and partitions == buckets:
             return None
         where = _describe_partitioning(flow, partitions)
@@ -313,15 +286,14 @@ class SendToLocal(DatasetSend):
             known={name: made for name, made in arriving.known.items() if name in self.schema},
         )
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         """Write the records and return them unchanged, computed once."""
         (frame,) = frames
         self._compare_types(operator, dict(frame.dtypes))
-        if batch.has_consumers(operator):
-            frame = batch.materialize(operator, frame)
-        batch.write_local(
-            operator, frame, self.table, deleted=self.deleted, on_null_key=self.on_null_key
-        )
+        if batch.planned.has_consumers(operator):
+            frame = batch.records.materialize(operator, frame)
+        send = LocalSend(self.table, self.deleted, self.on_null_key)
+        batch.local_tables.write(operator, frame, send)
         return frame
 
 
@@ -354,10 +326,10 @@ class SendToDataset(DatasetSend):
 
     table: str
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("stream", self._fed(app))
 
-    def _fed(self, app: Application) -> str:
+    def _fed(self, app: DeclaredApplication) -> str:
         stream = app.dataset(self.table).stream
         assert stream is not None  # MessageStream.send_to rejects datasets without a stream
         return stream
@@ -366,7 +338,8 @@ class SendToDataset(DatasetSend):
         return f"dataset {self.table}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        key, names = context.app.dataset(self.table).key, arriving[0].names
+        key = context.app.dataset(self.table).key
+        names = arriving[0].names
         require_columns(
             context.operator, "the stream", key, names, f"They are the key of table {self.table}."
         )
@@ -378,16 +351,16 @@ class SendToDataset(DatasetSend):
         stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
         return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         """Write the records to the dataset's stream; the dataset reads them when it next advances.
 
         They are partitioned as the stream is, which may differ from the dataset's buckets: another
         deployment may have repartitioned the dataset.
         """
         (frame,) = frames
-        fed = self._fed(batch.app)
-        stream = batch.system_of(fed).info(split_stream_name(fed)[1])
-        batch.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
+        fed = self._fed(batch.planned.app)
+        stream = batch.planned.system_of(fed).info(split_stream_name(fed)[1])
+        batch.outputs.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
         return frame
 
 
@@ -413,26 +386,26 @@ class SendToStream(OutputStreamSpec):
             },
         )
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Append to the output stream; return the appended records for the next operators.
 
         They are read back from the stream if nobody else can have written between them
         (`appends_alone`).
         """
         (frame,) = frames
-        output = batch.app.outputs[self.stream]
-        system = require_writer(batch.system_of(self.stream))
-        goes_on = batch.has_consumers(operator)
-        if goes_on and not system.appends_alone:
+        output = batch.planned.app.outputs[self.stream]
+        appends_alone = require_writer(batch.planned.system_of(self.stream)).appends_alone
+        goes_on = batch.planned.has_consumers(operator)
+        if goes_on and not appends_alone:
             # Others may write between these records, so they are not read back: materialize what is
             # sent.
-            frame = batch.materialize(operator, frame)
-        result = batch.send(
+            frame = batch.records.materialize(operator, frame)
+        batch.outputs.send(
             operator, frame, self.stream, key=output.key, partitions=output.partitions
         )
-        if result is None or not goes_on or not system.appends_alone:
-            return frame
-        return batch.read_appended(self.stream, result)
+        if goes_on and appends_alone:
+            return batch.outputs.read_sent(operator, frame, self.stream)
+        return frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,19 +428,18 @@ class Sink(Spec):
         check: Callable[[], object] | None = getattr(self.function, "check", None)
         return check if callable(check) else None
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
 
     def summary(self) -> str:
         return self.writes if self.returns is None else f"the results of {self.writes}"
 
-    def call(self, operator: str, app: Application) -> PlannedCall:
+    def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
         recorded = self.returns is not None
-        again = (
-            "; not again once its results are recorded"
-            if recorded
-            else ", and again if the batch is repeated"
-        )
+        if recorded:
+            again = "; not again once its results are recorded"
+        else:
+            again = ", and again if the batch is repeated"
         return PlannedCall(
             operator,
             "sink",
@@ -488,13 +460,13 @@ class Sink(Spec):
             context.operator, flow, self.function, self.returns, keeps_partitioning=kept
         )
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         (frame,) = frames
         if self.returns is not None:
-            return batch.call_sink_for_results(operator, frame, self.function, self.returns)
-        if batch.has_consumers(operator):
-            frame = batch.materialize(operator, frame)
-        batch.call_sink(operator, frame, self.function)
+            return batch.sinks.call_for_results(operator, frame, self.function, self.returns)
+        if batch.planned.has_consumers(operator):
+            frame = batch.records.materialize(operator, frame)
+        batch.sinks.call(operator, frame, self.function)
         return frame
 
 

@@ -18,14 +18,14 @@ from dagster_adjunct.orchestration.operators.columns import Names, Types, valida
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.expression import NILADIC, Expression, parse_expression
+from dagster_adjunct.resources.sql.expression import NILADIC, parse_expression
+from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
 from dagster_adjunct.resources.streams.system import LAKE, NewStreams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 
 Kind = Literal["stream", "files", "dataset", "table", "sink"]
 
@@ -276,52 +276,3 @@ JOIN_VERSIONS: tuple[JoinVersions, ...] = (AS_OF, CURRENT, RECORDED)
 
 
 _ZERO = timedelta(0)
-
-
-def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
-    """Return {state name: {input stream: delay}} for each operator with state over time.
-
-    The delay is how much the operators in between hold back the stream's watermark on its way to
-    the operator.
-    """
-    arriving = _sum_on_the_way(operators, lambda spec: spec.watermark_delay)
-    return {
-        operator.spec.over_time: spans
-        for operator, spans in arriving
-        if operator.spec.over_time is not None
-    }
-
-
-def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
-    """Return, by input stream, how long after its event time a record may still be needed by an
-    operator.
-    """
-    needed: dict[str, timedelta] = {}
-    for operator, spans in _sum_on_the_way(operators, lambda spec: spec.max_result_delay):
-        for stream, span in spans.items():
-            needed[stream] = max(needed.get(stream, _ZERO), span + operator.spec.record_retention)
-    return needed
-
-
-def _sum_on_the_way(
-    operators: Iterable[Operator], own: Callable[[Spec], timedelta]
-) -> list[tuple[Operator, dict[str, timedelta]]]:
-    """Return each operator with {input stream: sum} of what `own` returns for the operators between
-    the two.
-
-    If there are several ways from the stream to the operator, the largest sum counts.
-    """
-    leaving: dict[str, dict[str, timedelta]] = {}
-    found = []
-    for operator in operators:
-        arriving: dict[str, timedelta] = (
-            {} if operator.spec.reads is None else {operator.spec.reads: _ZERO}
-        )
-        for source in operator.inputs:
-            for stream, span in leaving[source].items():
-                arriving[stream] = max(span, arriving.get(stream, _ZERO))
-        found.append((operator, arriving))
-        leaving[operator.id] = {
-            stream: span + own(operator.spec) for stream, span in arriving.items()
-        }
-    return found

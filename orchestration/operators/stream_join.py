@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
 from dagster_adjunct.orchestration.operators import joins
+from dagster_adjunct.orchestration.operators.batch import SparkBatch
 from dagster_adjunct.orchestration.operators.columns import (
     AT,
     BEHIND,
@@ -28,13 +29,14 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
-from dagster_adjunct.orchestration.operators.event_time import (
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
+from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     LATE,
-    MAX_MICROS,
     NULL_KEY,
     NULL_TIME,
-    Watermarks,
     exclusion_column,
     exclusion_conditions,
     hold_back_watermark,
@@ -60,14 +62,14 @@ from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-
 
 UNMATCHABLE = (NULL_TIME, NULL_KEY)
 """Values of EXCLUSION for records that can have no match: outer joins emit them."""
 NEW = "__new"
-KIND, FIRST, SECOND, TIME = "__kind", "__first", "__second", "__time"
+KIND = "__kind"
+FIRST = "__first"
+SECOND = "__second"
+TIME = "__time"
 """Columns of a result: the sides of which it has a row ("both", "left", "right"); the unique keys
 of these one or two rows; its event time, in microseconds."""
 LIMIT = "__limit"
@@ -144,7 +146,8 @@ def match_rows(
     skipped.
     """
     one, other = sides
-    lefts, rights = _prefix_columns(left, one), _prefix_columns(right, other)
+    lefts = _prefix_columns(left, one)
+    rights = _prefix_columns(right, other)
     if since is not None:
         lefts = lefts.where(one.column(AT) >= since - bound.after)
         rights = rights.where(other.column(AT) >= since - bound.before)
@@ -177,13 +180,12 @@ def find_unmatched(
     }
     # The latest match is `ahead` later than the row.
     until = to_microseconds(watermarks.after) - of.ahead
-    passed, near = of.column(AT) < F.lit(until), other.column(AT) <= until + of.ahead
+    passed = of.column(AT) < F.lit(until)
+    near = other.column(AT) <= until + of.ahead
     if watermarks.before is not None:
         since = to_microseconds(watermarks.before) - of.ahead
-        passed, near = (
-            passed & (of.column(AT) >= F.lit(since)),
-            near & (other.column(AT) >= since - other.ahead),
-        )
+        passed = passed & (of.column(AT) >= F.lit(since))
+        near = near & (other.column(AT) >= since - other.ahead)
     mine = _add_spans(rows[of.name].where(passed), of, bound)
     theirs = _add_spans(rows[other.name].where(near), other, bound, both=True)
     alone = _join_spans(mine, theirs, sides, bound, "left_anti")
@@ -196,7 +198,7 @@ def combine_results(
     parts: Sequence[DataFrame],
     sides: tuple[Side, Side],
     types: Sequence[dict[str, str]],
-    added: Sequence[joins.SelectedColumn],
+    added: Sequence[SelectedColumn],
 ) -> DataFrame:
     """Return the union of all results, with the left columns and the columns `added` of the right
     side.
@@ -244,7 +246,8 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
     possible match, whose latest is in that span or the next. So of the rows that are joined, one
     side must have both spans.
     """
-    time, width = side.column(AT), bound.width
+    time = side.column(AT)
+    width = bound.width
     time, width = (time - bound.before, width) if side.name == "left" else (time, -width)
     first = time - F.pmod(time, F.lit(bound.width))
     return rows.withColumn(_SPAN, F.explode(F.array(first, first + width)) if both else first)
@@ -255,7 +258,8 @@ def _join_spans(
 ) -> DataFrame:
     left, right = sides
     pairs = [left.column(a) == right.column(b) for a, b in zip(left.keys, right.keys, strict=True)]
-    one, other = one.withColumnRenamed(_SPAN, "__one"), other.withColumnRenamed(_SPAN, "__other")
+    one = one.withColumnRenamed(_SPAN, "__one")
+    other = other.withColumnRenamed(_SPAN, "__other")
     pairs.append(named_column("__one") == named_column("__other"))
     distance = right.column(AT) >= left.column(AT) - bound.before
     distance = distance & (right.column(AT) <= left.column(AT) + bound.after)
@@ -288,7 +292,7 @@ class StreamJoin(Spec):
     before: timedelta
     after: timedelta
     how: HowStreams
-    select: tuple[joins.SelectedColumn, ...] | None
+    select: tuple[SelectedColumn, ...] | None
     prefix: str = ""
 
     @property
@@ -307,7 +311,8 @@ class StreamJoin(Spec):
     @property
     def watermark_delay(self) -> timedelta:
         # A row without a match is emitted when the time of its latest possible match has passed.
-        left, right = self.after * self._is_outer("left"), self.before * self._is_outer("right")
+        left = self.after * self._is_outer("left")
+        right = self.before * self._is_outer("right")
         return max(left, right)
 
     @property
@@ -320,7 +325,7 @@ class StreamJoin(Spec):
             f" {self.after} after"
         )
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         return [
             Requirement(None, None, partition_columns)
             for partition_columns in self._partition_columns
@@ -338,17 +343,15 @@ class StreamJoin(Spec):
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
         return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
 
-    def selection(self, columns: Sequence[str]) -> tuple[joins.SelectedColumn, ...]:
+    def selection(self, columns: Sequence[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a right side with these columns."""
         return joins.select_columns(self.select, self.on, self.prefix, columns)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         left, right = arriving
-        operator, left_keys, right_keys = (
-            context.operator,
-            [a for a, _ in self.on],
-            [b for _, b in self.on],
-        )
+        operator = context.operator
+        left_keys = [a for a, _ in self.on]
+        right_keys = [b for _, b in self.on]
         require_columns(operator, "the left stream", tuple(left_keys), left.names, "Correct on=.")
         require_columns(
             operator, "the right stream", tuple(right_keys), right.names, "Correct on=."
@@ -364,7 +367,8 @@ class StreamJoin(Spec):
             check_state_columns(operator, left.types, left.known, left_keys)
         if right.types is not None:
             check_state_columns(operator, right.types, taken, right_keys)
-        own, theirs = left.types or {}, right.types or {}
+        own = left.types or {}
+        theirs = right.types or {}
         compared = [
             ComparedColumn(a, own.get(a), f"{b!r} of the right stream", theirs.get(b))
             for a, b in self.on
@@ -377,9 +381,9 @@ class StreamJoin(Spec):
         )
         return made if right.complete or self.select is not None else replace(made, complete=False)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         sides, added = self._sides(operator, frames, batch)
-        watermarks = batch.watermarks(self.name)
+        watermarks = batch.state.watermarks(self.name)
         classified = [
             self._classify(operator, frame, side, watermarks, batch)
             for frame, side in zip(frames, sides, strict=True)
@@ -399,42 +403,42 @@ class StreamJoin(Spec):
         parts += [unmatchable_results(frame, side) for frame, side in outer]
         results = combine_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
-        results = batch.count_records(operator, results, conditions)
-        partitions = batch.partitions_at(operator)
+        results = batch.records.count_records(operator, results, conditions)
+        partitions = batch.planned.partitions_at(operator)
         records = make_records(
             results,
-            batch,
+            batch.planned,
             by=self.partition_by,
             partitions=partitions,
             ordinal=F.concat_ws("|", F.col(KIND), F.col(FIRST), F.col(SECOND)),
             event_time=F.timestamp_micros(F.col(TIME)),
             behind=hold_back_watermark(F.col(LIMIT), F.col(TIME), self.watermark_delay),
         )
-        required = batch.required_partitioning(operator)
+        required = batch.planned.required_partitioning(operator)
         if not required:
             return records
         # Spark omits this exchange if it knows the partitioning, which it never does for a single
         # partition.
-        return (
-            records.repartition(partitions, *map(named_column, required))
-            if partitions > 1
-            else records.coalesce(1)
-        )
+        if partitions > 1:
+            return records.repartition(partitions, *map(named_column, required))
+        return records.coalesce(1)
 
     def _sides(
-        self, operator: str, frames: Sequence[DataFrame], batch: BatchContext
-    ) -> tuple[tuple[Side, Side], Sequence[joins.SelectedColumn]]:
+        self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch
+    ) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
         """Return both sides, and the columns that the right one adds; of these and its key its
         stored rows consist.
         """
-        self.check_frames(operator, frames, batch.app)
+        self.check_columns(operator, map(batch.records.columns, frames), batch.planned.app)
         own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
         chosen = self.selection(own[1])
-        left_keys, right_keys = tuple(a for a, _ in self.on), tuple(b for _, b in self.on)
+        left_keys = tuple(a for a, _ in self.on)
+        right_keys = tuple(b for _, b in self.on)
         added = tuple(
             dict.fromkeys(item.column for item in chosen if item.column not in right_keys)
         )
-        bound, (left_by, right_by) = self.bound, self._partition_columns
+        bound = self.bound
+        (left_by, right_by) = self._partition_columns
         left = Side("left", left_keys, left_by, tuple(own[0]), self._is_outer("left"), bound.after)
         right = Side(
             "right",
@@ -450,12 +454,7 @@ class StreamJoin(Spec):
         return self.how in (side, "full")
 
     def _classify(
-        self,
-        operator: str,
-        frame: DataFrame,
-        side: Side,
-        watermarks: Watermarks,
-        batch: BatchContext,
+        self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: SparkBatch
     ) -> DataFrame:
         """Return the records of one side with EXCLUSION, and pass the rejected ones on if an
         operator reads them.
@@ -466,28 +465,29 @@ class StreamJoin(Spec):
         not on how batches are cut; only where idle partitions were not waited for, the watermark at
         the start of the batch is higher.
         """
-        time, is_late = F.unix_micros(EVENT_TIME), F.col(BEHIND).isNotNull()
+        time = F.unix_micros(EVENT_TIME)
+        is_late = F.col(BEHIND).isNotNull()
         if watermarks.before is not None:
             is_late = is_late | (time < F.lit(to_microseconds(watermarks.before)))
         null_time = time.isNull() | (time > MAX_MICROS - self.record_retention // _MICROSECOND)
         frame = frame.withColumn(EXCLUSION, exclusion_column(frame, side.keys, null_time, is_late))
-        has_late_consumer = batch.has_late_consumer(operator)
+        has_late_consumer = batch.planned.has_late_consumer(operator)
         if side.outer or has_late_consumer:  # the records are read more than once
-            frame = batch.materialize(operator, frame)
+            frame = batch.records.materialize(operator, frame)
         if has_late_consumer:
             why = F.col(EXCLUSION)
             late = frame.where(why.isin(LATE, *(() if side.outer else UNMATCHABLE)))
-            batch.divert_late_records(
+            batch.state.divert_late_records(
                 operator, to_late_records(late, why, self.watermark_delay, side.name)
             )
         return frame
 
-    def _store(self, operator: str, frame: DataFrame, side: Side, batch: BatchContext) -> DataFrame:
+    def _store(self, operator: str, frame: DataFrame, side: Side, batch: SparkBatch) -> DataFrame:
         """Add the records of one side to its state table; return all rows of the table, with
         NEW.
         """
         conditions = exclusion_conditions() | {side.name: F.col(EXCLUSION).isNull()}
-        counted = batch.count_records(operator, frame, conditions)
+        counted = batch.records.count_records(operator, frame, conditions)
         # A row is needed while matches may arrive; if the other side is outer, until its rows
         # within reach are decided.
         is_outer = self._is_outer("right" if side.name == "left" else "left")
@@ -495,7 +495,7 @@ class StreamJoin(Spec):
         columns = [named_column(name) for name in side.columns]
         rows = counted.where(F.col(EXCLUSION).isNull()).select(
             *columns,
-            stored_position_key(counted, batch).alias(RECORD),
+            stored_position_key(counted, batch.planned).alias(RECORD),
             F.col(EVENT_TIME).alias(AT),
             F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed)).alias(EXPIRES),
         )
@@ -505,12 +505,12 @@ class StreamJoin(Spec):
             schema=Schema((*own.fields, *more)),
             key=(*side.keys, RECORD),
             partition_by=side.partition_columns,
-            partitions=batch.partitions_at(operator),
+            partitions=batch.planned.partitions_at(operator),
             expires=EXPIRES,
             append_only=True,
             kept_for=self.summary(),
         )
-        table = batch.state(f"{self.name}-{side.name}", spec, of=self.name)
+        table = batch.state.table(f"{self.name}-{side.name}", spec, of=self.name)
         table.write(rows, partitioned=True)
         return table.with_written()
 

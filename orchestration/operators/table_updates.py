@@ -6,24 +6,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
 
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.columns import (
-    OnNullKey,
     Types,
     first_duplicate,
     list_hidden_columns,
     require_columns,
     validate_column_names,
 )
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookup_join import (
-    AnyTable,
     Problems,
     function_column_types,
     function_problems,
     raise_first_problem,
 )
+from dagster_adjunct.orchestration.operators.lookups import Pairs
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Exchange,
@@ -40,85 +41,26 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     Sources,
     sources_from_sql,
 )
+from dagster_adjunct.orchestration.operators.updates import (
+    ChangedColumns,
+    TableSend,
+    Update,
+    default_expression,
+    struct_expression,
+)
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
+from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.types import expression_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.operation import Capabilities, UpdateContract
+from dagster_adjunct.resources.tables.table import AnyTable
 from dagster_adjunct.resources.validation import validated
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-
-
 Expressions: TypeAlias = Mapping[str, str] | Sequence[str]
-Pairs = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """The expressions that make an update of a record: pairs (the table's column, Spark SQL
-    expression).
-
-    The value is assigned (`set`), added or appended. `remove` names columns that are set to null.
-    `if_missing` has the default record, to which an update is applied if there is no record; None:
-    a missing record is an error.
-    """
-
-    set: Pairs = ()
-    add: Pairs = ()
-    append: Pairs = ()
-    remove: tuple[str, ...] = ()
-    if_missing: Pairs | None = None
-
-    @property
-    def parts(self) -> dict[str, Pairs]:
-        """The pairs by kind of change ("set", "add", "append"), without kinds that have none."""
-        return {name: pairs for name in ("set", "add", "append") if (pairs := getattr(self, name))}
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the table's columns that an update changes."""
-        return (*(name for pairs in self.parts.values() for name, _ in pairs), *self.remove)
-
-    @property
-    def written(self) -> tuple[tuple[str, str, str], ...]:
-        """All expressions, as (argument, the table's column, expression); the argument is "set",
-        "add", "append" or "if_missing"."""
-        parts = {**self.parts, "if_missing": self.if_missing or ()}
-        return tuple(
-            (part, name, expression) for part, pairs in parts.items() for name, expression in pairs
-        )
-
-    def expressions(self) -> tuple[str, ...]:
-        """Return the expressions by which `map` makes the update and, if there is one, the
-        default record.
-        """
-        structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
-        # Spark has no struct without fields: an update that only removes columns is a boolean.
-        update = f"named_struct({', '.join(structs)})" if structs else "true"
-        return (f"{update} as {UPDATE}", *default_expression(self.if_missing))
-
-
-def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
-    """Return the expression by which `map` makes the default record; () if `pairs` is None."""
-    if pairs is None:
-        return ()
-    # Spark has no struct without fields: a default record without columns is a boolean.
-    return (f"{struct_expression(pairs) if pairs else '(true)'} as {DEFAULT}",)
-
-
-def struct_expression(pairs: Pairs) -> str:
-    """Return the Spark SQL expression of a struct with these fields."""
-    arguments = [f"{quote_text(name)}, {expression}" for name, expression in pairs]
-    return f"named_struct({', '.join(arguments)})"
 
 
 def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pairs:
@@ -128,11 +70,10 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
     `what` names operator and argument in errors: "update after join-2: set=".
     """
     argument = what.rpartition(" ")[2].rstrip("=")
-    pairs = (
-        dict(columns)
-        if isinstance(columns, Mapping)
-        else {name: quote_name(name) for name in columns}
-    )
+    if isinstance(columns, Mapping):
+        pairs = dict(columns)
+    else:
+        pairs = {name: quote_name(name) for name in columns}
     names = validate_column_names(what, list(pairs))
     for name in names:
         if not pairs[name].strip():
@@ -141,10 +82,8 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
                 f"{what} gives {name!r} the value {pairs[name]!r}", expected, argument=argument
             )
         if (alias := parse_expression(pairs[name]).alias) is not None:
-            found, expected = (
-                f"{what} gives {name!r} the value {pairs[name]!r}",
-                f"the expression without 'as {alias}'",
-            )
+            found = f"{what} gives {name!r} the value {pairs[name]!r}"
+            expected = f"the expression without 'as {alias}'"
             raise argument_error(found, expected, argument=argument, column=name)
     if not names and not empty:
         raise argument_error(f"{what} names no column", "at least one", argument=argument)
@@ -168,9 +107,10 @@ def build_update(
         if columns
     }
     removed = validate_column_names(f"{what}: remove=", remove)
-    default = (
-        None if if_missing is None else parse_pairs(f"{what}: if_missing=", if_missing, empty=True)
-    )
+    if if_missing is None:
+        default = None
+    else:
+        default = parse_pairs(f"{what}: if_missing=", if_missing, empty=True)
     update = Update(remove=removed, if_missing=default, **parts)
     if not update.columns:
         raise ConfigurationError(
@@ -230,9 +170,10 @@ def update_message(
             "update_message() has no key.", "Pass the table's key columns as key=.", argument="key"
         )
     pairs = parse_pairs("update_message: update=", update)
-    first = (
-        None if default is None else parse_pairs("update_message: default=", default, empty=True)
-    )
+    if default is None:
+        first = None
+    else:
+        first = parse_pairs("update_message: default=", default, empty=True)
     check_key_unchanged("update_message: update=", keys, pairs)
     check_key_unchanged("update_message: default=", keys, first or ())
     return (
@@ -252,62 +193,6 @@ _NEVER_IN_JSON = re.compile(
     r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
 )
 _APPENDABLE = (Kind.LIST, Kind.OTHER)
-
-
-@dataclass(frozen=True, slots=True)
-class TableSend:
-    """A send to the remote table named `table`: of whole records, or with a `contract` of updates.
-
-    `update` has the expressions that turn each record into an update; without it, the records must
-    be update messages. `dead_letters` is how many records of a batch the table may reject
-    permanently, which are passed to the next operator; with None, the first one fails the batch.
-    `args` are passed to the table's write function. A table with marks stores the position of the
-    last record that it applied from each source partition; `marks_as` names this send there.
-    """
-
-    table: str
-    contract: UpdateContract | None = None
-    on_null_key: OnNullKey = "fail"
-    update: Update | None = None
-    args: tuple[object, ...] = ()
-    dead_letters: int | None = None
-    marks_as: str | None = None
-
-
-class ChangedColumns(NamedTuple):
-    """The columns of a table that updates change, and how.
-
-    A value is assigned (`set`), a number is added (`summed`), an element is appended to a list
-    (`appended`), or a value is added to JSON or to an unknown type (`merged`). `begun` are further
-    columns of the default record. Only the effect of sums does not depend on the order of updates.
-    """
-
-    set: frozenset[str]
-    summed: frozenset[str]
-    appended: frozenset[str]
-    merged: frozenset[str]
-    begun: frozenset[str]
-
-    @property
-    def only_sums(self) -> bool:
-        return not self._ordered
-
-    @property
-    def adds(self) -> bool:
-        """Whether applying an update twice differs from applying it once."""
-        return bool(self.summed or self.appended or self.merged)
-
-    @property
-    def _ordered(self) -> frozenset[str]:
-        return self.set | self.appended | self.merged
-
-    def depends_on_order_with(self, other: ChangedColumns) -> bool:
-        """Whether the order of two updates matters: both change a column, and one does more than
-        add a number.
-        """
-        return bool(self._ordered & (other._ordered | other.summed)) or bool(
-            other._ordered & self.summed
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +229,8 @@ def _sink_problems(sink: TableSink) -> Problems:
         )
         return
     yield from function_problems(sink.table, function, sink.send.args)
-    can, name = getattr(function, "capabilities", None), type(function).__name__
+    can = getattr(function, "capabilities", None)
+    name = type(function).__name__
     for condition in () if can is None else ("newest_by", "idempotent"):
         if getattr(sink.table, condition) and not getattr(can, condition):
             yield (
@@ -356,7 +242,8 @@ def _sink_problems(sink: TableSink) -> Problems:
 
 
 def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
-    table, update = sink.table, sink.update
+    table = sink.table
+    update = sink.update
     if table.cache is not None:
         yield (
             " has a cache, and updates would leave outdated records in it.",
@@ -367,9 +254,10 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             f" is sent updates, and {name} supports only whole records.",
             "Send whole records without a contract, or override update() in the function.",
         )
-    changes = (
-        {*update.parts, *(["remove"] if update.remove else [])} if sink.send.update else {"set"}
-    )
+    if sink.send.update:
+        changes = {*update.parts, *(["remove"] if update.remove else [])}
+    else:
+        changes = {"set"}
     lacking = sorted(changes - can.changes) if can.changes else []
     if lacking:
         yield (
@@ -468,7 +356,8 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
                 " UPDATE_WITH_DEFAULTS."
             ),
         )
-    columns, update = sink.columns if stored is None else stored, sink.update
+    columns = sink.columns if stored is None else stored
+    update = sink.update
     yield from _newest_by_problems(sink, sent, columns)
     if columns is None:
         return
@@ -505,20 +394,20 @@ def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -
                 f"Add members to it: named_struct('…', {text}).",
             )
     for name, text in update.append:  # an element, or an array of them
-        sent, column = _sent_type(name, text, types), parse_column(name, columns[name])
+        sent = _sent_type(name, text, types)
+        column = parse_column(name, columns[name])
         if sent is None:
             continue
-        appended, element = parse_column("sent", sent), column.element or column
+        appended = parse_column("sent", sent)
+        element = column.element or column
         if not _fits_column(appended.element or appended, element):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {sent} is appended to it.",
                 _suggest_cast(text, sent, f"{element.type}{element.size}"),
             )
-    appendable = (
-        (*_APPENDABLE, Kind.JSON)
-        if getattr(sink.function, "appends_to_json", True)
-        else _APPENDABLE
-    )
+    appendable: tuple[Kind, ...] = _APPENDABLE
+    if getattr(sink.function, "appends_to_json", True):
+        appendable = (*_APPENDABLE, Kind.JSON)
     for part, pairs, kinds, step in (
         ("add", update.add, _ADDABLE, "Add to a number, or members to JSON."),
         ("append", update.append, appendable, "Append to an array."),
@@ -543,7 +432,8 @@ def _newest_by_problems(
     name = sink.table.newest_by
     if name is None:
         return
-    what, is_update = f" keeps the newest record by {name!r}", sink.send.update is not None
+    what = f" keeps the newest record by {name!r}"
+    is_update = sink.send.update is not None
     if name not in sent:
         argument = "set=" if is_update else ""
         yield (
@@ -622,7 +512,8 @@ def _fits(sent: str | None, declared: str) -> bool:
 
 
 def _fits_column(sent: Column, declared: Column) -> bool:
-    ours, theirs = sent.kind, declared.kind
+    ours = sent.kind
+    theirs = declared.kind
     if theirs is Kind.OTHER or ours is Kind.JSON:
         return True
     if theirs is Kind.JSON:
@@ -640,7 +531,8 @@ def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
     """Return a next step: how to convert the value sent to the column `name` to its `declared`
     type.
     """
-    kind, sent = parse_column("declared", declared).kind, sent or ""
+    kind = parse_column("declared", declared).kind
+    sent = sent or ""
     if kind is Kind.JSON:
         if sent.startswith("map<"):
             return "Give its members names: named_struct(…)."
@@ -673,7 +565,7 @@ class SendToTable(PassThroughSpec):
     def _update(self) -> Update:
         return self.send.update or Update()
 
-    def target(self, app: Application) -> LineageNode:
+    def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("table", self.send.table)
 
     def summary(self) -> str:
@@ -688,8 +580,11 @@ class SendToTable(PassThroughSpec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        table, names, types = self.send.table, columns.names, columns.types
-        key, sink = context.app.table_key(table), self._sink(context.app)
+        table = self.send.table
+        names = columns.names
+        types = columns.types
+        key = context.app.table_key(table)
+        sink = self._sink(context.app)
         require_columns(
             context.operator, "the stream", key, names, f"They are the key of table {table}."
         )
@@ -711,7 +606,7 @@ class SendToTable(PassThroughSpec):
         check_sink_columns(context.operator, sink, types)
         return columns
 
-    def changed(self, app: Application, arriving: Columns) -> ChangedColumns | None:
+    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns | None:
         update = self.send.update
         if update is None:
             return None
@@ -732,7 +627,7 @@ class SendToTable(PassThroughSpec):
             return "append="
         return expressions_need(self.sql, arriving[0]) if self.sql else ""
 
-    def _sink(self, app: Application) -> TableSink:
+    def _sink(self, app: DeclaredApplication) -> TableSink:
         return TableSink(app.tables[self.send.table], self.send)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
@@ -758,36 +653,17 @@ class SendToTable(PassThroughSpec):
             written[name] = tuple(dict.fromkeys((*written.get(name, ()), *its)))
         return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Write the records and return them unchanged, computed once."""
         (frame,) = frames
-        if batch.has_consumers(operator):
-            frame = batch.materialize(operator, frame)
+        records = batch.records
+        sensitive = batch.planned.sensitive(operator, records.names(frame))
+        if batch.planned.has_consumers(operator):
+            frame = records.materialize(operator, frame)
         written = frame
         if self.send.update is not None:
-            key = [quote_name(name) for name in batch.app.table_key(self.send.table)]
-            update = self._with_lists(frame)
-            hidden = [quote_name(name) for name in list_hidden_columns(batch.names(frame))]
-            written = batch.select_update(frame, (*hidden, *key), update)
-        batch.write(operator, written, self.send)
+            key = batch.planned.app.table_key(self.send.table)
+            names = (*list_hidden_columns(records.names(frame)), *key)
+            written = records.select_update(frame, list(map(quote_name, names)), self.send.update)
+        batch.outputs.write(operator, written, self.send, sensitive=bool(sensitive))
         return frame
-
-    def _with_lists(self, frame: DataFrame) -> Update:
-        """Return the update with lists to append: a single value becomes a list of it, null
-        appends nothing.
-        """
-        pairs = self._update.append
-        kinds = (
-            frame.selectExpr(*[expression for _, expression in pairs]).schema.fields
-            if pairs
-            else []
-        )
-        lists = {
-            name: (
-                text
-                if field.dataType.typeName() == "array"
-                else f"case when ({text}) is not null then array({text}) end"
-            )
-            for (name, text), field in zip(pairs, kinds, strict=True)
-        }
-        return replace(self._update, append=tuple(lists.items()))

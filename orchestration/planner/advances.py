@@ -19,7 +19,7 @@ from dagster_adjunct.assets.unbounded.changes import list_format_spark_needs
 from dagster_adjunct.assets.validation.validators import list_spark_validators
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog
-from dagster_adjunct.orchestration.planner.plan import PlannedAdvance
+from dagster_adjunct.orchestration.planner.planned import PlannedAdvance
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
 from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.schemas.schema import Schema

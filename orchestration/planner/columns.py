@@ -57,14 +57,13 @@ from dagster_adjunct.resources.sql.checking import (
     nondeterministic_parts,
 )
 from dagster_adjunct.resources.sql.expression import (
-    SPARK_FUNCTIONS,
-    WindowClause,
     multi_record_functions,
     nearest_names,
     parse_expression,
     unknown_functions,
     window_clauses,
 )
+from dagster_adjunct.resources.sql.parsed import SPARK_FUNCTIONS, WindowClause
 
 _MAX_LISTED = 10
 _MAX_TEXT = 60

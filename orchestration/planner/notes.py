@@ -22,18 +22,19 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, watermark_inputs
-from dagster_adjunct.orchestration.operators.table_updates import ChangedColumns
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
+from dagster_adjunct.orchestration.operators.updates import ChangedColumns
+from dagster_adjunct.orchestration.operators.watermark_delays import watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
-from dagster_adjunct.orchestration.planner.plan import (
+from dagster_adjunct.orchestration.planner.planned import (
     FedJoin,
     JoinByTime,
     PlannedState,
     PlannedTable,
 )
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.tables.table import AnyTable
 
 
 def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:

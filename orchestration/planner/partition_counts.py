@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, require_facts
 from dagster_adjunct.orchestration.planner.columns import Flows
-from dagster_adjunct.orchestration.planner.plan import Task
+from dagster_adjunct.orchestration.planner.planned import Task
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -284,7 +284,7 @@ def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
     """
     if app.intermediate_partitions is not None:
         return app.intermediate_partitions, "intermediate_partitions of the application"
-    divided = [name for name, spec in app.inputs.items() if spec.broadcast is None]
+    divided = [name for name, spec in app.inputs.items() if spec.role not in BROADCAST]
     inputs = {name: require_facts(catalog, name, "the application").partitions for name in divided}
     known = inputs | {name: output.partitions for name, output in app.outputs.items()}
     if not known:
@@ -348,7 +348,7 @@ def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
     broadcast = [node for node, role in roles.items() if role in BROADCAST]
     if not broadcast:
         return counts
-    if all(source.broadcast is not None for source in app.inputs.values()):
+    if all(source.role in BROADCAST for source in app.inputs.values()):
         raise PlanningError(
             f"all inputs of application {app.name!r} are broadcast ({', '.join(app.inputs)}), so"
             " the number of tasks is unknown.",

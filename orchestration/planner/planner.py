@@ -42,8 +42,8 @@ from dagster_adjunct.orchestration.planner.columns import (
     note_unproven_datasets,
     trace_flows,
 )
-from dagster_adjunct.orchestration.planner.plan import (
-    ExecutionPlan,
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planned import (
     FedDataset,
     JoinGroup,
     PlannedOperator,

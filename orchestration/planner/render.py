@@ -12,18 +12,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, PlannedStream
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.plan import (
-        ExecutionPlan,
-        FedJoin,
-        PlannedAdvance,
-        PlannedOperator,
-        Task,
-    )
+from dagster_adjunct.orchestration.planner.planned import (
+    FedJoin,
+    PlannedAdvance,
+    PlannedApplication,
+    PlannedOperator,
+    Task,
+)
 
 Item = Mapping[str, Any]
 
@@ -233,7 +231,7 @@ _PLAIN = frozenset(" .,:()+-=_/")
 _TARGET_REASONS = ("output", "remote table", "dataset", "local table")
 
 
-def render_mermaid(plan: ExecutionPlan) -> str:
+def render_mermaid(plan: PlannedApplication) -> str:
     """Return a Mermaid flowchart from top to bottom; the links with an exchange are thick and
     say so.
     """
@@ -370,7 +368,7 @@ item}.
 """
 
 
-def render_text(plan: ExecutionPlan) -> str:
+def render_text(plan: PlannedApplication) -> str:
     """Return a plan as text: operators, streams, joins, exchanges, tables, calls, state, tasks
     and notes.
     """

@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cmp_to_key, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
@@ -19,8 +19,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ResolvedStartpoint,
     replay_id,
 )
-from dagster_adjunct.orchestration.operators.records import Input
+from dagster_adjunct.orchestration.operators.records import InputSpec
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
+from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import (
@@ -40,11 +41,8 @@ from dagster_adjunct.resources.streams.system import (
     SystemStreamPartition,
 )
 
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan
-
-    # The plans of recorded replays, by id. The error says why a plan can't be used any more.
-    Plans = Mapping[str, RecordedPlan | PermanentError]
+Plans: TypeAlias = Mapping[str, RecordedPlan | PermanentError]
+"""The plans of recorded replays, by id. The error says why a plan can't be used any more."""
 
 
 def choose_first_positions(
@@ -109,7 +107,7 @@ def find_furthest(
 
 
 def choose_default_offset(
-    source: Input, info: StreamInfo, system: StreamSystem
+    source: InputSpec, info: StreamInfo, system: StreamSystem
 ) -> Literal["oldest", "upcoming"]:
     """Return where a partition without checkpoint and startpoint begins: the first default that
     is set.
@@ -118,7 +116,7 @@ def choose_default_offset(
 
 
 def _check_added(
-    app: Application, source: Input, info: StreamInfo, added: Sequence[SystemStreamPartition]
+    app: Application, source: InputSpec, info: StreamInfo, added: Sequence[SystemStreamPartition]
 ) -> None:
     if info.key and added:
         names = " ".join(map(str, sorted(added)))
@@ -407,7 +405,7 @@ def _past_end_error(
 
 def _retention_error(
     app: Application,
-    source: Input,
+    source: InputSpec,
     lost: Mapping[SystemStreamPartition, OffsetRange],
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> OffsetOutOfRangeError:

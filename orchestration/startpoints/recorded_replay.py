@@ -20,13 +20,12 @@ request or a fan-out names it, and while one of its replays is under way.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cmp_to_key, partial
 
-from pydantic import Field as Default
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.reading.stored_versions import read_batch_version
@@ -38,14 +37,14 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     Intent,
-    Partition,
     application_state,
 )
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, offset_error
+from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-from dagster_adjunct.resources.common import StoredDocument, add_span, first_validation_problem
+from dagster_adjunct.resources.common import add_span, first_validation_problem
 from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
@@ -61,65 +60,6 @@ from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPa
 
 # How long a plan is live without a request that names it: long enough to write the requests.
 _GRACE = timedelta(minutes=10)
-
-
-class RecordedPiece(StoredDocument):
-    """Offsets that one batch was the first to read: from the end of the previous piece up to,
-    excluding, `end`.
-    """
-
-    end: str
-    batch: int
-
-
-class RecordedPlan(StoredDocument):
-    """The offsets to read again, in pieces, and the dataset versions that each batch read.
-
-    `spans` has, by partition, all offsets, `pieces` those of each batch. `versions` has, by batch
-    and dataset, the version that the batch read (None: the dataset had none); `over_time`, by batch
-    and dataset, all versions of bounded datasets that its as-of joins read. Requests that no run
-    has been handed by `expires_at` do not retain versions any more. `streams` has the identities of
-    the streams, which tell whether one was recreated.
-    """
-
-    id: str
-    application: str
-    expires_at: datetime
-    streams: dict[str, str]
-    spans: dict[Partition, OffsetRange]
-    pieces: dict[Partition, tuple[RecordedPiece, ...]]
-    versions: dict[int, dict[str, str | None]]
-    over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
-
-    def versions_read(self) -> Iterator[tuple[str, str, list[int]]]:
-        """Yield each dataset and version that the batches read, with the numbers of these
-        batches.
-        """
-        batches_of: dict[tuple[str, str], list[int]] = {}
-        for batch, versions in sorted(self.versions.items()):
-            for dataset, version in versions.items():
-                for read in {version, *self.over_time.get(batch, {}).get(dataset, ())} - {None}:
-                    batches_of.setdefault((dataset, str(read)), []).append(batch)
-        for (dataset, version), batches in sorted(batches_of.items()):
-            yield dataset, version, batches
-
-    def describe(self) -> tuple[str, ...]:
-        """Return a line on the batches, and one on the versions of each dataset."""
-        batches = sorted(self.versions)
-        if not batches:
-            return ()
-        if len(batches) == 1:
-            which = f"batch {batches[0]}"
-        else:
-            which = f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
-        versions: dict[str, list[str]] = {}
-        for dataset, version, _ in self.versions_read():
-            versions.setdefault(dataset, []).append(version)
-        lines = [f"recorded: what {which} read, kept until the replay has ended"]
-        for dataset, read in versions.items():
-            more = f" and {len(read) - 3} more" if len(read) > 3 else ""
-            lines.append(f"recorded: dataset {dataset}: {', '.join(read[:3])}{more}")
-        return tuple(lines)
 
 
 def write_plan(lake: Lake, plan: RecordedPlan) -> None:

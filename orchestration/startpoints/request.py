@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import (
     AS_OF,
     CURRENT,
@@ -209,7 +210,7 @@ def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
     position.
     """
     source = app.inputs.get(ssp.qualified_stream)
-    return source is not None and source.broadcast is not None
+    return source is not None and source.role in BROADCAST
 
 
 def broadcast_task_error(request: StartpointRequest) -> errors.ConfigurationError:

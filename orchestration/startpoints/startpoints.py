@@ -40,11 +40,8 @@ from dagster_adjunct.orchestration.startpoints.preview import (
     preview_request,
     preview_rewinds,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import (
-    RecordedPlan,
-    plan_recorded,
-    write_plan,
-)
+from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import plan_recorded, write_plan
 from dagster_adjunct.orchestration.startpoints.request import (
     MS,
     OnUnresolved,

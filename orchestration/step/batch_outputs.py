@@ -1,37 +1,34 @@
-"""What a batch needs for its outputs: where records come from, marks against repeats, dead
-letters, state tables.
+"""Writes the output streams and remote tables of a batch, and looks records up in remote tables.
+
+What depends on the engine is behind two protocols, `Frames` and `Writes`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, StateSpec
-from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.columns import (
-    BATCH_ONLY,
-    ORIGIN,
-    OnNullKey,
-    tie_breakers,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
+from dagster_adjunct.orchestration.operators.batch import Frame, Records
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
-from dagster_adjunct.orchestration.operators.event_time import Watermarks
-from dagster_adjunct.orchestration.operators.operator import Operator
+from dagster_adjunct.orchestration.operators.lookups import TableLookup
+from dagster_adjunct.orchestration.operators.updates import TableSend
+from dagster_adjunct.orchestration.step import lookups
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.bucketing.writer import check_readable
-from dagster_adjunct.resources.common import sum_counters
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
@@ -50,16 +47,16 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     StreamWriter,
     SystemStreamPartition,
+    require_writer,
 )
 from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking
+from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult
+from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-
-NEW = "__new"
-"""The boolean column of a state table's rows that says whether this batch has written the row."""
 Letters = Sequence[dict[str, Any]]
 """Dead letters: rejected records, each with DEAD_LETTER_COLUMNS and the position of the
 original.
@@ -67,68 +64,332 @@ original.
 _LETTER_IDENTITY = ("table", "kind", "key", "record")
 
 
+class BatchCounts:
+    """What a batch counts: the counters of its outputs and operators, and the metrics of its remote
+    tables.
+    """
+
+    def __init__(self) -> None:
+        self.counters: Counters = {}
+        self.measured: dict[str, TableMetrics] = {}
+
+    def count(self, name: str, counters: Mapping[str, int]) -> None:
+        """Add to the counters of an output or an operator."""
+        self.counters = add_counters(self.counters, {name: dict(counters)})
+
+    def measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
+        """Add to the metrics and counters of a remote table."""
+        self.measured[table] = self.measured.get(table, TableMetrics()) + metrics
+        self.count(table, counters)
+
+    def of_tables(self) -> BatchCounts:
+        """Return what was counted of remote tables."""
+        counts = BatchCounts()
+        for table, metrics in self.measured.items():
+            counts.measure(table, metrics, self.counters[table])
+        return counts
+
+
+class Frames(Records[Frame], Protocol[Frame]):
+    """Frames as outputs and lookups need them, besides what operators do with them."""
+
+    @property
+    def session(self) -> SparkSession | None:
+        """The Spark session; None for frames of this process."""
+
+    def of_table(self, table: pa.Table) -> Frame:
+        """Return the records of an Arrow table."""
+
+    def to_rows(self, frame: Frame) -> Sequence[dict[str, Any]]:
+        """Return the records as dictionaries."""
+
+    def schema(self, frame: Frame) -> Schema:
+        """Return the columns of records as an output stream gets them."""
+
+    def types(self, frame: Frame) -> dict[str, str]:
+        """Return the types of all columns."""
+
+    def count(self, frame: Frame) -> int:
+        """Return the number of records, once they are computed."""
+
+    def tasks_at(self, operator: str) -> int:
+        """Return how many tasks may work for an operator."""
+
+    def distinct_keys(
+        self, operator: str, frame: Frame, lookup: TableLookup, *, sensitive: bool
+    ) -> pa.Table:
+        """Return the distinct keys of the records, in the columns `key_columns(…)`; keys with a
+        null are left out.
+        """
+
+    def add_answers(
+        self, operator: str, frame: Frame, lookup: TableLookup, answers: pa.Table
+    ) -> Frame:
+        """Return all records with their answers, and MATCHED."""
+
+    def add_unknown_answers(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
+        """Return the records with the columns that `add_answers` adds, of the same types, for a
+        dry run.
+        """
+
+    def sent_types(self, frame: Frame) -> dict[str, str | None]:
+        """Return the types of the columns that a table gets, also of those in UPDATE and DEFAULT
+        by "struct.column".
+        """
+
+
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where the records of an operator come from.
+class Append:
+    """An append to the stream "system.name".
 
-    - `streams`: the streams that they come from, by the operator where they enter the graph: an
-      input, or an output that the graph continues from. An operator that assigns new positions
-      counts as a stream of its own name.
-    - `made_of`: the one input stream that all records are made of; None if there are several.
-    - `positions`: the stream that their positions are in, or the operator that assigned these; None
-      if several.
+    `options` say who appends which batch, and the input ranges that it was made of.
     """
 
-    streams: Mapping[str, str]
-    made_of: str | None
-    positions: str | None
+    system: StreamWriter
+    stream: str
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return split_stream_name(self.stream)[1]
+
+    @property
+    def sources(self) -> Sources | None:
+        sources: Sources | None = self.options.get("sources")
+        return sources
+
+    def rows(self, records: pa.Table) -> AppendResult:
+        """Append records that are in memory, from this process."""
+        rows = prepare_arrow_append(records, self.sources)
+        with naming_records(self.system, self.name, rows):
+            return self.system.append(self.name, rows, **self.options)
 
 
-def trace_origins(
-    operators: Iterable[Operator], system_of: Callable[[str], StreamSystem]
-) -> dict[str, Origin]:
-    """Return the origin of the records that leave each operator, by operator.
+class Writes(Protocol[Frame]):
+    """How records get out of an engine, and back from the streams that it has written."""
 
-    After an output stream, records continue with positions in that stream if its system
-    `appends_alone`: then they are read back from it.
+    def append(self, operator: str, frame: Frame, append: Append) -> AppendResult:
+        """Append records to a stream."""
+
+    def read(self, append: Append, **ranges: Any) -> Frame:
+        """Return records that were appended."""
+
+    def write(self, operator: str, frame: Frame, write: TableWrite) -> WriteResult:
+        """Write records to a remote table."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOutputs(Generic[Frame]):
+    """Writes the output streams and remote tables of a batch: `Outputs` of operators.
+
+    (application, batch) is the producer and sequence of every append, so repeating a batch adds
+    nothing to streams. `before_output` is called with the name of an output before anything is
+    written to it, and raises if the run may not continue. It may also get a function that looks at
+    the output; then it returns that function's result.
     """
-    result: dict[str, Origin] = {}
-    for operator in operators:
-        before = [result[source] for source in operator.inputs]
-        held_in = {origin.positions for origin in before}
-        positions = held_in.pop() if len(held_in) == 1 else None
-        streams: Mapping[str, str]
-        if len(before) == 1:  # shared: after a merge of many inputs there may be many
-            streams = before[0].streams
+
+    planned: PlannedBatch
+    counts: BatchCounts
+    frames: Frames[Frame]
+    writes: Writes[Frame]
+    before_output: Callable[..., Any]
+    _sent: dict[str, tuple[Append, AppendResult]] = field(default_factory=dict)
+    _letters: dict[str, tuple[str, Letters]] = field(default_factory=dict)
+
+    # -- streams
+
+    def send(
+        self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        append = self._begin_append(operator, stream)
+        system = append.system
+        is_cut = self.planned.inputs.intent.cut
+        producer = self.planned.producers[operator]
+        find = partial(find_previous_append, system, append.name, producer, self.planned.number)
+        sent: AppendResult | None = self.before_output(
+            stream, find if is_cut or system.evolves else _find_nothing
+        )
+        schema = self.frames.schema(frame)
+        create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
+        if sent is None:
+            create()
+            result = self.writes.append(operator, frame, append)
+        elif is_cut:
+            result = sent  # of all records that the batch began with
+            self.frames.count(frame)  # counts upstream complete once their records are consumed
         else:
-            streams = {
-                begun: stream for origin in before for begun, stream in origin.streams.items()
-            }
-        made_of = before[0].made_of if len(streams) == 1 else None
-        spec = operator.spec
-        if spec.assigns_positions:
-            streams, made_of, positions = {operator.id: operator.id}, None, operator.id
-        elif spec.reads is not None:
-            streams, made_of, positions = {operator.id: spec.reads}, spec.reads, spec.reads
-        elif spec.role == "output" and spec.writes is not None:
-            streams = {operator.id: spec.writes}
-            system = system_of(spec.writes)
-            positions = (
-                spec.writes
-                if isinstance(system, StreamWriter) and system.appends_alone
-                else positions
-            )
-        result[operator.id] = Origin(streams, made_of, positions)
-    return result
+            # The first run may have sent before the columns changed: change them only if the append
+            # is a repeat.
+            result = self.writes.append(operator, frame, append)
+            create()
+        self._sent[operator] = append, result
+        counters = {"rows": result.rows, "duplicate_batches": int(result.duplicate)}
+        self.counts.count(stream, counters)
+
+    def _begin_append(self, operator: str, stream: str) -> Append:
+        context = self.planned.context
+        name = split_stream_name(stream)[1]
+        system = require_writer(self.planned.system_of(stream))
+        # one snapshot for all requests: appending fails, and is retried, if the stream has changed
+        if system.evolves:
+            system = require_writer(system.snapshot(name))
+        producer = self.planned.producers[operator]
+        is_main = producer == context.writer
+        options: dict[str, Any] = {
+            "producer": producer,
+            "sequence": self.planned.number,
+            "consumed": self.planned.inputs.consumed if is_main else None,
+        }
+        if context.fence is not None and system.accepts("fence"):
+            options["fence"] = context.fence
+        sources = self.planned.sources(operator) if system.accepts("sources") else None
+        if sources:
+            options["sources"] = sources
+        return Append(system, stream, options)
+
+    def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
+        append, result = self._sent[operator]
+        options: dict[str, Any] = {"positions": True} if append.system.accepts("sources") else {}
+        return self.writes.read(append, ranges=_appended_ranges(append, result), **options)
+
+    def send_dead_letters(
+        self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        system = require_writer(self.planned.system_of(stream))
+        name = split_stream_name(stream)[1]
+        writer = self.planned.context.writer
+        sent = find_previous_append(system, name, writer, self.planned.number)
+        if sent is None:
+            self.send(operator, frame, stream, key=key, partitions=partitions)
+            return
+        check_letters_sent(system, name, sent, self.frames.to_rows(frame), operator)
+        self.counts.count(stream, {"rows": sent.rows, "duplicate_batches": 1})
+
+    # -- remote tables
+
+    def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
+        self.before_output(send.table)
+        context = self.planned.context
+        table = context.app.tables[send.table]
+        if self.planned.inputs.consumed is None and table.on_replay == "skip":
+            # The table has these records, or will get them from the main position. If the replay
+            # left marks, what the main position writes could look old.
+            self._letters[operator] = (send.table, ())
+            self.counts.count(send.table, {"skipped": self.frames.count(frame)})
+            return
+        write = TableWrite(
+            self._table_of_run(table),
+            send.contract,
+            send.on_null_key,
+            self.planned.partitions_at(operator),
+            " and ".join(self.planned.origins[operator].streams.values()),
+            self._marking(operator, frame, table),
+            send.update is not None,
+            () if send.update is None else send.update.remove,
+            send.args,
+            send.dead_letters,
+            sensitive=sensitive,
+        )
+        written = self.writes.write(operator, frame, write)
+        self._letters[operator] = (send.table, written.letters)
+        context.open_tables.forget(send.table)
+        self.counts.measure(send.table, written.metrics, written.counters)
+
+    def _table_of_run(self, table: AnyTable) -> AnyTable:
+        """Return the table as this run may write it: within its rate, and by its fence."""
+        context = self.planned.context
+        limited = with_credits(context, table, self.frames)
+        if context.fence is None:
+            return limited
+        return limited.with_fence(context.fence, may_create=table.name not in context.begun_tables)
+
+    def _marking(self, operator: str, frame: Frame, table: AnyTable) -> Marking | None:
+        return build_marking(
+            table,
+            self.frames.names(frame),
+            self.planned.stream_of(operator),
+            self.planned.inputs,
+            self.planned.writers[operator],
+            made_of_one=self.planned.sources(operator) is not None,
+        )
+
+    def refused_records(self, operator: str) -> Frame:
+        before = self.planned.operator_before(operator)
+        table, letters = self._letters.get(before, ("", ()))
+        return self.frames.of_table(table_of_letters(table, letters))
 
 
-def output_schema(frame: DataFrame) -> Schema:
-    """Return the columns of records as an output stream gets them."""
-    return Schema.from_spark(
-        frame.select(
-            *[named_column(name) for name in frame.columns if not name.startswith("__")]
-        ).schema
-    )
+def _appended_ranges(
+    append: Append, result: AppendResult
+) -> dict[SystemStreamPartition, OffsetRange]:
+    system, name = split_stream_name(append.stream)
+    return {
+        SystemStreamPartition(system, name, partition): OffsetRange(start, result.next[partition])
+        for partition, start in result.first.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class NoOutputs(Generic[Frame]):
+    """Writes nothing, to find out whether a batch can be computed: `Outputs` of operators."""
+
+    frames: Frames[Frame]
+
+    def send(
+        self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        pass
+
+    def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
+        return frame
+
+    def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
+        pass
+
+    def refused_records(self, operator: str) -> Frame:
+        return self.frames.of_table(table_of_letters("", ()))
+
+    def send_dead_letters(
+        self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
+    ) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class TableLookups(Generic[Frame]):
+    """Looks records up in remote tables: `Tables` of operators."""
+
+    planned: PlannedBatch
+    counts: BatchCounts
+    frames: Frames[Frame]
+
+    def look_up(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
+        context = self.planned.context
+        frame = self.frames.materialize(operator, frame)
+        sensitive = bool(self.planned.sensitive(operator, self.frames.names(frame)))
+        asked = lookups.describe_lookup(lookup, self.frames.types(frame))
+        record = RecordedAnswers(
+            context.lake, context.app.name, self.planned.number, operator, asked
+        )
+        table = with_credits(context, context.app.tables[lookup.table], self.frames)
+        reader = context.open_tables.reader(table, context.spark)
+        keys = self.frames.distinct_keys(operator, frame, lookup, sensitive=sensitive)
+        tasks = self.frames.tasks_at(operator)
+        answers, metrics = lookups.answer_keys(keys, lookup, record, reader, tasks)
+        self.counts.measure(lookup.table, metrics, metrics.counts())
+        return self.frames.add_answers(operator, frame, lookup, answers)
+
+
+def with_credits(context: StepContext, table: AnyTable, frames: Frames[Any]) -> AnyTable:
+    """Return the table as this session's tasks may use it: within the part of its rate that the
+    run has.
+    """
+    credits = context.credits
+    return table if credits is None else credits.with_credits(table, frames.session)
+
+
+def _find_nothing() -> None:
+    return None
 
 
 def find_previous_append(
@@ -253,11 +514,10 @@ def check_letters_sent(
         for partition, start in sent.first.items()
     }
     there = system.read_arrow(ranges) if ranges else None
-    present = (
-        set()
-        if there is None
-        else {tuple(row[name] for name in _LETTER_IDENTITY) for row in there.to_pylist()}
-    )
+    if there is None:
+        present = set()
+    else:
+        present = {tuple(row[name] for name in _LETTER_IDENTITY) for row in there.to_pylist()}
     lost = [
         letter
         for letter in letters
@@ -312,146 +572,3 @@ def build_marking(
     if ORIGIN in there:
         return Marking((ORIGIN, PARTITION), OFFSET, sources, prefix=f"{writer}/")
     return Marking((PARTITION,), OFFSET, sources, stream or "", f"{writer}/")
-
-
-def name_producers(app: Application, writer: str) -> dict[str, str]:
-    """Return the name under which each operator appends to its stream: `writer`; for a stream's
-    second operator `writer#2`, and so on.
-    """
-    names: dict[str, str] = {}
-    senders: Counter[str] = Counter()
-    for operator in app.operators:
-        target = operator.spec.target(app)
-        if target is not None and target.kind == "stream":
-            senders[target.name] += 1
-            number = senders[target.name]
-            names[operator.id] = writer if number == 1 else f"{writer}#{number}"
-    return names
-
-
-@dataclass(slots=True)
-class StateTable:
-    """A stateful operator's table in one batch.
-
-    `kept` says whether writes are committed (not in a bounded replay or dry run), `real` whether
-    the batch reads records (not in a dry run). `watermarks` are those by which rows expire.
-    """
-
-    context: StepContext
-    writes: LocalTableWriter
-    spec: StateSpec
-    watermarks: Watermarks
-    kept: bool
-    real: bool
-    counted: dict[str, int] = field(default_factory=dict)
-
-    def frame(self) -> DataFrame:
-        """Return the unexpired rows as of the start of the batch, in their buckets, so that no
-        exchange is needed.
-        """
-        if self.spec.append_only:
-            return self._scan_appended(sends=False).drop(NEW)
-        return self._keep_unexpired(self.writes.reader(sends=False).frame(self.context.spark))
-
-    def with_written(self) -> DataFrame:
-        """Return the rows of `frame` and those that the batch has written, marked by the boolean
-        `__new`; no exchange is needed. For append-only tables."""
-        return self._scan_appended(sends=True)
-
-    def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
-        """Write rows of the table's columns, with `__tombstone` if some delete; they are committed
-        with the batch.
-
-        `partitioned` says that they are in the table's partitions already. A bounded replay writes
-        nothing.
-        """
-        if TOMBSTONE not in rows.columns:
-            rows = rows.withColumn(TOMBSTONE, F.lit(False))
-        rows = rows.select(*map(named_column, (*self.spec.schema.names, TOMBSTONE)))
-        if self.kept:
-            done = self.writes.send(rows, order_by=(), partitioned=partitioned)
-            if self.spec.append_only and done.get("superseded"):
-                raise errors.SchemaMismatchError(
-                    f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have"
-                    " the same position as another one, and only one of them would be kept.",
-                    "An operator before this one makes several unordered records of one, as explode"
-                    " does in map, select or with_columns, or a function: use flat_map there.",
-                    dataset=self.writes.name,
-                )
-            self.counted = sum_counters(self.counted, done)
-        elif self.real:
-            rows.count()  # counts upstream complete only once their records are consumed
-
-    def commit(self) -> None:
-        """Commit what was written, and drop rows that expire with this batch."""
-        _, duplicate = self.writes.commit(self.watermarks.after)
-        self.counted["duplicate_batches"] = int(duplicate)
-
-    def _scan_appended(self, *, sends: bool) -> DataFrame:
-        """Return the unexpired rows with NEW, from a plain scan of the files: each key was
-        written once.
-        """
-        sealed = self.writes.reader(sends=sends).sealed
-        what = f"state {self.writes.name!r}"
-        rows = bucketed_frame(
-            self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations
-        )
-        # Not a literal: Spark forgets the partitioning of a relation that it knows to be empty, and
-        # adds an exchange.
-        generation, sent = F.col(GENERATION_COLUMN), self.writes.sent
-        new = (generation.isin(*sent) if sent else generation < F.lit(0)).alias(NEW)
-        return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
-
-    def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
-        before = self.watermarks.before
-        return (
-            rows if before is None else rows.where(named_column(self.spec.expires) > F.lit(before))
-        )
-
-
-def prepare_table_rows(
-    frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
-) -> tuple[DataFrame, Callable[[], int] | None]:
-    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true; and a
-    function that, once they are computed, returns how many records with a null key were skipped
-    (None if these are not skipped).
-    """
-    from pyspark.sql import Observation
-
-    if deleted is not None:
-        frame = frame.withColumn(
-            TOMBSTONE,
-            F.coalesce(F.col(TOMBSTONE), F.lit(False)) | F.coalesce(F.expr(deleted), F.lit(False)),
-        )
-    if on_null_key == "fail":
-        return frame, None  # the writer rejects them
-    lacks = _lacks_key(key)
-    observed = Observation()
-    watched = frame.observe(
-        observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys")
-    )
-    return watched.where(~lacks), lambda: int(observed.get["null_keys"])
-
-
-def _lacks_key(key: tuple[str, ...]) -> Column:
-    return reduce(or_, [named_column(name).isNull() for name in key])
-
-
-def locate_null_key(
-    error: errors.NullKeyError,
-    operator: str,
-    rows: DataFrame,
-    key: tuple[str, ...],
-    stream: str | None,
-) -> errors.NullKeyError:
-    """Return the error with the operator, the first record without a key, and what to do about
-    such records.
-    """
-    first = rows.where(_lacks_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
-    where = f"{stream}." if stream is not None else "partition "
-    place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
-    problem = f"{operator}: {error.problem.rstrip('.')}{place}."
-    step = 'Filter them out, or skip and count them: send_to(…, on_null_key="skip").'
-    return errors.NullKeyError(
-        problem, step, dataset=error.dataset, table=error.table, operator=operator
-    )

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
-from dagster_adjunct.orchestration.operators.table_updates import TableSend, Update
+from dagster_adjunct.orchestration.operators.updates import TableSend, Update
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.tables.functions import TableFunction, TableUse
 from dagster_adjunct.resources.tables.operation import Conditions, OperationKind, run_blocking
+from dagster_adjunct.resources.tables.table import AnyTable
 
 
 def check_stores(app: Application) -> None:
@@ -65,7 +65,8 @@ def list_uses(app: Application) -> list[UsedFunction]:
 
 def _uses_of_operators(app: Application) -> Iterator[tuple[str, str, TableUse]]:
     for operator in app.operators:
-        send, match = operator.spec.send, operator.spec.match
+        send = operator.spec.send
+        match = operator.spec.match
         if match is not None and match.table is not None:
             yield operator.id, match.table, TableUse(frozenset({OperationKind.GET}))
         if send is not None:
@@ -85,8 +86,10 @@ def _use_of_send(table: AnyTable, send: TableSend) -> TableUse:
 
 
 def _check_table(used: UsedFunction) -> None:
-    function, retry = used.function, used.table.retry
-    began, attempts = time.monotonic(), 0
+    function = used.function
+    retry = used.table.retry
+    began = time.monotonic()
+    attempts = 0
     while True:
         attempts += 1
         try:
@@ -94,11 +97,10 @@ def _check_table(used: UsedFunction) -> None:
         except Exception as error:
             problem = function.problem_of(error, sent=False)
             waited = time.monotonic() - began
-            pause = (
-                retry.wait(attempts, waited, problem.retry_after or 0.0)
-                if problem.may_pass
-                else None
-            )
+            if problem.may_pass:
+                pause = retry.wait(attempts, waited, problem.retry_after or 0.0)
+            else:
+                pause = None
             if pause is None:
                 raise _table_error(used, error, passing=problem.may_pass) from error
             time.sleep(pause)
@@ -120,14 +122,14 @@ def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> erro
     step = "No batch was begun or continued: the next run goes on from here."
     if not isinstance(error, errors.AdjunctError):
         kind = errors.TableUnavailableError if passing else errors.TableAccessError
-        reason = (
-            "it did not answer in time"
-            if isinstance(error, TimeoutError)
-            else f"{type(error).__name__}: {error}"
-        )
+        if isinstance(error, TimeoutError):
+            reason = "it did not answer in time"
+        else:
+            reason = f"{type(error).__name__}: {error}"
         problem = f"{used.operator}: table {table}: {reason.removesuffix('.')}."
         return kind(problem, f"Check its store. {step}", table=table, operator=used.operator)
-    problem, next_step = f"{used.operator}: {error.problem}", f"{error.next_step} {step}"
+    problem = f"{used.operator}: {error.problem}"
+    next_step = f"{error.next_step} {step}"
     return error.reworded(problem, next_step, table=table, operator=used.operator)
 
 

@@ -37,9 +37,9 @@ from dagster_adjunct.orchestration.batch_log.run_lease import RunLease
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, read_plan
+from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import read_plan
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
-from dagster_adjunct.orchestration.step.failures import list_sensitive_columns
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.progress import (
     MAX_STARTPOINTS,
@@ -49,6 +49,7 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     measure_state_sizes,
 )
+from dagster_adjunct.orchestration.step.sensitive_columns import list_sensitive_columns
 from dagster_adjunct.resources.common import (
     map_in_threads,
     requested_once,
@@ -165,7 +166,8 @@ class BatchVersions:
     """
 
     def __init__(self, runtime: Runtime, app: Application) -> None:
-        self._runtime, self._app = runtime, app
+        self._runtime = runtime
+        self._app = app
         self._stored: dict[str, StoredVersions] = {}
         self._readers: dict[tuple[str, str], VersionReader] = {}
         self._tables: dict[str, TransientTable] = {}
@@ -243,7 +245,8 @@ class BatchVersions:
 
     def plan_of(self, replay: Replay) -> RecordedPlan:
         """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
-        plan, app = replay.recorded or "", self._app.name
+        plan = replay.recorded or ""
+        app = self._app.name
         if plan not in self._plans:
             try:
                 self._plans[plan] = read_plan(self._runtime.lake, app, plan)
@@ -278,12 +281,14 @@ class BatchVersions:
         for name, version in versions.items():
             if version is None or is_transient(version):
                 continue
-            held, wanted = self._leases.get(name), {version, *over_time.get(name, ())}
+            held = self._leases.get(name)
+            wanted = {version, *over_time.get(name, ())}
             if held is None or held.lost or not wanted <= set(held.versions):
                 missing[name] = wanted
 
         def acquire(name: str) -> bool:
-            held, wanted = self._leases.get(name), missing[name]
+            held = self._leases.get(name)
+            wanted = missing[name]
             try:
                 self._leases[name] = Lease.acquire(
                     self._runtime.lake, name, sorted(wanted), holder=self._runtime.by
@@ -471,7 +476,8 @@ class StepState:
         """Return the state whose report includes one more batch; `few` says that Spark used one
         task a stage.
         """
-        before, took = self.report, {**done.seconds, "commit": commit_seconds}
+        before = self.report
+        took = {**done.seconds, "commit": commit_seconds}
         versions = {
             name: before.versions.get(name, [])
             for name in {**before.versions, **done.intent.versions}

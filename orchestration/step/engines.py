@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
+from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
+from dagster_adjunct.orchestration.step.dry_run import analyze_batch
 from dagster_adjunct.orchestration.step.in_process_batch import (
     check_in_process,
     find_spark_need,
     run_in_process,
 )
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache
+from dagster_adjunct.orchestration.step.physical_plan import PhysicalProof
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.orchestration.step.small_spark_batch import SmallBatch, read_small_batch
-from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
+from dagster_adjunct.orchestration.step.small_spark_batch import read_small_batch, run_small_batch
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote, resolve_session
 from dagster_adjunct.resources.spark.tuning import prewarm_workers
@@ -60,8 +61,8 @@ class BatchEngine:
         """Write every output of the batch once; return its metrics."""
         small = read_small_batch(context, inputs)
         if small is not None:
-            return run_batch(SmallBatch(context, small, before_output))
-        return run_batch(BatchContext(context, inputs, before_output))
+            return run_small_batch(context, small, before_output)
+        return run_batch(context, inputs, before_output)
 
 
 class SmallBatchesInProcess(BatchEngine):

@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import Intent, PartitionT
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.stream_facts import required_retention
+from dagster_adjunct.orchestration.operators.watermark_delays import required_retention
 from dagster_adjunct.orchestration.startpoints.positions import check_same_stream
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import (
@@ -181,7 +181,8 @@ def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], dela
     """
     partition, offset, time = _sort_by_offset(records.select([PARTITION, OFFSET, TIME]))
     mark = np.full(len(time), NEVER)
-    newest, read_to = {}, {}
+    newest = {}
+    read_to = {}
     for number, span in iter_partitions(partition):
         before = prior.get(number, PriorTimes())
         reached = np.maximum.accumulate(np.r_[before.newest, time[span]])
@@ -225,19 +226,19 @@ def merge_blocks(
     before the block.
     """
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
-    blocks, late = rows.filter(rows["mark"].is_null()), rows.filter(rows["mark"].is_valid())
+    blocks = rows.filter(rows["mark"].is_null())
+    late = rows.filter(rows["mark"].is_valid())
     partition, first, last, oldest, latest = (
         blocks[name].to_numpy() for name in blocks.column_names[:-1]
     )
     late_partition, late_offset, late_mark = (
         late[name].to_numpy() for name in ("partition", "last", "mark")
     )
-    begun, mark, place = (
-        np.full(len(last), NEVER),
-        np.full(len(last), NEVER),
-        np.zeros(len(late_mark), np.int64),
-    )
-    newest, read_to = {}, {}
+    begun = np.full(len(last), NEVER)
+    mark = np.full(len(last), NEVER)
+    place = np.zeros(len(late_mark), np.int64)
+    newest = {}
+    read_to = {}
     for number, span in iter_partitions(partition):
         before = prior.get(number, PriorTimes())
         reached = np.maximum.accumulate(np.r_[before.newest, latest[span]])
@@ -377,9 +378,11 @@ class BatchTimes:
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
-        self._context, self._inputs = context, inputs
+        self._context = context
+        self._inputs = inputs
         self._declared = declared_event_times(context.app)
-        self._is_replay, self._is_dry_run = inputs.consumed is None, inputs.intent.batch == 0
+        self._is_replay = inputs.consumed is None
+        self._is_dry_run = inputs.intent.batch == 0
         self._measured = cache(self._measure)
         self._kept = PersistedFrames()
         self._read: dict[str, DataFrame] = {}
@@ -482,7 +485,8 @@ class BatchTimes:
         was recreated.
         """
         name, short = split_stream_name(stream)
-        system, inputs = self._context.systems[name].snapshot(short), self._inputs
+        system = self._context.systems[name].snapshot(short)
+        inputs = self._inputs
         check_same_stream(
             self._context.app,
             inputs.intent,
@@ -523,7 +527,8 @@ class BatchTimes:
         return {ssp: prior for ssp, prior in times if ssp.qualified_stream == stream}
 
     def _measure(self, stream: str) -> Measured:
-        declared, offsets = self._declared[stream], self._offsets(stream)
+        declared = self._declared[stream]
+        offsets = self._offsets(stream)
         if self._is_replay or not offsets:
             return Measured()
         records = self._records(stream)
@@ -538,9 +543,11 @@ class BatchTimes:
             required_retention(self._context.app.operators).get(stream, timedelta(0))
         )
         in_tasks = None
-        name, system = declared.column_name(dict(records.dtypes)), self._system_now(stream)
+        name = declared.column_name(dict(records.dtypes))
+        system = self._system_now(stream)
         if name is not None and isinstance(system, NumberedOffsets):
-            unread, columns = self._unread(stream), [] if name == TIMESTAMP else [name]
+            unread = self._unread(stream)
+            columns = [] if name == TIMESTAMP else [name]
             if unread is not None and not unread:
                 return Measured()
             if unread is None:
@@ -566,11 +573,9 @@ class BatchTimes:
         """
         unread = {}
         for ssp, span in self._ranges(stream).items():
-            prior, start, end = (
-                self._partition_times(stream).get(ssp),
-                int(span.start),
-                int(span.end),
-            )
+            prior = self._partition_times(stream).get(ssp)
+            start = int(span.start)
+            end = int(span.end)
             gaps = [(0, end)] if prior is None else [*prior.skipped, (prior.read_to, end)]
             parts = [
                 (max(low, start), min(high, end))

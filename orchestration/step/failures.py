@@ -8,14 +8,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, partial
-from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from types import CodeType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.declaration.dataset import OwnedBy
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.batch import SparkRecords
 from dagster_adjunct.orchestration.operators.columns import (
     DataFrameFunction,
     first_duplicate,
@@ -23,13 +23,12 @@ from dagster_adjunct.orchestration.operators.columns import (
     list_hidden_columns,
 )
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.stream_facts import LineageNode, Sources
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import CodeLine, split_stream_name
+from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import (
     failing_line,
     failing_line_in_text,
@@ -41,9 +40,6 @@ from dagster_adjunct.resources.user_code import (
 if TYPE_CHECKING:
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame
-
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-    from dagster_adjunct.orchestration.step.context import StepContext
 
 
 T = TypeVar("T")
@@ -104,7 +100,8 @@ def parse_failure(error: Exception) -> Failure | None:
         raised = _RAISED.match(last[-1]) if last else None
         kind = raised["kind"].rpartition(".")[2] if raised else "an error"
         return Failure(kind, raised["said"] if raised else "", place=failing_line_in_text(text))
-    quoted, condition = _QUOTED.search(text), _CONDITION.search(text)
+    quoted = _QUOTED.search(text)
+    condition = _CONDITION.search(text)
     if condition is None:
         return None
     if quoted is None and not _DATA.search(
@@ -162,7 +159,8 @@ def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
     """Yield this operator and those before it, back to the inputs and outputs that its records
     are read from.
     """
-    waiting, seen = [operator], set()
+    waiting = [operator]
+    seen = set()
     while waiting:
         here = app.operator(waiting.pop())
         if here.id in seen:
@@ -258,8 +256,10 @@ def _bisect_records(
 
 
 def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:
-    (first, low), (last, high) = places[0], places[-1]
-    partition, offset = F.col(PARTITION), F.col(OFFSET)
+    (first, low) = places[0]
+    (last, high) = places[-1]
+    partition = F.col(PARTITION)
+    offset = F.col(OFFSET)
     return frame.where(
         ((partition > first) | ((partition == first) & (offset >= low)))
         & ((partition < last) | ((partition == last) & (offset <= high)))
@@ -276,80 +276,24 @@ def _fails(frame: DataFrame, same: Callable[[Exception], bool]) -> bool:
     return False
 
 
-def sensitive_columns(
-    context: StepContext, operator: str, columns: Iterable[str]
-) -> frozenset[str]:
-    """Return which columns of an operator's records hold values that a schema or a dataset marks as
-    sensitive.
-
-    If anything is sensitive, a column of unknown origin counts as sensitive too.
-    """
-    sensitive = context.sensitive
-    if not sensitive:
-        return frozenset()
-    names = {name for _, name in sensitive}
-    sources = context.plan.columns[operator].sources
-    return frozenset(
-        name
-        for name in columns
-        if name.lower() in names or _may_be_sensitive(context, sensitive, sources.get(name, ()))
-    )
-
-
-def _may_be_sensitive(
-    context: StepContext, sensitive: Collection[tuple[LineageNode, str]], sources: Sources
-) -> bool:
-    """Whether a column made of these sources may hold sensitive values; an output's column holds
-    what is sent to it.
-    """
-    app, plan = context.app, context.plan
-    sent = [
-        operator.spec.written(plan.columns[operator.inputs[0]]).sources.get(column, ())
-        for node, column in sources
-        for operator in app.operators
-        if operator.spec.role == "output" and operator.spec.target(app) == node
-    ]
-    known = not sources or any((node, column.lower()) in sensitive for node, column in sources)
-    return known or any(_may_be_sensitive(context, sensitive, those) for those in sent)
-
-
-def list_sensitive_columns(
-    app: Application, systems: Mapping[str, StreamSystem]
-) -> frozenset[tuple[LineageNode, str]]:
-    """Return the columns that datasets and schemas, also those in operators, mark as sensitive,
-    in lower case.
+@dataclass(frozen=True, slots=True)
+class FailedBatch:
+    """The batch whose job failed; `arrived` has the records of each input of the operators that are
+    compiled already.
     """
 
-    @cache
-    def of_stream(stream: str) -> frozenset[str]:
-        system, name = split_stream_name(stream)
-        try:
-            return _sensitive_names(systems[system].info(name).schema)
-        except (errors.StreamNotFoundError, KeyError):  # a dataset of a deleted stream
-            return frozenset()
+    planned: PlannedBatch
+    records: SparkRecords
+    arrived: Mapping[str, Sequence[DataFrame]]
 
-    found = {LineageNode("stream", stream): of_stream(stream) for stream in app.inputs}
-    for dataset in app.datasets:
-        own = frozenset(column.lower() for column in dataset.sensitive)
-        if isinstance(dataset.input, OwnedBy):
-            own |= _sensitive_names(dataset.input.schema)
-        elif dataset.stream:
-            own |= of_stream(dataset.stream)
-        found[LineageNode("dataset", dataset.name)] = own
-    for operator in app.operators:  # results of functions: matched by column name
-        names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))
-        found[LineageNode("stream", operator.id)] = names
-    return frozenset((node, name) for node, names in found.items() for name in names)
-
-
-def _sensitive_names(schema: Schema | None) -> frozenset[str]:
-    return frozenset(
-        field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive
-    )
+    def sensitive(self, operator: str) -> frozenset[str]:
+        """Return the columns of an operator's input whose values must not appear in errors."""
+        arriving = [frame.columns for frame in self.arrived[operator]]
+        return self.planned.sensitive(operator, *arriving)
 
 
 def explain_failure(
-    batch: BatchContext, operator: str, error: Exception
+    batch: FailedBatch, operator: str, error: Exception
 ) -> errors.OperatorFailedError | None:
     """Return the error that says what failed in a job of this operator; None if no user code
     failed.
@@ -365,36 +309,47 @@ def explain_failure(
     failure = parse_failure(error)
     if failure is None:
         return None
-    before = list(iter_upstream(batch.app, operator))
+    before = list(iter_upstream(batch.planned.app, operator))
     suspects = _find_suspects(before, failure)
-    failed = suspects[0] if len(suspects) == 1 else None
+    is_known = len(suspects) == 1
     # Unless one operator is known, Spark's text may quote a column of any of them.
-    about_all = before if failed is None else suspects
+    quoted = suspects if is_known else before
+    failed = suspects[0] if is_known else None
     if failed is None and failure.of_expression:
         failed = _find_failing_operator(batch, suspects or before, failure)
-    hidden = frozenset[str]().union(*(batch.sensitive(suspect.id) for suspect in about_all))
-    if failed is not None:
-        explained = _explain_with_sample(batch, failed, failure, hidden)
+    hidden = frozenset[str]().union(*(batch.sensitive(one.id) for one in quoted))
+    if failed is None:
+        explained = _explain_any(suspects, operator, failure, hidden)
     else:
-        names = " or ".join(suspect.id for suspect in suspects) or operator
-        about: dict[str, Any] = {"operator": suspects[0].id if suspects else operator}
-        explained = operator_failed_error(
-            failure.problem(names, show_text=not hidden), failure.place, None, hidden, **about
-        )
+        explained = _explain_with_sample(batch, failed, failure, hidden)
     explained.__cause__ = None if hidden else error
     return explained
 
 
+def _explain_any(
+    suspects: Sequence[Operator], operator: str, failure: Failure, hidden: frozenset[str]
+) -> errors.OperatorFailedError:
+    """Return the error of a job in which any of several operators may have failed; `operator` is
+    the one whose job it is.
+    """
+    names = [suspect.id for suspect in suspects] or [operator]
+    problem = failure.problem(" or ".join(names), show_text=not hidden)
+    return operator_failed_error(problem, failure.place, None, hidden, operator=names[0])
+
+
 def _explain_broken_promise(
-    batch: BatchContext, operator: str, error: errors.AdjunctError
+    batch: FailedBatch, operator: str, error: errors.AdjunctError
 ) -> errors.OperatorFailedError | None:
     """Return the error that blames the functions with keeps_partitioning=True; None if there is
     none.
     """
-    promising = [one for one in iter_upstream(batch.app, operator) if one.spec.keeps_partitioning]
+    promising = [
+        one for one in iter_upstream(batch.planned.app, operator) if one.spec.keeps_partitioning
+    ]
     if not promising:
         return None
-    names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
+    names = " or ".join(sorted(one.id for one in promising))
+    place = promising[0].declared_at
     line = "" if place is None else f" ({place.describe()})"
     explained = errors.OperatorFailedError(
         f"{names}{line} breaks its promise keeps_partitioning=True: {error.problem}",
@@ -409,7 +364,7 @@ def _explain_broken_promise(
 
 
 def _find_failing_operator(
-    batch: BatchContext, likely: list[Operator], failure: Failure
+    batch: FailedBatch, likely: list[Operator], failure: Failure
 ) -> Operator | None:
     """Return the first of these operators that fails in the same way when it runs alone over its
     records.
@@ -422,13 +377,11 @@ def _find_failing_operator(
     def same(error: Exception) -> bool:
         return _is_alike(parse_failure(error), failure)
 
-    for candidate in batch.app.operators:  # if one fails, those before it did not
+    for candidate in batch.planned.app.operators:  # if one fails, those before it did not
         spec = candidate.spec
         if candidate.id in wanted and len(candidate.inputs) == 1 and (spec.sql or _functions(spec)):
-            (arriving,), probe = (
-                batch.arrived[candidate.id],
-                partial(_Probe(batch).apply, candidate),
-            )
+            (arriving,) = batch.arrived[candidate.id]
+            probe = partial(probe_operator, batch, candidate)
             left = ends - time.monotonic()
             if left <= 0:
                 return None
@@ -444,7 +397,7 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
 
 
 def _explain_with_sample(
-    batch: BatchContext, failed: Operator, failure: Failure, hidden: frozenset[str]
+    batch: FailedBatch, failed: Operator, failure: Failure, hidden: frozenset[str]
 ) -> errors.OperatorFailedError:
     """Return the error of an operator, with a record that it fails on if one is found within a
     minute.
@@ -453,7 +406,8 @@ def _explain_with_sample(
     what = failed.id
     if failure.part is None and functions:
         what = f"{failed.id}: {function_label(functions[0])}"
-    seen, sample = [failure], None
+    seen = [failure]
+    sample = None
 
     def same(other: Exception) -> bool:
         again = parse_failure(other)
@@ -464,18 +418,19 @@ def _explain_with_sample(
 
     arriving = batch.arrived[failed.id]
     if len(arriving) == 1:
-        probe = partial(_Probe(batch).apply, failed)
+        probe = partial(probe_operator, batch, failed)
         sample = _run_with_timeout(
             arriving[0], lambda ends: _bisect_records(arriving[0], probe, same, ends)
         )
     about: dict[str, Any] = {"operator": failed.id}
     if sample is None:
-        problem, record = failure.problem(what, show_text=not hidden), None
+        problem = failure.problem(what, show_text=not hidden)
+        record = None
     else:
         partition, offset, record = sample
         problem = seen[-1].problem(what, show_text=not hidden)
         about |= {
-            "stream": batch.stream_of(failed.inputs[0]),
+            "stream": batch.planned.stream_of(failed.inputs[0]),
             "partition": partition,
             "offset": str(offset),
         }
@@ -484,67 +439,61 @@ def _explain_with_sample(
     )
 
 
-# Methods of a batch without side effects.
-_PROBE_ALLOWED = {
-    *(
-        "app",
-        "call",
-        "entries",
-        "required_partitioning",
-        "partitions_at",
-        "sensitive",
-        "stream_of",
-        "system_of",
-    ),
-    *(
-        "tasks",
-        "gather_small",
-        "names",
+_WITHOUT_EFFECT = frozenset(
+    {
+        "call_frame",
+        "columns",
         "filter",
+        "names",
+        "repartition",
         "select",
         "select_update",
         "with_columns",
-        "repartition",
-    ),
-}
+    }
+)
+"""What an operator may do with records while it is probed."""
 
 
-class _Probe:
-    """A batch context that compiles an operator again over some of its records: nothing is written
-    or stored.
+class _Probed:
+    """A part of a batch of which an operator that is probed may call only some methods.
 
-    Other methods of a batch raise AttributeError, so that no function gets records twice and no
-    table is queried again. The failure is then reported without a sample.
+    Others raise AttributeError, so that no function gets records twice and no table is queried
+    again. The failure is then reported without a sample.
     """
 
-    def __init__(self, batch: BatchContext) -> None:
-        self._batch = batch
-        self._sent: DataFrame | None = None
-
-    def apply(self, operator: Operator, frame: DataFrame) -> DataFrame:
-        """Return the records that an operator makes of these, or that it sends."""
-        self._sent = None
-        leaving = operator.spec.compile(operator.id, [frame], cast("BatchContext", self))
-        return leaving if self._sent is None else self._sent
+    def __init__(self, part: object = None, **own: Callable[..., Any]) -> None:
+        self._part = part
+        self._own = own
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _PROBE_ALLOWED:
+        if name in self._own:
+            return self._own[name]
+        if self._part is None or name not in _WITHOUT_EFFECT:
             raise AttributeError(f"{name} is not available while searching for a failed record")
-        return getattr(self._batch, name)
+        return getattr(self._part, name)
 
-    def has_consumers(self, operator: str) -> bool:
-        return False
 
-    def count_matches(self, operator: str, dataset: str, frame: DataFrame) -> DataFrame:
-        return frame
+def probe_operator(batch: FailedBatch, operator: Operator, frame: DataFrame) -> DataFrame:
+    """Return the records that an operator makes of these, or that it sends; nothing is written or
+    stored.
+    """
+    sent: list[DataFrame] = []
 
-    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
-        return frame
+    def send(operator: str, frame: DataFrame, *given: object, **more: object) -> None:
+        sent.append(frame)
 
-    def send(self, operator: str, frame: DataFrame, *given: object, **more: object) -> None:
-        self._sent = frame
-
-    write = write_local = send_dead_letters = send
+    probe = SimpleNamespace(
+        planned=replace(batch.planned, consumers={}, late_consumed=frozenset()),
+        records=_Probed(batch.records, materialize=lambda operator, frame: frame),
+        datasets=_Probed(),
+        tables=_Probed(),
+        outputs=_Probed(send=send, write=send, send_dead_letters=send),
+        local_tables=_Probed(write=send),
+        sinks=_Probed(),
+        state=_Probed(),
+    )
+    leaving: DataFrame = operator.spec.compile(operator.id, [frame], probe)
+    return sent[-1] if sent else leaving
 
 
 def call_frame_function(operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:

@@ -93,11 +93,19 @@ class Following:
         memory: Callable[[], int] | None = None,
     ) -> None:
         self.ended = ""
-        self._lasts, self._refresh, self._sources = lasts, refresh, sources
-        self._say, self._tick, self._at_once = say, tick, at_once
+        self._lasts = lasts
+        self._refresh = refresh
+        self._sources = sources
+        self._say = say
+        self._tick = tick
+        self._at_once = at_once
         self._looks: dict[str, Look] = {**streams, "startpoints": startpoints}
-        self._streams, self._asked, self._datasets = frozenset(streams), asked, tuple(datasets)
-        self._clock, self._sleep, self._memory = clock, sleep, memory or memory_in_use
+        self._streams = frozenset(streams)
+        self._asked = asked
+        self._datasets = tuple(datasets)
+        self._clock = clock
+        self._sleep = sleep
+        self._memory = memory or memory_in_use
         self._end = clock() + lasts.total_seconds()
         self._next = self._next_sources = self._eager_until = clock()
         self._next_busy = clock() + _BUSY_EVERY
@@ -235,7 +243,8 @@ class Following:
         """Yield the name of what to look at next, mostly a stream; None to check whether another
         run asks.
         """
-        streams, others = cycle(sorted(self._streams)), cycle(["startpoints", None])
+        streams = cycle(sorted(self._streams))
+        others = cycle(["startpoints", None])
         while True:
             if self._streams:
                 for _ in range(_TURNS - 1):

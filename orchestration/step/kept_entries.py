@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from dagster_adjunct.assets.reading.superseded import read_entries
 from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime, read_rows_over_time
-from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.lazy_modules import pa, pc
@@ -134,7 +133,8 @@ class TimedEntries:
         is_unknown = self.known_from is not None and time < self.known_from
         if number is None:
             return None, is_unknown
-        first, end = self.starts[number], self.starts[number + 1]
+        first = self.starts[number]
+        end = self.starts[number + 1]
         row = bisect_right(self.begins, time, first, end) - 1
         if row >= first:
             if time >= self.ends[row]:
@@ -192,7 +192,8 @@ class EntryCache:
 
 def count_stored_rows(reader: Reader) -> int:
     """Return the rows in all files of a version, or of several."""
-    generations = (
-        reader.generations if isinstance(reader, VersionsOverTime) else reader.sealed.generations
-    )
+    if isinstance(reader, VersionsOverTime):
+        generations = reader.generations
+    else:
+        generations = reader.sealed.generations
     return sum(generation.rows for generation in generations)

@@ -16,7 +16,7 @@ from hashlib import sha256
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.operators.lookup_join import TableLookup
+from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
@@ -128,7 +128,9 @@ def answer_keys(
     records an answer decides for all. The columns are `key_columns(…)`, FOUND, and one for each
     column that is looked up.
     """
-    known, metrics, turn = [_answers_schema(keys, lookup).empty_table()], TableMetrics(), 1
+    known = [_answers_schema(keys, lookup).empty_table()]
+    metrics = TableMetrics()
+    turn = 1
     while True:
         while (recorded := record.read(turn)) is not None:
             known.append(recorded.replace_schema_metadata(None).cast(known[0].schema))
@@ -158,7 +160,8 @@ def join_answers(
     The Spark job fails on a key that was not looked up: the operators before the join gave other
     records the first time.
     """
-    names, side = key_columns(lookup), F.broadcast(answers)
+    names = key_columns(lookup)
+    side = F.broadcast(answers)
     equal = [
         frame[quote_name(stream)] == side[name]
         for stream, name in zip(lookup.keys, names, strict=True)

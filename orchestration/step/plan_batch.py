@@ -40,12 +40,8 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     replay_order,
     snapshot_streams,
 )
-from dagster_adjunct.orchestration.startpoints.recorded_replay import (
-    RecordedPiece,
-    RecordedPlan,
-    is_readable,
-    load_plans,
-)
+from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
+from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources import errors
@@ -107,7 +103,9 @@ def maintain_local_tables(context: StepContext, run: StepState) -> None:
     A state table is created before the first batch that writes it: where there is none, no batch
     has written.
     """
-    app, runtime, abandoned = context.app, context.runtime, run.logged.state.given_up
+    app = context.app
+    runtime = context.runtime
+    abandoned = run.logged.state.given_up
     if abandoned is not None:
         for dataset in app.datasets:
             if dataset.is_owned_by(app.name):
@@ -133,11 +131,9 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     """
 
     def read_handed() -> FanOut | None:
-        return (
-            context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
-            if run.held is None
-            else None
-        )
+        if run.held is not None:
+            return None
+        return context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
 
     at_once = requests_at_once(context.lake.store)
     streams = partial(snapshot_streams, context.systems, context.app.inputs, at_once)
@@ -157,7 +153,8 @@ def _open_versions(
     """Return readers of the served versions, by dataset and state table, and the manifests of
     datasets with a maximum staleness. Members of a version set are read in one snapshot.
     """
-    app, stored = context.app, context.versions.stored
+    app = context.app
+    stored = context.versions.stored
     own = [dataset for dataset in app.datasets if dataset.is_owned_by(app.name)]
     others = [
         dataset.name
@@ -221,11 +218,9 @@ def plan_batch(
     if intent is not None:
         return PlannedBatch(intent, seen.streams)
     intent = _plan_main_batch(context, state, positions)
-    return (
-        NothingToRead(positions, losses)
-        if intent is None
-        else PlannedBatch(intent, seen.streams, losses)
-    )
+    if intent is None:
+        return NothingToRead(positions, losses)
+    return PlannedBatch(intent, seen.streams, losses)
 
 
 def _plan_replay_batch(
@@ -315,7 +310,8 @@ def _plan_main_batch(
     shared = _limit_ranges(context, unread)
     if _are_all_empty(context.systems, shared):
         return None
-    offsets, startpoints = state.offsets, positions.startpoints
+    offsets = state.offsets
+    startpoints = positions.startpoints
     epochs = {
         ssp: offsets.next_epoch(ssp) if ssp in startpoints else offsets.epochs.get(ssp, 0)
         for ssp in shared
@@ -459,7 +455,8 @@ def find_lost_ranges(
     for name in sorted({ssp.qualified_stream for ssp in intent.ranges}):
         spans = {ssp: span for ssp, span in intent.ranges.items() if ssp.qualified_stream == name}
         system = context.systems[split_stream_name(name)[0]]
-        oldest, upcoming = system.oldest(spans), system.upcoming(spans)
+        oldest = system.oldest(spans)
+        upcoming = system.upcoming(spans)
         for ssp, span in spans.items():
             if system.compare(span.end, upcoming[ssp]) > 0:
                 raise past_end_of_batch_error(
@@ -474,7 +471,8 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Spans, lost: 
     """Return the intent without the offsets that retention has `deleted`; `lost` are those to
     report.
     """
-    ranges, counted = dict(intent.ranges), dict(intent.lost)
+    ranges = dict(intent.ranges)
+    counted = dict(intent.lost)
     for ssp, span in deleted.items():
         end = ranges[ssp].end
         whole = context.systems[ssp.system].compare(end, span.end) < 0
@@ -514,7 +512,8 @@ def _lease_served(
     Tables that live for one run are brought up to date here, before the intent: a change that can't
     be applied would keep an open batch from ever finishing.
     """
-    app, ids = context.app, dict(seen.versions)
+    app = context.app
+    ids = dict(seen.versions)
     for name, manifest in seen.limited.items():
         limit = app.max_staleness[name]
         if manifest is None or manifest.version is None:

@@ -31,8 +31,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     TimeState,
 )
 from dagster_adjunct.orchestration.operators.event_time import EventTime
-from dagster_adjunct.orchestration.operators.records import Input
-from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
+from dagster_adjunct.orchestration.operators.records import InputSpec
+from dagster_adjunct.orchestration.operators.watermark_delays import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
@@ -76,7 +76,7 @@ def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
 
 
 def measure_stream_progress(
-    system: StreamSystem, source: Input, state: ApplicationState
+    system: StreamSystem, source: InputSpec, state: ApplicationState
 ) -> StreamProgress:
     """Return how far the application has come in one input stream; `system` is a snapshot for
     that stream.
@@ -253,11 +253,10 @@ def find_delivered_version(
     if not isinstance(arrived, Awaiting):
         return NextVersion(arrived.version, "", arrived.outside)
     named = f"version {arrived.version}" if arrived.version else "the next one"
-    awaited = (
-        f"{named} waits for {', '.join(arrived.missing)}"
-        if arrived.missing
-        else "nothing was delivered"
-    )
+    if arrived.missing:
+        awaited = f"{named} waits for {', '.join(arrived.missing)}"
+    else:
+        awaited = "nothing was delivered"
     return NextVersion(None, awaited, arrived.outside)
 
 
@@ -331,7 +330,8 @@ def new_planned_event(app: Application) -> StepEvent:
     return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
 
 
-MAX_VERSIONS, MAX_STARTPOINTS = 100, 10_000
+MAX_VERSIONS = 100
+MAX_STARTPOINTS = 10_000
 """How many versions of a dataset and lines about startpoints a report has; a run that stays may
 have more of them.
 """
@@ -397,7 +397,8 @@ def times_at_batch_start(app: Application, state: ApplicationState, intent: Inte
     Partitions with records that wait for a later batch count as active, so that a backlog never
     makes them idle.
     """
-    declared, prior = declared_event_times(app), state.times.partitions
+    declared = declared_event_times(app)
+    prior = state.times.partitions
     known = {ssp for ssp in (*state.checkpoint, *intent.ranges) if ssp.qualified_stream in declared}
     changed = {ssp: PartitionTimes(active_at=intent.clock) for ssp in sorted(known - prior.keys())}
     changed |= {
@@ -422,12 +423,15 @@ def times_after_batch(
 
     `ranges` are the offsets [from, to) that it read, of partitions with numeric offsets.
     """
-    declared, partitions = declared_event_times(app), dict(times.partitions)
+    declared = declared_event_times(app)
+    partitions = dict(times.partitions)
     for ssp, prior in times.partitions.items():
         read = measured.get(ssp.qualified_stream, Measured())
         if ssp.partition not in read.read_to:
             continue
-        newest, watermark, span = prior.newest, prior.watermark, (ranges or {}).get(ssp)
+        newest = prior.newest
+        watermark = prior.watermark
+        span = (ranges or {}).get(ssp)
         if ssp.partition in read.newest:
             here = datetime_from_micros(read.newest[ssp.partition])
             newest = max(here, newest or here)

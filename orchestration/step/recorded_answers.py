@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from dagster_adjunct.orchestration.operators.calls import SinkContext
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import (
     PickledFunction,
     check_readable_records,
     record_position,
 )
-from dagster_adjunct.orchestration.operators.sends import SinkContext
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.fence import Fence
@@ -120,10 +120,8 @@ def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     assert call.returns is not None
-    hidden, made = (
-        list_hidden_columns(frame.columns),
-        cast("StructType", StructType.fromDDL(call.returns.ddl())),
-    )
+    hidden = list_hidden_columns(frame.columns)
+    made = cast("StructType", StructType.fromDDL(call.returns.ddl()))
     own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
     schema = StructType([*(frame.schema[name] for name in hidden), *made.fields, *own])
     return map_in_arrow(_sort_records(frame), partial(_call_in_task, call, hidden), schema)
@@ -155,8 +153,11 @@ def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -
 def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
     from pyspark import TaskContext
 
-    operator, name, returns = call.operator, call.name, call.returns
-    function, task = call.shipped.here(), TaskContext.get()
+    operator = call.operator
+    name = call.name
+    returns = call.returns
+    function = call.shipped.here()
+    task = TaskContext.get()
     partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
     for number, records in enumerate(part for part in batches if part.num_rows):
         check_readable_records(records, operator, name, call.stream, call.sensitive)

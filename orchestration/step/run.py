@@ -128,10 +128,8 @@ def _discard_retired(
     if not report.sealed:
         return report
     if dataset.follows_changes:  # a commit of changes alone retires no files
-        manifest, limit = (
-            DatasetLog(lake, dataset.name).read()[1],
-            subtract_span(lake.now(), dataset.discard.grace),
-        )
+        manifest = DatasetLog(lake, dataset.name).read()[1]
+        limit = subtract_span(lake.now(), dataset.discard.grace)
         if manifest is None or all(retired.at > limit for retired in manifest.retired):
             return report
     began = time.perf_counter()
@@ -209,7 +207,8 @@ def advance_datasets(
         if is_advanced_by_runs(dataset) and dataset.name not in applied.failed
     ]
     units = group_datasets(able, f"application {app.name!r}")
-    lock, stage_lock = threading.Lock(), threading.Lock()
+    lock = threading.Lock()
+    stage_lock = threading.Lock()
 
     def session() -> SparkSession:
         with lock:  # threads may ask at the same time
@@ -286,7 +285,8 @@ def longest_request(app: Application, systems: Mapping[str, StreamSystem]) -> fl
     """
     limits = [0.0]
     for operator in app.operators:
-        send, target = operator.spec.send, operator.spec.writes or ""
+        send = operator.spec.send
+        target = operator.spec.writes or ""
         system = target.partition(".")[0]
         if send is not None:
             limits.append(app.tables[send.table].retry.timeout or _UNLIMITED_REQUEST)
@@ -323,7 +323,8 @@ def run_batches(
     plan's notes. `say` and `tick` are for a run that stays (see `Following`). Returns the report
     and the latest plan.
     """
-    lake, systems = runtime.lake, runtime.systems
+    lake = runtime.lake
+    systems = runtime.systems
     of_run = runtime
     planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
     registered: RegisteredTables | None = None
@@ -357,7 +358,8 @@ def run_batches(
 
         def begin() -> StepContext:
             nonlocal planned, registered
-            is_first, check = planned is None, partial(check_first_run, lake, app, adopt=adopt)
+            is_first = planned is None
+            check = partial(check_first_run, lake, app, adopt=adopt)
             planned, *_ = call_in_threads(
                 plan_step, *([check] if is_first else [])
             )  # after waiting for the lease

@@ -122,7 +122,8 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
     """
     for attempt in range(1, _MAX_STARTS + 1):
         with _open_step(given) as (context, begun):
-            run, engine = begun, engine or choose_engine(context)
+            run = begun
+            engine = engine or choose_engine(context)
             try:
                 while context.max_batches is None or run.report.batches < context.max_batches:
                     began = time.monotonic()
@@ -239,7 +240,9 @@ def _commit_intent(
 
     No input is read before the commit.
     """
-    app, intent, state = context.app, batch.intent, run.logged.state
+    app = context.app
+    intent = batch.intent
+    state = run.logged.state
     opened = {
         name: context.versions.view(name, version, state)
         for name, version in intent.versions.items()
@@ -323,7 +326,8 @@ def _write_outputs(
 
     Adds the time that it took to `seconds`, as "work".
     """
-    began, intent = time.monotonic(), inputs.intent
+    began = time.monotonic()
+    intent = inputs.intent
 
     def before_output(name: str, look: Callable[[], Any] = lambda: None) -> Any:
         """Raise if the run may not write this output; return the result of `look`, which is
@@ -373,7 +377,8 @@ def _announce_run(context: StepContext) -> None:
     """Let tables refuse writes of earlier runs, if one of them may have been paused and wake up
     (`Fence`).
     """
-    lease, fence = context.lease, context.fence
+    lease = context.lease
+    fence = context.fence
     if lease is None or fence is None or not lease.has_unfenced:
         return
     names = {
@@ -436,7 +441,8 @@ def _close_batch(
     """Commit the end of the batch, which applies its startpoints; then remove these from the
     fan-outs.
     """
-    began, intent = time.monotonic(), inputs.intent
+    began = time.monotonic()
+    intent = inputs.intent
     before = run.logged.state.offsets
     done = ClosedBatch(
         intent=intent,
@@ -452,7 +458,8 @@ def _close_batch(
         purge_answers(context.lake, context.app.name, intent.batch)
     if intent.batch % _FORGETTING == 0:
         _forget_old_batches(context)
-    state, after = logged.state, logged.state.offsets
+    state = logged.state
+    after = logged.state.offsets
     texts = [
         f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}"
         for ssp in intent.startpoints
@@ -499,7 +506,8 @@ def _commit_positions(context: StepContext, run: StepState, nothing: NothingToRe
     if not (positions.startpoints or positions.lost):
         return run
     applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
-    lost, state = _count_lost(context, positions.lost), run.logged.state
+    lost = _count_lost(context, positions.lost)
+    state = run.logged.state
     update = {
         "checkpoint": {
             **state.checkpoint,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
+from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, open_described
 
 
 class FencedStore:
@@ -31,7 +31,7 @@ class FencedStore:
         return repr(self._inner)
 
     def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (StoreDescriptor.open, (self._inner.descriptor,))
+        return (open_described, (self._inner.descriptor,))
 
     def put(self, key: str, data: bytes) -> str:
         self._fence.check()

@@ -34,7 +34,9 @@ from dagster_adjunct.resources.objects.store import (
     ObjectStore,
     S3Options,
     StoreDescriptor,
+    open_described,
 )
+from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 _INSTEAD = (
@@ -172,7 +174,7 @@ def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> Ob
         found = f"lake {place!r} has a name that is not UTF-8"
         step = "Choose or rename the folder."
         raise argument_error(found, "a URL or folder in UTF-8", step, argument="url") from None
-    return StoreDescriptor(place, options).open()
+    return describe_store(place, options).open()
 
 
 def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:
@@ -281,7 +283,7 @@ class LazyLakeStore:
         return repr(self._inner)
 
     def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (StoreDescriptor.open, (self._inner.descriptor,))
+        return (open_described, (self._inner.descriptor,))
 
     def put(self, key: str, data: bytes) -> str:
         return self._existing_lake().put(key, data)

@@ -15,6 +15,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -26,6 +27,7 @@ from dagster_adjunct.resources.objects.store import (
     PROBE_PREFIX,
     ObjectInfo,
     ObjectStore,
+    StoreDescriptor,
     StoredObject,
 )
 
@@ -81,6 +83,10 @@ class LocalStore(ObjectStore):
     @property
     def url(self) -> str:
         return str(self._root)
+
+    @property
+    def descriptor(self) -> StoreDescriptor:
+        return LocalDescriptor(self.url)
 
     @_translates_os_errors
     def get(self, key: str) -> StoredObject:
@@ -394,3 +400,11 @@ def _etag(data: bytes, stat: os.stat_result) -> str:
     if stat.st_size <= _HASHED_SIZE:
         return hashlib.blake2b(data, digest_size=16).hexdigest()
     return f"{stat.st_size:x}-{stat.st_ino:x}-{stat.st_mtime_ns:x}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDescriptor(StoreDescriptor):
+    """The folder of a store."""
+
+    def connect(self) -> ObjectStore:
+        return LocalStore(self.url)

@@ -76,11 +76,9 @@ class S3Request:
 
     def __str__(self) -> str:
         more = f" and {self.more} more" if self.more else ""
-        return (
-            self.request
-            if self.key is None
-            else f"{self.request} of {self.key!r}{more} in {self.url}"
-        )
+        if self.key is None:
+            return self.request
+        return f"{self.request} of {self.key!r}{more} in {self.url}"
 
 
 def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> errors.AdjunctError:
@@ -345,7 +343,7 @@ class S3Store(ObjectStore):
 
     @property
     def descriptor(self) -> StoreDescriptor:
-        return StoreDescriptor(self.url, self._options)
+        return S3Descriptor(self.url, self._options)
 
     def get(self, key: str) -> StoredObject:
         def request() -> StoredObject:
@@ -597,3 +595,11 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         ) from None
     store.check_endpoint(client.meta.endpoint_url)
     return client
+
+
+@dataclass(frozen=True, slots=True)
+class S3Descriptor(StoreDescriptor):
+    """The URL and options of a store on S3."""
+
+    def connect(self) -> ObjectStore:
+        return S3Store(self.url, self.s3 or S3Options())

@@ -8,6 +8,7 @@ import re
 import tempfile
 import threading
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, argument_error, utc_now
+from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, utc_now
 from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
@@ -118,10 +119,9 @@ class ObjectStore(Protocol):
     @property
     def descriptor(self) -> StoreDescriptor:
         """The address and options of this store, with which another process opens it."""
-        return StoreDescriptor(self.url)
 
     def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (StoreDescriptor.open, (self.descriptor,))
+        return (open_described, (self.descriptor,))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -151,32 +151,36 @@ class S3Options:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreDescriptor:
-    """A store's address and options; picklable, without secrets."""
+class StoreDescriptor(ABC):
+    """A store's address and options; picklable, without secrets. Each kind of store has its own."""
 
     url: str
     s3: S3Options | None = None
 
     def open(self) -> ObjectStore:
         """Return the described store; one per process, shared by its threads."""
-        if self.url.startswith("memory://"):
-            return InMemoryStore.named(self.url)
         key = os.getpid(), self
-        return _OPENED.get(key) or _OPENED.setdefault(key, self._open())
+        return _OPENED.get(key) or _OPENED.setdefault(key, self.connect())
 
-    def _open(self) -> ObjectStore:
-        if self.url.startswith("s3://"):
-            from dagster_adjunct.resources.objects.s3_store import S3Store
+    @abstractmethod
+    def connect(self) -> ObjectStore:
+        """Return a new object for the described store."""
 
-            return S3Store(self.url, self.s3 or S3Options())
-        if "://" in self.url:
-            expected = "s3://BUCKET/PREFIX, a folder or memory://NAME"
-            raise argument_error(
-                f"store {self.url!r} has an unknown scheme", expected, argument="url"
-            )
-        from dagster_adjunct.resources.objects.local_store import LocalStore
 
-        return LocalStore(self.url)
+@dataclass(frozen=True, slots=True)
+class MemoryDescriptor(StoreDescriptor):
+    """The address of a store in the memory of this process."""
+
+    def open(self) -> ObjectStore:
+        return self.connect()
+
+    def connect(self) -> ObjectStore:
+        return InMemoryStore.named(self.url)
+
+
+def open_described(descriptor: StoreDescriptor) -> ObjectStore:
+    """Return the described store. Stores pickle as a call of this."""
+    return descriptor.open()
 
 
 # Keyed by process id too: a forked worker must not share its parent's sockets.
@@ -364,6 +368,10 @@ class InMemoryStore(ObjectStore):
     @property
     def url(self) -> str:
         return f"memory://{self._name}"
+
+    @property
+    def descriptor(self) -> StoreDescriptor:
+        return MemoryDescriptor(self.url)
 
     def get(self, key: str) -> StoredObject:
         stored = self._objects.get(check_key(key))

@@ -16,10 +16,7 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import (
-    GENERATOR_FUNCTIONS,
     NILADIC,
-    ColumnName,
-    Expression,
     calls,
     did_you_mean,
     has_star_argument,
@@ -27,6 +24,7 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     parse_select,
 )
+from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName, Expression
 from dagster_adjunct.resources.sql.types import (
     KnownTypes,
     expression_type,
@@ -219,19 +217,16 @@ class _Scope:
         """Return the column of this name, ignoring case; None if there is none."""
         columns = self.columns or ()
         lower = name.lower()
-        return (
-            name
-            if name in columns
-            else next((column for column in columns if column.lower() == lower), None)
-        )
+        if name in columns:
+            return name
+        return next((column for column in columns if column.lower() == lower), None)
 
     def _missing_column(self, expression: Expression, name: ColumnName) -> PlanningError:
         columns = self.columns or ()
-        where = (
-            ""
-            if expression.column is not None
-            else f" ({expression.text!r}{expression.place(name)})"
-        )
+        if expression.column is not None:
+            where = ""
+        else:
+            where = f" ({expression.text!r}{expression.place(name)})"
         problem = (
             f"{self.side} has no column {name.name!r}{where}; its columns there are"
             f" {', '.join(columns)}."
@@ -568,11 +563,10 @@ def _expects(*groups: str) -> Rule:
         group = operands.group(operand)
         if group is None or group in groups:
             return None
-        expected = (
-            " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
-            if len(groups) < 4
-            else "a single value"
-        )
+        if len(groups) < 4:
+            expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
+        else:
+            expected = "a single value"
         return f"takes {operands.describe(operand)}: expected {expected}"
 
     return check
@@ -686,9 +680,10 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     if kind not in _COMPARES.split():
         return kind in _OF_TIMES.split()
     above = parent.parent
-    owner = (
-        above if kind == "If" and above is not None and type(above).__name__ == "Case" else parent
-    )
+    if kind == "If" and above is not None and type(above).__name__ == "Case":
+        owner = above
+    else:
+        owner = parent
     parts = [
         owner.this,
         *(owner.args.get(name) for name in ("expression", "low", "high")),

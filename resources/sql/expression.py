@@ -1,19 +1,22 @@
-"""Parsed Spark SQL expressions, Spark's functions, and what the text of an expression reveals
-without parsing.
-"""
+"""Parses Spark SQL expressions, and finds what their text reveals without parsing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
-from pkgutil import get_data
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.lazy_modules import LazyModule, exp
 from dagster_adjunct.resources.schemas.schema import TYPES
+from dagster_adjunct.resources.sql.parsed import (
+    SPARK_FUNCTIONS,
+    Call,
+    ColumnName,
+    Expression,
+    WindowClause,
+)
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.sql import spark_grammar as grammar
@@ -38,123 +41,6 @@ NILADIC = frozenset(
     }
 )
 """Names that Spark reads as function calls without parentheses, unless a column has the name."""
-
-# The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own
-# list.
-_FUNCTION_LINES = (
-    (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()
-)  # also from a zip file
-_FUNCTIONS = {
-    line.split()[0]: line.split()[1:] for line in _FUNCTION_LINES if not line.startswith("#")
-}
-SPARK_FUNCTIONS = frozenset(_FUNCTIONS)
-"""The names of all functions of Spark SQL."""
-AGGREGATE_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "aggregate" in rest)
-"""Functions that combine several records: aggregates, and window functions, which need `over
-(…)`.
-"""
-GENERATOR_FUNCTIONS = frozenset(
-    name for name, rest in _FUNCTIONS.items() if "generator" in rest
-) | {
-    "variant_explode",
-    "variant_explode_outer",  # in Spark these are table functions only
-}
-"""Functions that return several records for one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnName:
-    """A reference to a column or field: ("address", "city") for `address.city`, and its position
-    in the text.
-    """
-
-    parts: tuple[str, ...]
-    start: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.parts[0]
-
-    def __str__(self) -> str:
-        return ".".join(self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowClause:
-    """The clause `over (partition by …)` of a window function.
-
-    `partition_by` is the text after these words. `columns` are the plain columns in it, ("id",) in
-    `id, upper(s)`.
-    """
-
-    columns: tuple[str, ...]
-    partition_by: str
-
-
-class Call(NamedTuple):
-    """A call of a function by its plain name, in lower case.
-
-    `arguments` is their number, None if one of them is "*". `is_word`: the name is not a keyword.
-    `is_compared`: it follows "like". `is_over`: `over (…)` follows the call.
-    """
-
-    name: str
-    arguments: int | None
-    is_word: bool
-    is_compared: bool
-    is_over: bool
-
-    @property
-    def is_multi_record(self) -> bool:
-        """Whether it is an aggregate or window function (of several records), or a generator
-        (returns several).
-        """
-        return self.name in GENERATOR_FUNCTIONS or (
-            self.name in AGGREGATE_FUNCTIONS and not self.is_compared
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Expression:
-    """A parsed Spark SQL expression.
-
-    `alias` is the name after "as". `name` is that of the resulting column, None where only Spark
-    knows it or where there are several. `column` is a column that is passed on unchanged ("dest as
-    faa" passes on dest). `columns` are the columns that it references, without the variables of
-    lambdas. `star` says that it is "*", without the columns in `excepted`.
-
-    `unread` says why it could not be parsed, in which case only Spark can check it. `mistake` is an
-    error that Spark is certain to raise, whatever columns there are. `number` distinguishes the
-    expressions of one SELECT, whose `text` is the whole SELECT.
-    """
-
-    text: str
-    alias: str | None = None
-    name: str | None = None
-    column: str | None = None
-    columns: tuple[ColumnName, ...] = ()
-    star: bool = False
-    excepted: tuple[str, ...] = ()
-    unread: str = ""
-    mistake: str = ""
-    number: int = 0
-    tree: exp.Expr | None = field(default=None, compare=False, repr=False)
-    """The syntax tree without the alias. It is shared: don't change it."""
-
-    def expand_star(self, columns: Iterable[str]) -> tuple[str, ...]:
-        """Return those of these columns that the expression "*" or "* except (…)" selects."""
-        excepted = {name.lower() for name in self.excepted}
-        return tuple(name for name in columns if name.lower() not in excepted)
-
-    def place(self, name: ColumnName) -> str:
-        """Return the position of a column for messages (" in line 2"), "" for a text of one
-        line.
-        """
-        return (
-            f" in line {self.text.count(chr(10), 0, name.start) + 1}"
-            if "\n" in self.text.strip()
-            else ""
-        )
 
 
 _TOKEN = re.compile(
@@ -374,34 +260,6 @@ def unknown_functions(text: str) -> tuple[str, ...]:
     )
 
 
-def argument_count_problem(function: str, given: int | None) -> str:
-    """Return "upper() takes 1 argument, and gets 2"; "" if this number is allowed or can't be
-    checked.
-    """
-    allowed = _FUNCTIONS.get(function, ["?"])[0]
-    if given is None or allowed == "?":
-        return ""
-    least, _, most = allowed.partition("-")
-    if allowed.endswith("+"):
-        least = allowed[:-1]
-        is_allowed = given >= int(least)
-        allowed = f"{least} or more"
-    elif most:
-        is_allowed = int(least) <= given <= int(most)
-        allowed = f"{least} to {most}"
-    else:
-        is_allowed = str(given) in allowed.split(",")
-        allowed = allowed.replace(",", " or ")
-    return (
-        ""
-        if is_allowed
-        else (
-            f"{function}() takes {allowed} argument{'' if allowed == '1' else 's'}, and gets"
-            f" {given}"
-        )
-    )
-
-
 def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
     """Return the called aggregates and generators, each with whether `over (…)` follows it.
 
@@ -430,13 +288,11 @@ def other_records_construct(text: str) -> str:
     It reads tokens only, and so works even if the expression can't be parsed.
     """
     several = [call.name for call in calls(text) if call.is_multi_record]
-    return (
-        f"{several[0]}()"
-        if several
-        else grammar.find_clause_of_other_records(text)
-        if "(" in text
-        else ""
-    )
+    if several:
+        return f"{several[0]}()"
+    if "(" in text:
+        return grammar.find_clause_of_other_records(text)
+    return ""
 
 
 def implies_true(text: str, column: str) -> bool:

@@ -16,7 +16,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dagster_adjunct.resources.sql.expression import (
+from dagster_adjunct.resources.sql.parsed import (
     Call,
     ColumnName,
     Expression,
@@ -93,11 +93,9 @@ def read_expression(text: str) -> Expression:
     if mistake:
         return Expression(text, unread=mistake, mistake=mistake)
     tree = parse_tree(text)
-    return (
-        _unread_expression(text, tree)
-        if isinstance(tree, str)
-        else expression_from_tree(text, tree)
-    )
+    if isinstance(tree, str):
+        return _unread_expression(text, tree)
+    return expression_from_tree(text, tree)
 
 
 def find_wrong_call(text: str) -> str:
@@ -183,7 +181,11 @@ def _count_arguments(tokens: list[Token], start: int) -> int | None:
             depth += 1
         elif kind in (TokenType.R_PAREN, TokenType.R_BRACKET):
             if depth == 0:
-                return None if stars else 0 if at == start else commas + 1
+                if stars:
+                    return None
+                if at == start:
+                    return 0
+                return commas + 1
             depth -= 1
         elif depth == 0 and kind is TokenType.COMMA:
             commas += 1

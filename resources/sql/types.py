@@ -15,7 +15,7 @@ from typing import TypeAlias
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.schemas.schema import Schema, decimal_digits
-from dagster_adjunct.resources.sql.expression import ColumnName, Expression
+from dagster_adjunct.resources.sql.parsed import ColumnName, Expression
 
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 _MAX_PRECISION = 38
@@ -117,11 +117,9 @@ def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
     whole = all(
         kind is not None and "…" not in kind and name.isidentifier() for name, kind in known
     )
-    return (
-        f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>"
-        if known and whole
-        else "struct<…>"
-    )
+    if known and whole:
+        return f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>"
+    return "struct<…>"
 
 
 def _inside(type_: str | None) -> str | None:
@@ -233,7 +231,11 @@ def _literal(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _integer_type(number: int) -> str | None:
-    return "int" if -(2**31) <= number < 2**31 else "bigint" if -(2**63) <= number < 2**63 else None
+    if -(2**31) <= number < 2**31:
+        return "int"
+    if -(2**63) <= number < 2**63:
+        return "bigint"
+    return None
 
 
 def _negation(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -246,11 +248,9 @@ def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
     name = to.this.name if hasattr(to.this, "name") else ""
     if name == "DECIMAL":
         digits = [item.name for item in to.expressions]
-        return (
-            f"decimal({digits[0]},{digits[1]})"
-            if len(digits) == 2 and all(map(str.isdigit, digits))
-            else None
-        )
+        if len(digits) == 2 and all(map(str.isdigit, digits)):
+            return f"decimal({digits[0]},{digits[1]})"
+        return None
     return None if to.expressions else _CAST_TO.get(name)
 
 
@@ -335,13 +335,11 @@ def _operand_types(known: KnownTypes, node: exp.Expr) -> set[str | None]:
 
 def _divided(known: KnownTypes, node: exp.Expr) -> str | None:
     kinds = _operand_types(known, node)
-    return (
-        "double"
-        if kinds <= set(NUMBERS)
-        else _arithmetic(known, node)
-        if widest_decimal(kinds)
-        else None
-    )
+    if kinds <= set(NUMBERS):
+        return "double"
+    if widest_decimal(kinds):
+        return _arithmetic(known, node)
+    return None
 
 
 def _divided_whole(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -379,11 +377,9 @@ def _same_array(known: KnownTypes, node: exp.Expr) -> str | None:
 def _keys(known: KnownTypes, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
     inner = _inside(kind)
-    return (
-        f"array<{next(_parts(inner))}>"
-        if kind and inner and kind.startswith("map<")
-        else "array<…>"
-    )
+    if kind and inner and kind.startswith("map<"):
+        return f"array<{next(_parts(inner))}>"
+    return "array<…>"
 
 
 def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -398,11 +394,9 @@ def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
 
 def _field(known: KnownTypes, node: exp.Expr) -> str | None:
     field = node.args.get("expression")
-    return (
-        field_type(known.type(node.this), field.name)
-        if type(field).__name__ == "Identifier" and field
-        else None
-    )
+    if type(field).__name__ == "Identifier" and field:
+        return field_type(known.type(node.this), field.name)
+    return None
 
 
 def _struct(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -431,11 +425,9 @@ def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
 def _extracted(known: KnownTypes, node: exp.Expr) -> str | None:
     unit = node.name.lower()
     if unit in ("second", "seconds", "s", "sec", "secs"):
-        return (
-            None
-            if known.type(node.args.get("expression")) in (None, "interval…")
-            else "decimal(8,6)"
-        )
+        if known.type(node.args.get("expression")) in (None, "interval…"):
+            return None
+        return "decimal(8,6)"
     return "int"
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import SkipValidation
 
@@ -816,3 +816,6 @@ def _read_time(value: Any, column: str) -> Any:
     if isinstance(value, Changes):
         return value.set.get(column)
     return value.get(column) if isinstance(value, Mapping) else getattr(value, column, None)
+
+
+AnyTable: TypeAlias = RemoteTable[Any, Any, Any]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.reading.stored_file import verify_version
 from dagster_adjunct.assets.reading.superseded import can_have_mask, mask_key, try_to_write_mask
+from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.assets.reading.stored_file import verify_version
+from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.objects.store import InMemoryStore

@@ -20,7 +20,7 @@ import pyarrow as pa
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.operators.sends import SinkContext
+from dagster_adjunct.orchestration.operators.calls import SinkContext
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema

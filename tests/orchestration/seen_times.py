@@ -15,7 +15,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import Columns
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.operators.batch import SparkBatch
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -49,11 +49,11 @@ class Seen(PassThroughSpec):
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return Columns(complete=False)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         from pyspark.sql import functions as F
 
         (frame,) = frames
-        marks = batch.watermarks(self.name)
+        marks = batch.state.watermarks(self.name)
         return frame.withColumns(
             {
                 "p": F.col("__partition"),

@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
-from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
+from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
@@ -76,9 +76,7 @@ class ByTasks(BatchEngine):
     def run(
         self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
     ) -> BatchMetrics:
-        return run_batch(
-            BatchContext(context, replace(inputs, few=False, interpreted=False), before_output)
-        )
+        return run_batch(context, replace(inputs, few=False, interpreted=False), before_output)
 
 
 @dataclass
@@ -198,7 +196,7 @@ class StepWorld:
             for name, version in intent.versions.items()
         }
         inputs = BatchInputs(intent, views, state.offsets.streams)
-        run_batch(BatchContext(context, inputs, lambda output, look=lambda: None: look()))
+        run_batch(context, inputs, lambda output, look=lambda: None: look())
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """Return the records of a stream, by partition and offset, without their position."""

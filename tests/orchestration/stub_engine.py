@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
+from dagster_adjunct.orchestration.step.physical_plan import PhysicalProof
 from dagster_adjunct.orchestration.step.step import BatchEngine
-from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof
 
 
 class StubEngine(BatchEngine):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import reduce
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,11 +16,11 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import find_outputs
+from dagster_adjunct.orchestration.application.lineage import find_outputs
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
+from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.operators.operator import (
-    AsOf,
     Flow,
     Match,
     PassThroughSpec,
@@ -45,9 +46,12 @@ from dagster_adjunct.orchestration.startpoints.request import (
     choose_versions,
     find_as_of_joins,
 )
-from dagster_adjunct.orchestration.step.failures import list_sensitive_columns, sensitive_columns
+from dagster_adjunct.orchestration.step.planned_batch import sensitive_columns
+from dagster_adjunct.orchestration.step.sensitive_columns import list_sensitive_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.planner.planning import catalog
@@ -57,7 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 TRIPS = Schema.of(tailnum="string", miles="int")
@@ -78,7 +82,7 @@ class Sample(PassThroughSpec):
     def summary(self) -> str:
         return f"each {self.n}th {self.column}"
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         (frame,) = frames
         return frame.where(frame[self.column] % self.n == 0)
 
@@ -111,7 +115,7 @@ class Union(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return arriving[0].lose(context.operator)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         return reduce(lambda left, right: left.unionByName(right), frames)
 
 
@@ -426,7 +430,7 @@ class Alike(Union):
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, None, ("tailnum",))] * 2
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         plans = [frame._jdf.queryExecution().analyzed().toString() for frame in frames]
         self.moved.append(["RepartitionByExpression" in plan for plan in plans])
         return Union.compile(self, operator, frames, batch)
@@ -463,3 +467,36 @@ def test_branches_of_one_stream_come_together_again_behind_an_output(step_world:
     assert sorted((row["tailnum"], row["miles"]) for row in step_world.rows("out")) == sorted(
         [*miles(0, 10), *(trip for trip in miles(0, 10) if trip[1] >= 4)]
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast(PassThroughSpec):
+    """Every record whose `column` is at least `n`; it only asks the batch, so any engine will
+    do.
+    """
+
+    kind: ClassVar[str] = "at-least"
+    column: str
+    n: int
+
+    def summary(self) -> str:
+        return f"{self.column} from {self.n} on"
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return ""
+
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
+        return batch.records.filter(frames[0], f"{self.column} >= {self.n}")
+
+
+@pytest.mark.lengthy
+def test_an_operator_that_only_asks_the_batch_is_computed_without_spark(tmp_path: Path) -> None:
+    world = StepWorld(open_lake(tmp_path / "lake"), tmp_path, IN_PROCESS)
+    world.stream("old", "tailnum", 2, tailnum="string", miles="int")
+    world.send("old", *miles(0, 10))
+    app = Application("app", engine="auto")
+    kept = app.input_stream("lake.old").apply(AtLeast("miles", 4))
+    kept.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))
+    assert world.run(app).in_process_batches == 1
+    rows = sorted((row["tailnum"], row["miles"]) for row in world.rows("out"))
+    assert rows == sorted(trip for trip in miles(0, 10) if trip[1] >= 4)

@@ -13,10 +13,17 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.validation.validators import custom
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.joins import Join, SelectedColumn
-from dagster_adjunct.orchestration.operators.records import Filter, Map, PartitionBy
+from dagster_adjunct.orchestration.operators.joins import Join
+from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
+from dagster_adjunct.orchestration.operators.records import (
+    Filter,
+    FilterFunction,
+    MapFunction,
+    PartitionBy,
+)
 from dagster_adjunct.orchestration.operators.sends import SendToDataset
-from dagster_adjunct.orchestration.operators.table_updates import SendToTable, TableSend
+from dagster_adjunct.orchestration.operators.table_updates import SendToTable
+from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import (
@@ -121,8 +128,8 @@ def test_a_function_may_map_and_may_promise_to_keep_the_partitioning(app):
         return frame
 
     app.input_stream("lake.flights").map(shorten, keeps_partitioning=True).filter(shorten)
-    assert app.operators[1].spec == Map((), shorten, True)
-    assert app.operators[2].spec == Filter(shorten)
+    assert app.operators[1].spec == MapFunction(shorten, True)
+    assert app.operators[2].spec == FilterFunction(shorten)
 
 
 def test_an_unbounded_dataset_can_be_fed_by_the_application(app):

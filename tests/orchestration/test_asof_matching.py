@@ -9,25 +9,27 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
-from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, TimedRows
+from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin
 from dagster_adjunct.orchestration.operators.joins import build_join
-from dagster_adjunct.orchestration.operators.operator import AsOf
-from dagster_adjunct.orchestration.step.batch import BatchContext
+from dagster_adjunct.orchestration.operators.lookups import AsOf, EntryLookup
 from dagster_adjunct.orchestration.step.kept_entries import TimedEntries
+from dagster_adjunct.orchestration.step.spark_datasets import AsOfMatch, TimedRows, join_entries
+from dagster_adjunct.orchestration.step.spark_frames import SparkFrames
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.tuning import PersistedFrames
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Observation, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 History = dict[str, list[tuple[dt.datetime, int | None]]]
 """Of each key, since when which price was valid, in the order of time; None: it was deleted."""
@@ -44,37 +46,33 @@ def moment(number: int) -> dt.datetime:
 
 @dataclass
 class FakeBatch:
-    """A batch in which the dataset has these rows; what it counts is kept."""
+    """A batch in which the dataset has these rows; its other parts are real."""
 
     rows: TimedRows
     hidden: frozenset[str] = frozenset()
     reading: str = "as-of"
-    _observed: list[tuple[str, Observation]] = field(default_factory=list)
+    records: SparkFrames = field(init=False)
 
-    hint_join: ClassVar = BatchContext.hint_join
-    count_matches: ClassVar = BatchContext.count_matches
-    count_records: ClassVar = BatchContext.count_records
+    def __post_init__(self) -> None:
+        self.planned: Any = SimpleNamespace(
+            app=SimpleNamespace(dataset=lambda name: PRICES),
+            reading=self.reading,
+            is_dry_run=False,
+            sensitive=lambda operator, names: self.hidden,
+            stream_of=lambda operator: "lake.sales",
+        )
+        self.records = SparkFrames(self.planned, cast("Any", None), PersistedFrames())
+        self.datasets = self
 
-    app = SimpleNamespace(dataset=lambda name: PRICES)
+    def schema_of(self, dataset: str, *, over_time: bool = False) -> Schema:
+        return self.rows.schema
 
-    def over_time(self, dataset: str) -> TimedRows:
-        return self.rows
-
-    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+    def match(self, operator: str, frame: DataFrame, lookup: EntryLookup) -> DataFrame:
+        if lookup.as_of is not None:
+            return AsOfMatch(lookup, lookup.as_of, self.rows, False).join(frame, lambda side: side)
         now = self.rows.frame.where("__valid_to IS NULL AND NOT __tombstone")
-        return now.select(*self.rows.schema.names), self.rows.schema
-
-    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
-        return frame
-
-    def first(self, frame: DataFrame) -> Row | None:
-        return frame.first()
-
-    def sensitive(self, operator: str) -> frozenset[str]:
-        return self.hidden
-
-    def stream_of(self, operator: str) -> str:
-        return "lake.sales"
+        entries = now.select(*self.rows.schema.names)
+        return join_entries(frame, entries, self.rows.schema, lookup, lambda side: side)
 
 
 def stored(
@@ -107,7 +105,8 @@ def join(**options: Any) -> AsOfJoin:
 
 
 def joined(spec: AsOfJoin, frame: DataFrame, batch: FakeBatch) -> DataFrame:
-    return spec.compile("join-2", [frame], cast("BatchContext", batch))
+    made: DataFrame = spec.compile("join-2", [frame], cast("Any", batch))
+    return made
 
 
 def expected(
@@ -168,7 +167,7 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
         for number, (price, _) in enumerate(told)
         if how == "left" or price is not None
     }
-    assert batch._observed[0][1].get == {
+    assert batch.records.observed()["join-2"] == {
         "rows": len(records),
         "unmatched": sum(price is None for price, _ in told),
         "before_history": sum(early for _, early in told),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
@@ -15,8 +17,10 @@ from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, Re
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import batch as arriving_records
-from dagster_adjunct.orchestration.step.batch import BatchContext
+from dagster_adjunct.orchestration.step.batch import SparkCompiler, SparkOpened
 from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.orchestration.step.spark_frames import SparkFrames
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.operators.batch import SparkBatch
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +75,7 @@ class Written(PassThroughSpec):
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, 4, ("k",))]
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         self.given.extend(frames)
         return frames[0]
 
@@ -88,10 +92,8 @@ class LeftOver(Written):
         return ()
 
 
-def known_of(folder: Path, first: Spec, *others: Spec) -> BatchContext:
-    """Return what is known of a batch of an application of these operators, one behind the
-    other.
-    """
+def compiler_of(folder: Path, first: Spec, *others: Spec) -> SparkCompiler:
+    """Return what compiles a batch of an application of these operators, one after the other."""
     lake = open_lake(folder / "lake")
     streams = LakeStreams(lake)
     streams.create("records", schema=Schema.of(k="string", n="bigint"), key=["n"], partitions=2)
@@ -101,42 +103,42 @@ def known_of(folder: Path, first: Spec, *others: Spec) -> BatchContext:
         stream = stream.apply(spec)
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return BatchContext(
-        StepContext(runtime, app, plan, FanOut()),
-        batch_inputs(1, {}, {}),
-        lambda name, look=lambda: None: look(),
-    )
+    context = StepContext(runtime, app, plan, FanOut())
+    planned = PlannedBatch.of(context, batch_inputs(1, {}, {}))
+    opened = SparkOpened.of(planned, ExitStack())
+    frames = SparkFrames(planned, opened.times, opened.kept)
+    parts: Any = SimpleNamespace(planned=planned, records=frames)
+    return SparkCompiler(parts, opened.times)
 
 
-def test_what_arrives_at_an_operator_is_computed_once(tmp_path: Path) -> None:
+def test_records_that_arrive_at_an_operator_are_computed_once(tmp_path: Path) -> None:
     written, entered = Written(), Records()
-    known = known_of(tmp_path, written, LeftOver())
-    assert [move.operator for move in known.moves("written-2")] == ["written-2"]
-    operator = known.app.operator("written-2")
-    leaving = cast("Any", known.compile_operator(operator, [cast("Any", entered)]))
+    compiler = compiler_of(tmp_path, written, LeftOver())
+    planned = compiler.batch.planned
+    assert [move.operator for move in planned.moves("written-2")] == ["written-2"]
+    operator = planned.app.operator("written-2")
+    leaving = cast("Any", compiler.compile(operator, [cast("Any", entered)]))
     (given,) = written.given
     assert isinstance(given, Records)
     assert given.moved_from is entered, "what is written has moved"
-    assert leaving is entered, "what goes on lies where it lay"
-    assert known.arrived[operator.id] == [given]
-    assert entered.kept == 1, "two read it: what is written, and what goes on"
+    assert leaving is entered, "what continues is where it was"
+    assert compiler.arrived[operator.id] == [given]
+    assert entered.kept == 1, "two read it: what is written, and what continues"
 
 
-def test_nothing_is_kept_of_records_that_do_not_go_on(tmp_path: Path) -> None:
+def test_records_that_do_not_continue_are_not_cached(tmp_path: Path) -> None:
     written, entered = Written(), Records()
-    known = known_of(tmp_path, written)
-    known.compile_operator(known.app.operator("written-2"), [cast("Any", entered)])
+    compiler = compiler_of(tmp_path, written)
+    operator = compiler.batch.planned.app.operator("written-2")
+    compiler.compile(operator, [cast("Any", entered)])
     assert entered.kept == 0
 
 
-def test_what_an_operator_leaves_out_is_wanted_where_one_of_any_kind_takes_it(
+def test_an_operator_has_a_late_consumer_if_one_of_any_kind_reads_late_records(
     tmp_path: Path,
 ) -> None:
-    taken = known_of(tmp_path / "taken", Written(), LeftOver())
-    assert [taken.has_late_consumer(operator.id) for operator in taken.app.operators] == [
-        False,
-        True,
-        False,
-    ]
-    passed = known_of(tmp_path / "passed", Written(), Written())
+    taken = compiler_of(tmp_path / "taken", Written(), LeftOver()).batch.planned
+    late = [taken.has_late_consumer(operator.id) for operator in taken.app.operators]
+    assert late == [False, True, False]
+    passed = compiler_of(tmp_path / "passed", Written(), Written()).batch.planned
     assert not any(passed.has_late_consumer(operator.id) for operator in passed.app.operators)

@@ -17,10 +17,10 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step import verify_plan as rehearsing
-from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
+from dagster_adjunct.orchestration.step import dry_run as rehearsing
+from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.orchestration.step.verify_plan import DryRun
+from dagster_adjunct.orchestration.step.dry_run import compare_plans
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -72,11 +72,11 @@ def without_marks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(context: StepContext, inputs: BatchInputs) -> None:
-    run_batch(BatchContext(context, inputs, lambda name, look=lambda: None: look()))
+    run_batch(context, inputs, lambda name, look=lambda: None: look())
 
 
 def rehearsed(context: StepContext, inputs: BatchInputs) -> None:
-    DryRun(context, inputs).run()
+    compare_plans(context, inputs)
 
 
 @pytest.mark.parametrize("compiled", [run, rehearsed])

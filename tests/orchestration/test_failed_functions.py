@@ -7,17 +7,19 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dagster_adjunct import Application, Schema
 from dagster_adjunct.errors import OperatorFailedError, ProducerConflictError
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.sends import Sink
-from dagster_adjunct.orchestration.step.failures import _Probe
+from dagster_adjunct.orchestration.step.failures import FailedBatch, probe_operator
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -261,11 +263,9 @@ def test_a_mended_function_ends_the_batch_and_adds_nothing_to_an_output_that_has
 @pytest.mark.parametrize("returns", [None, Schema.of(k="string")])
 def test_looking_for_a_record_hands_nothing_to_functions_again(returns: Schema | None) -> None:
     handed: list[object] = []
-    batch: Any = SimpleNamespace(
-        call_sink=lambda *given: handed.append(given),
-        call_sink_for_results=lambda *given: handed.append(given),
-    )
-    records: Any = object()
+    sink = Operator("sink-2", ("input-1",), Sink(lambda *given: handed.append(given), returns))
+    unused: Any = None
+    planned = PlannedBatch(*[unused] * len(fields(PlannedBatch)))
     with pytest.raises(AttributeError, match="while searching for a failed record"):
-        Sink(print, returns).compile("sink-2", [records], cast("Any", _Probe(batch)))
+        probe_operator(FailedBatch(planned, unused, {}), sink, unused)
     assert handed == []

@@ -19,7 +19,8 @@ from dagster_adjunct import Application, open_lake
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Sliding, Tumbling
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedTable
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.orchestration.planner.planned import PlannedTable
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -18,8 +18,8 @@ from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.operators.calls import SinkContext
 from dagster_adjunct.orchestration.operators.functions import pickle_function
-from dagster_adjunct.orchestration.operators.sends import SinkContext
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, _call_on_batches
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable

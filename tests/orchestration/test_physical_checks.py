@@ -11,8 +11,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step import verify_plan as rehearsal
-from dagster_adjunct.orchestration.step.verify_plan import SparkPlan, inspect_spark_plan
+from dagster_adjunct.orchestration.step import physical_plan as rehearsal
+from dagster_adjunct.orchestration.step.physical_plan import SparkPlan, inspect_spark_plan
 from dagster_adjunct.resources.errors import PlanningError
 from tests.orchestration.step_world import StepWorld
 

@@ -12,7 +12,8 @@ import pytest
 
 from dagster_adjunct import MessageStream, Schema
 from dagster_adjunct.errors import OperatorFailedError, SchemaMismatchError
-from dagster_adjunct.orchestration.operators.functions import RecordCall, _process_batch
+from dagster_adjunct.orchestration.operators.calls import RecordCall
+from dagster_adjunct.orchestration.operators.functions import _process_batch
 
 
 @pytest.mark.parametrize(

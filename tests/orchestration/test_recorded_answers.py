@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.lookup_join import TableLookup
+from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.step.lookups import describe_lookup
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, purge_answers
 from dagster_adjunct.resources.errors import ConfigurationError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.event_time import to_json_object
+from dagster_adjunct.orchestration.operators.made_records import to_json_object
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

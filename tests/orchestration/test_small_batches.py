@@ -14,6 +14,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import small_spark_batch
+from dagster_adjunct.orchestration.step.context import BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import AdjunctError
@@ -201,12 +202,11 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the applications of the small batches that are made, as they are made."""
     made: list[str] = []
 
-    class Noted(small_spark_batch.SmallBatch):
-        def __init__(self, *given: Any) -> None:
-            made.append(given[0].app.name)
-            super().__init__(*given)
+    def noted(context: StepContext, *given: Any) -> BatchMetrics:
+        made.append(context.app.name)
+        return small_spark_batch.run_small_batch(context, *given)
 
-    monkeypatch.setattr("dagster_adjunct.orchestration.step.engines.SmallBatch", Noted)
+    monkeypatch.setattr("dagster_adjunct.orchestration.step.engines.run_small_batch", noted)
     return made
 
 

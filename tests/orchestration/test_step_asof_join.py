@@ -24,8 +24,8 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.orchestration.step.dry_run import analyze_batch
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
 from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS

@@ -12,7 +12,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
+from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.system import META, SystemStreamPartition
 from tests.orchestration.step_world import StepWorld, batch_inputs
@@ -34,11 +34,9 @@ def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int
     }
     ranges = world.streams.all_ranges(stream.partition(".")[2])
     run_batch(
-        BatchContext(
-            world.context(app),
-            batch_inputs(batch, ranges, views, given),
-            lambda output, look=lambda: None: look(),
-        )
+        world.context(app),
+        batch_inputs(batch, ranges, views, given),
+        lambda output, look=lambda: None: look(),
     )
 
 
@@ -148,10 +146,8 @@ def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(
     other = {SystemStreamPartition("lake", "other", 0): 4}
     ranges = step_world.streams.all_ranges("numbers")
     run_batch(
-        BatchContext(
-            step_world.context(app),
-            batch_inputs(1, ranges, {}, other),
-            lambda output, look=lambda: None: look(),
-        )
+        step_world.context(app),
+        batch_inputs(1, ranges, {}, other),
+        lambda output, look=lambda: None: look(),
     )
     assert {epoch for _, epoch in values_and_epochs(step_world, "out")} == {0}

@@ -4,7 +4,7 @@ at which cost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +15,6 @@ from dagster_adjunct.resources.errors import PlanningError
 from tests.faulty_store import Crash
 from tests.orchestration.executed_plans import executed_plans
 from tests.orchestration.step_world import StepWorld
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 

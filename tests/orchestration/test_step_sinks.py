@@ -17,7 +17,7 @@ import pytest
 
 from dagster_adjunct import SinkContext
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.sends import SinkFunction
+from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.step.recorded_answers import cast_result
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -20,9 +20,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     PartitionTimes,
     TimeState,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import (
-    SPARK,
-    StreamFacts,
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.operators.watermark_delays import (
     required_retention,
     watermark_inputs,
 )

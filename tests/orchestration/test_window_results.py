@@ -14,14 +14,14 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_time import (
+from dagster_adjunct.orchestration.operators.event_time import Watermarks
+from dagster_adjunct.orchestration.operators.made_records import (
     DELETED,
     EXCLUSION,
     LATE,
     NULL_KEY,
     NULL_TIME,
     REPLAYED_REASON,
-    Watermarks,
 )
 from dagster_adjunct.orchestration.operators.windows.assignment import (
     PARTLY_LATE,

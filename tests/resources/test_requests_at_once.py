@@ -13,7 +13,7 @@ import pytest
 
 from dagster_adjunct import Lake, LakeStreams, Schema, advance_dataset, bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.superseded import read_entries
+from dagster_adjunct.assets.reading.version_reader import read_entries
 from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.errors import StoreUnavailableError
 from dagster_adjunct.resources.objects.store import InMemoryStore

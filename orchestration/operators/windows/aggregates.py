@@ -27,7 +27,9 @@ _SET = "array<string>"
 # the number of records, are the 38 digits of a decimal.
 _DIVIDED_APART = 21
 WIDEST = "decimal(38,0)"
-_LOW, _NARROW, _SMALL = 20, 27, 28
+_LOW = 20
+_NARROW = 27
+_SMALL = 28
 """Numbers of digits: of the low part of a wide sum; of the widest decimal whose sum is one number;
 of the largest numbers that are not split. Sums have 38 digits, so 27 or 28 leave at least ten for
 the number of records."""
@@ -90,9 +92,11 @@ class ExactSum:
 
     def partials(self, column: str) -> tuple[Partial, ...]:
         """Return the partial values of the sum of this column of the records."""
-        value, scale = quote_name(column), self.scale
+        value = quote_name(column)
+        scale = self.scale
         if self.is_wide:
-            value, split = f"cast({value} as decimal(38,{scale}))", _power(_LOW - scale)
+            value = f"cast({value} as decimal(38,{scale}))"
+            split = _power(_LOW - scale)
             # Splitting a number takes ten times as long as adding it, so only large numbers are
             # split. Spark's abs and unary minus round to 34 digits, and are not used here.
             is_small = f"{value} between 0 - {_power(_SMALL - scale)} and {_power(_SMALL - scale)}"
@@ -151,7 +155,8 @@ class ExactSum:
 
         `low` then has at most 20 digits.
         """
-        high, low = f"coalesce({quote_name(self._high)}, 0)", quote_name(self._low)
+        high = f"coalesce({quote_name(self._high)}, 0)"
+        low = quote_name(self._low)
         negative = f"({_carry(high, low)} < 0)"
         high, low = (
             f"(case when {negative} then 0 - {part} else {part} end)" for part in (high, low)
@@ -341,11 +346,9 @@ class Mean(Aggregation):
         return _unit(kind)
 
     def result(self, name: str, kind: str) -> str:
-        total, number, returns = (
-            quote_name(f"{name}$sum"),
-            quote_name(f"{name}$count"),
-            str(self.result_type(kind)),
-        )
+        total = quote_name(f"{name}$sum")
+        number = quote_name(f"{name}$count")
+        returns = str(self.result_type(kind))
         digits = decimal_digits(kind)
         if self.exact(name, kind) is not None:
             return f"try_cast({quote_name(exact_column(name))} as {returns})"
@@ -358,7 +361,8 @@ class Mean(Aggregation):
         return f"case when {number} > 0 then {mean} end"
 
     def exact(self, name: str, kind: str) -> str | None:
-        stored, digits = ExactSum(name, kind), decimal_digits(kind)
+        stored = ExactSum(name, kind)
+        digits = decimal_digits(kind)
         if digits is None or not stored.is_wide:
             return None
         return stored.mean(quote_name(f"{name}$count"), _scale_of_mean(*digits))
@@ -387,13 +391,13 @@ class Distinct(Aggregation):
         if self.approximate:
             stored = quote_name(f"{name}$sketch")
             # Sketches ignore empty texts.
-            value = (
-                f"cast({quote_name(self.column)} as bigint)"
-                if kind in INTEGERS
-                else f"concat('=', {text})"
-            )
+            if kind in INTEGERS:
+                value = f"cast({quote_name(self.column)} as bigint)"
+            else:
+                value = f"concat('=', {text})"
             either = _either("hll_union({0}, {1})")
-            made, merged = f"hll_sketch_agg({value}, 12)", f"hll_union_agg({stored})"
+            made = f"hll_sketch_agg({value}, 12)"
+            merged = f"hll_union_agg({stored})"
             return (Partial(f"{name}$sketch", "binary", made, merged, either, ordered=True),)
         stored = quote_name(f"{name}$values")
         made = f"to_json(array_sort(collect_set({text})))"
@@ -505,7 +509,8 @@ def _sum(name: str, column: str, kind: str) -> tuple[Partial, ...]:
     if kind not in FLOATS:
         return ExactSum(name, kind).partials(column)
     stored = f"{name}$sum"
-    made, merged = f"sum({quote_name(column)})", f"sum({quote_name(stored)})"
+    made = f"sum({quote_name(column)})"
+    merged = f"sum({quote_name(stored)})"
     return (Partial(stored, "double", made, merged, _either("{0} + {1}"), ordered=True),)
 
 

@@ -23,17 +23,15 @@ from dagster_adjunct.orchestration.operators.columns import (
     STATE_COLUMNS,
     STORED_BEHIND,
 )
-from dagster_adjunct.orchestration.operators.event_time import (
+from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     LATE,
-    MAX_MICROS,
-    MIN_MICROS,
     NULL_KEY,
     NULL_TIME,
-    Watermarks,
     exclusion_column,
 )
-from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Aggregate,
     Aggregation,
@@ -67,10 +65,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-START, END = "window_start", "window_end"
+START = "window_start"
+END = "window_end"
 RECORDS = "records$"
 """Column of a stored row: the number of records in the window."""
-TOUCHED, CLOSING, ABSORBED = "__touched", "__closing", "__absorbed"
+TOUCHED = "__touched"
+CLOSING = "__closing"
+ABSORBED = "__absorbed"
 """Hidden columns of a window's row: whether the batch has records of it, whether the batch closes
 it, and the stored sessions that were merged into it."""
 TIME = "__micros"
@@ -134,11 +135,9 @@ class Windows:
 
 def epoch_micros(moment: datetime | None) -> int | None:
     """Return a time, in UTC if it has no zone, as microseconds since 1970; None for None."""
-    return (
-        None
-        if moment is None
-        else to_microseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
-    )
+    if moment is None:
+        return None
+    return to_microseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def aggregate_rows(
@@ -205,9 +204,10 @@ def select_changed_windows(rows: DataFrame, windows: Windows, after: datetime | 
         named_column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness))
     )
     reached = epoch_micros(after)
-    closing = (
-        F.lit(False) if reached is None else F.unix_micros(named_column(EXPIRES)) <= F.lit(reached)
-    )
+    if reached is None:
+        closing = F.lit(False)
+    else:
+        closing = F.unix_micros(named_column(EXPIRES)) <= F.lit(reached)
     marked = rows.withColumn(EXPIRES, kept_until).withColumn(CLOSING, closing)
     return marked.filter(F.col(TOUCHED) | F.col(CLOSING))
 
@@ -222,7 +222,10 @@ counted.
 """
 BEGIN = "__begin"
 """Hidden column of a record: the start of the window that it is assigned to."""
-_LIMIT, _FIRST, _LAST, _START = "__limit", "__first_start", "__last_start", "__start"
+_LIMIT = "__limit"
+_FIRST = "__first_start"
+_LAST = "__last_start"
+_START = "__start"
 
 
 def classify_window_records(
@@ -281,7 +284,8 @@ def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     if isinstance(windows.kind, Tumbling):
         begin = window_start(F.col(TIME), windows.kind)
         return frame.withColumns({_FIRST: begin, _LAST: begin})
-    size, every = to_micros(windows.kind.size), to_micros(windows.kind.every)
+    size = to_micros(windows.kind.size)
+    every = to_micros(windows.kind.every)
     last = F.col(TIME) - F.pmod(F.col(TIME), F.lit(every))
     before = F.col(TIME) - size
     first = before - F.pmod(before, F.lit(every)) + every
@@ -326,13 +330,11 @@ def is_of_other_rules(windows: Windows) -> Column:
     return (window_start(start, windows.kind) != start) | other_end
 
 
-_NUMBER, _BEGINS, _ITEMS, _STORED, _FIRST_OF_SESSION = (
-    "__number",
-    "__begins",
-    "__items",
-    "__stored",
-    "__first",
-)
+_NUMBER = "__number"
+_BEGINS = "__begins"
+_ITEMS = "__items"
+_STORED = "__stored"
+_FIRST_OF_SESSION = "__first"
 _CLOSES = "__closes"
 
 
@@ -343,7 +345,8 @@ def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
     from pyspark.sql import Window
 
     assert isinstance(windows.kind, Session)
-    gap, order = to_micros(windows.kind.gap), (TIME, RECORD)
+    gap = to_micros(windows.kind.gap)
+    order = (TIME, RECORD)
     before = F.lag(TIME).over(Window.partitionBy(*windows.keys).orderBy(*map(named_column, order)))
     numbered = _number_sessions(
         records, before.isNull() | (F.col(TIME) - before >= gap), windows, order
@@ -571,7 +574,8 @@ def call_window_functions(
     """
     from pyspark.sql.types import StructType
 
-    key, functions = (*windows.by, BEGIN), windows.functions
+    key = (*windows.by, BEGIN)
+    functions = windows.functions
     columns = {name: windows.types[name] for name in windows.by} | {START: "timestamp"}
     schema = Schema.of(columns | {name: function.returns for name, function in functions})
     given = tuple(name for name in stored_record_schema(windows).names if name not in STATE_COLUMNS)

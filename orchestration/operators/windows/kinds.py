@@ -67,11 +67,10 @@ class Tumbling:
         if self.size is not None:
             check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
         if (self.size is None) != (self.zone is not None):
-            without = (
-                "a size does not follow the clock of a zone"
-                if self.zone is not None
-                else "it names no zone"
-            )
+            if self.zone is not None:
+                without = "a size does not follow the clock of a zone"
+            else:
+                without = "it names no zone"
             problem = (
                 f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}:"
                 f" {without}."
@@ -189,15 +188,14 @@ def window_start(time: Column, kind: Tumbling) -> Column:
         return time - F.pmod(time, F.lit(to_micros(kind.size)))
     from pyspark.sql import SparkSession
 
-    zone, length = kind.zone, to_micros(kind.local)
+    zone = kind.zone
+    length = to_micros(kind.local)
     spans = differing_spans(SparkSession.active(), zone)
     label = _floor(_utc_to_clock(time, zone), length)
     # The label is the clock's time, rounded down. A clock that is put back shows times twice, and
     # one that is put forward skips some, so the label may be that of the window before or after.
-    begin, following = (
-        _clock_to_utc(label, zone, length),
-        _clock_to_utc(label + length, zone, length),
-    )
+    begin = _clock_to_utc(label, zone, length)
+    following = _clock_to_utc(label + length, zone, length)
     start = (
         F.when(time < begin, _clock_to_utc(label - length, zone, length))
         .when(time >= following, following)
@@ -242,7 +240,8 @@ def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
     if isinstance(kind, Sliding) or kind.zone is None or kind.local is None:
         assert kind.size is not None
         return start + to_micros(kind.size)
-    zone, length = kind.zone, to_micros(kind.local)
+    zone = kind.zone
+    length = to_micros(kind.local)
     end = _clock_to_utc(_floor(_utc_to_clock(start, zone), length) + length, zone, length)
     if length != _HOUR:
         return end
@@ -286,7 +285,8 @@ def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
     """
     found = []
     for moment, before, after in clock_changes(zone):
-        shown, next_shown = moment + before, moment + after
+        shown = moment + before
+        next_shown = moment + after
         first = (shown // length + 1) * length
         found += [(multiple, moment) for multiple in range(first, next_shown, length)]
     return tuple(found)

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
+from dagster_adjunct.orchestration.operators.batch import SparkBatch
 from dagster_adjunct.orchestration.operators.columns import (
     EXPIRES,
     FINAL,
@@ -25,7 +26,8 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
-from dagster_adjunct.orchestration.operators.event_time import (
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     exclusion_conditions,
     make_records,
@@ -87,9 +89,6 @@ from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
-
 
 Results: TypeAlias = Literal["final", "updates"]
 
@@ -126,14 +125,13 @@ def _value(
     value = F.expr(made.result(name, kind))
     if made.exact(name, kind) is None:
         return value.alias(name)
-    exact, returns = named_column(exact_column(name)), str(made.result_type(kind))
+    exact = named_column(exact_column(name))
+    returns = str(made.result_type(kind))
 
     def shown(source: str, part: Column) -> Column:
-        return (
-            F.lit(MASKED)
-            if source.lower() in masked
-            else F.substring(part.cast("string"), 1, MAX_VALUE_CHARS)
-        )
+        if source.lower() in masked:
+            return F.lit(MASKED)
+        return F.substring(part.cast("string"), 1, MAX_VALUE_CHARS)
 
     words = [F.lit(f"{operator}: {made.describe()} as {name} is "), shown(made.columns[0], exact)]
     words.append(F.lit(f", which is no {returns}: in the window from "))
@@ -160,18 +158,20 @@ def _next_step(made: Aggregation, kind: str) -> str:
     After a change to a wider type, the stored sum is continued only if that type's sums are stored
     in the same way.
     """
-    column, wider = made.columns[0], ExactSum("", kind).wider
+    column = made.columns[0]
+    wider = ExactSum("", kind).wider
     if wider is not None:
         return (
             f"Nothing is lost: the sum is stored exactly. Sum a wider type, .with_columns({column}="
             f'"cast({column} as {wider})") before the window, and the next run continues with it.'
         )
     scale = ExactSum("", kind).scale
-    fewer = (
-        f', or, with fewer digits after the point, "cast({column} as decimal(38,{scale // 2}))"'
-        if scale
-        else ""
-    )
+    if scale:
+        fewer = (
+            f', or, with fewer digits after the point, "cast({column} as decimal(38,{scale // 2}))"'
+        )
+    else:
+        fewer = ""
     return (
         f"No decimal with {scale} digits after the point can hold it, and the stored sum has as"
         " many. Sum doubles, "
@@ -295,12 +295,13 @@ class Window(PassThroughSpec):
     def _has_functions(self) -> bool:
         return any(isinstance(made, Aggregate) for _, made in self.aggregates)
 
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+    def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
         return (Requirement(None, None, self.partition_by),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        operator, known = context.operator, columns.known
+        operator = context.operator
+        known = columns.known
         require_columns(operator, "the stream", self.by, columns.names, "Correct by=.")
         made = [(name, known.get(name, ColumnFacts())) for name in self.by]
         made += [(START, ColumnFacts("timestamp")), (END, ColumnFacts("timestamp"))]
@@ -356,14 +357,16 @@ class Window(PassThroughSpec):
                     )
                     raise PlanningError(problem, step, operator=operator, column=column)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         (frame,) = frames
-        self.check_frames(operator, frames, batch.app)
+        self.check_columns(operator, [batch.records.columns(frame)], batch.planned.app)
+        sensitive = batch.planned.sensitive(operator, frame.columns)
         types = {name: kind for name, kind in frame.dtypes if not name.startswith("__")}
         windows = Windows(self.windows, self.by, self.aggregates, self.allowed_lateness, types)
-        partitions = batch.partitions_at(operator)
+        partitions = batch.planned.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
-        key, stored_for = (*self.by, START), self.summary() + windows.units
+        key = (*self.by, START)
+        stored_for = self.summary() + windows.units
         rules = "".join(map(describe_rules, self.zones))
         spec = StateSpec(
             windows.schema,
@@ -374,22 +377,22 @@ class Window(PassThroughSpec):
             kept_for=stored_for,
             zone_rules=rules,
         )
-        state = batch.state(self.name, spec)
+        state = batch.state.table(self.name, spec)
         for zone in self.zones:
-            batch.check_zone_rules(state, zone, is_of_other_rules(windows))
-        rows = batch.materialize(
+            batch.state.check_zone_rules(self.name, zone, is_of_other_rules(windows))
+        rows = batch.records.materialize(
             operator, self._update_rows(operator, state.frame(), counted, windows, batch)
         )
         state.write(select_open_windows(rows, windows), partitioned=True)
         if windows.functions:
-            rows = self._call_functions(operator, rows, counted, windows, batch)
-        results = make_results(rows, windows, self.results, operator, batch.sensitive(operator))
+            rows = self._call_functions(operator, rows, counted, windows, batch, sensitive)
+        results = make_results(rows, windows, self.results, operator, sensitive)
         # The event time of a window's result is the last microsecond of the window.
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
         ordinal = to_json_object([named_column(name) for name in key])
         by = self.partition_by
         return make_records(
-            results, batch, by=by, partitions=partitions, ordinal=ordinal, event_time=last
+            results, batch.planned, by=by, partitions=partitions, ordinal=ordinal, event_time=last
         )
 
     def _repartition(self, frame: DataFrame, partitions: int) -> DataFrame:
@@ -401,23 +404,24 @@ class Window(PassThroughSpec):
         stored: DataFrame,
         counted: DataFrame,
         windows: Windows,
-        batch: BatchContext,
+        batch: SparkBatch,
     ) -> DataFrame:
         """Return the rows of the windows that the batch changes or closes, in the partitions of
         their records.
         """
-        watermarks, partitions = batch.watermarks(self.name), batch.partitions_at(operator)
+        watermarks = batch.state.watermarks(self.name)
+        partitions = batch.planned.partitions_at(operator)
         if isinstance(self.windows, Session):
-            runs = batch.materialize(operator, build_session_runs(counted, windows))
+            runs = batch.records.materialize(operator, build_session_runs(counted, windows))
             rows = union_sessions(stored, runs, windows, watermarks)
             return merge_sessions(self._repartition(rows, partitions), windows, watermarks)
         rows = update_fixed_windows(stored, counted, windows, watermarks)
-        if not windows.functions and not batch.required_partitioning(operator):
+        if not windows.functions and not batch.planned.required_partitioning(operator):
             return rows  # the rows are partitioned so already, though Spark does not know it
         return self._repartition(rows, partitions)
 
     def _count(
-        self, operator: str, frame: DataFrame, windows: Windows, batch: BatchContext
+        self, operator: str, frame: DataFrame, windows: Windows, batch: SparkBatch
     ) -> DataFrame:
         """Return the records that count, with POSITION; pass the LEFT_OUT ones on if an operator
         reads late records.
@@ -426,19 +430,21 @@ class Window(PassThroughSpec):
             "records": F.lit(True),
             "partly_late": F.col(PARTLY_LATE),
         } | exclusion_conditions()
-        before = batch.watermarks(self.name).before
-        classified = batch.count_records(
+        before = batch.state.watermarks(self.name).before
+        classified = batch.records.count_records(
             operator, classify_window_records(frame, windows, before), conditions
         )
-        has_late_consumer = batch.has_late_consumer(operator)
+        has_late_consumer = batch.planned.has_late_consumer(operator)
         if has_late_consumer or windows.functions:
-            classified = batch.materialize(operator, classified)
+            classified = batch.records.materialize(operator, classified)
         why = F.col(EXCLUSION)
         if has_late_consumer:
             late = classified.filter(why.isin(*LEFT_OUT))
-            batch.divert_late_records(operator, to_late_records(late, why, self.watermark_delay))
+            batch.state.divert_late_records(
+                operator, to_late_records(late, why, self.watermark_delay)
+            )
         return classified.filter(why.isNull()).withColumn(
-            RECORD, stored_position_key(classified, batch)
+            RECORD, stored_position_key(classified, batch.planned)
         )
 
     def _call_functions(
@@ -447,20 +453,23 @@ class Window(PassThroughSpec):
         rows: DataFrame,
         counted: DataFrame,
         windows: Windows,
-        batch: BatchContext,
+        batch: SparkBatch,
+        sensitive: frozenset[str],
     ) -> DataFrame:
         """Return the rows that have results, with the values of users' functions; store the records
         of open windows.
 
         `rows` are the windows that the batch changes or closes, `counted` the batch's records.
         """
-        schema, partitions = stored_record_schema(windows), batch.partitions_at(operator)
-        is_session, final = isinstance(self.windows, Session), self.results == "final"
+        schema = stored_record_schema(windows)
+        partitions = batch.planned.partitions_at(operator)
+        is_session = isinstance(self.windows, Session)
+        final = self.results == "final"
         key = (*self.by, RECORD)
         spec = StateSpec(
             schema, key, self.partition_by, partitions, EXPIRES, not is_session, self.summary()
         )
-        state = batch.state(f"{self.name}-records", spec, of=self.name)
+        state = batch.state.table(f"{self.name}-records", spec, of=self.name)
         new = prepare_records(counted, windows)
         asked = rows.filter(CLOSING) if final else rows
         if is_session:
@@ -472,7 +481,7 @@ class Window(PassThroughSpec):
         else:
             state.write(new, partitioned=True)
             assigned = select_window_records(state.with_written(), asked, windows)
-        values = call_window_functions(operator, assigned, windows, batch.sensitive(operator))
+        values = call_window_functions(operator, assigned, windows, sensitive)
         values = self._repartition(values, partitions).hint("merge")
         return _keep_single_partition(asked.join(values, [*self.by, START], "left"), partitions)
 

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 SPAN = timedelta(days=3653)
 """The rules of a zone are compared from this long ago to as long ahead. Beyond, databases are known
 to differ: what they say of the time before 1970 depends on how they are built."""
-_SECOND, _DAY = 1_000_000, 86_400_000_000
+_SECOND = 1_000_000
+_DAY = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST, _END = datetime(1850, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+_FIRST = datetime(1850, 1, 1, tzinfo=UTC)
+_END = datetime(2100, 1, 1, tzinfo=UTC)
 _TASKS = 8  # each compares all rules: enough to meet several executors of a cluster
 
 
@@ -79,20 +81,20 @@ def clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
 
     All in microseconds, by Python's rules.
     """
-    clocks, step = (
-        ZoneInfo(zone),
-        timedelta(days=3),
-    )  # no zone has changed its clock twice within three days
+    clocks = ZoneInfo(zone)
+    step = timedelta(days=3)  # no zone has changed its clock twice within three days
 
     def offset(moment: datetime) -> timedelta:
         return clocks.utcoffset(moment.astimezone(clocks)) or timedelta(0)
 
-    changes, time = [], _FIRST
+    changes = []
+    time = _FIRST
     before = offset(time)
     while time < _END:
         after = offset(time + step)
         if after != before:
-            low, high = time, time + step
+            low = time
+            high = time + step
             while high - low > timedelta(seconds=1):
                 middle = low + (high - low) // 2
                 low, high = (middle, high) if offset(middle) == before else (low, middle)
@@ -102,7 +104,8 @@ def clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
                     span // timedelta(microseconds=1) for span in (moment - _EPOCH, before, after)
                 )
             )
-        time, before = time + step, after
+        time = time + step
+        before = after
     return tuple((moment, before, after) for moment, before, after in changes)
 
 
@@ -179,11 +182,13 @@ def _check_near_spans(
     zone: str, spans: Sequence[tuple[int, int]], java: Callable[[], Database]
 ) -> None:
     """Raise ZoneRulesError for the first of these spans that is within SPAN of now."""
-    now, reach = to_microseconds(utc_now()), SPAN // timedelta(microseconds=1)
+    now = to_microseconds(utc_now())
+    reach = SPAN // timedelta(microseconds=1)
     near = [first for first, last in spans if last >= now - reach and first <= now + reach]
     if not near:
         return
-    theirs, ours = java(), python_database(zone)
+    theirs = java()
+    ours = python_database(zone)
     at = _EPOCH + timedelta(microseconds=near[0] + _DAY)
     raise ZoneRulesError(
         f"Java and Python have different rules for the zone {zone!r}, as on {at:%Y-%m-%d}: those of"
@@ -232,7 +237,8 @@ def _find_differences(zone: str, moments: Any, offsets: Any) -> tuple[tuple[int,
     if not len(wrong):
         return ()
     ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)
-    firsts, lasts = wrong[[0, *(ends + 1)]], wrong[[*ends, -1]]
+    firsts = wrong[[0, *(ends + 1)]]
+    lasts = wrong[[*ends, -1]]
     return tuple(
         (int(first) - _DAY, int(last) + _DAY) for first, last in zip(firsts, lasts, strict=True)
     )
@@ -258,7 +264,8 @@ def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
     """
     from pyspark.errors import PySparkException
 
-    first, days = to_microseconds(_FIRST), (_END - _FIRST).days
+    first = to_microseconds(_FIRST)
+    days = (_END - _FIRST).days
     around = _moments_around_changes(zone) or [first]
     number = F.pmod(F.col("id"), F.lit(days + len(around)))
     change = F.element_at(F.array(*map(F.lit, around)), (number - days + 1).cast("int"))
@@ -283,11 +290,10 @@ def _offsets_by_jvm(time: Any, zone: str) -> tuple[Any, Any]:
     """Return moments within SPAN of now and the offset of each by the rules of this JVM; `time`
     is java.time.
     """
-    now, reach = to_microseconds(utc_now()), SPAN // timedelta(microseconds=1)
-    rules, begin = (
-        time.ZoneId.of(zone).getRules(),
-        time.Instant.ofEpochSecond((now - reach) // _SECOND),
-    )
+    now = to_microseconds(utc_now())
+    reach = SPAN // timedelta(microseconds=1)
+    rules = time.ZoneId.of(zone).getRules()
+    begin = time.Instant.ofEpochSecond((now - reach) // _SECOND)
     times: list[int] = []
     offsets = [rules.getOffset(begin).getTotalSeconds()]
     change = rules.nextTransition(begin)

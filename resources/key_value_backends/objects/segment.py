@@ -55,7 +55,8 @@ from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
     now_in_ms,
 )
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store
-from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
+from dagster_adjunct.resources.objects.store import S3Options
+from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.validation import validated
 
 _THREADS = partial(segment.threads, "key-values", 32)
@@ -391,7 +392,7 @@ class ObjectSegments:
         if isinstance(self._given, Lake):
             return self._given
         if self._given is not None and self._s3 is not None:
-            store = StoreDescriptor(self._given, S3Options(**self._s3)).open()
+            store = describe_store(self._given, S3Options(**self._s3)).open()
         else:
             store = open_store(self._given, LakeSettings())
         return lake_in(store)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.streams.lake.manifest import (
     Coverage,
     ReadCoverage,
@@ -42,9 +43,25 @@ from dagster_adjunct.resources.streams.system import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.resources.streams.lake.read import LakeReads
-
 EVERY_EPOCH = 2**31 - 1
+
+
+class ReadStreams(Protocol):
+    """The streams of a lake, as replaced records are looked for in them."""
+
+    @property
+    def name(self) -> str: ...
+    def state(self, stream: str) -> tuple[Commit, StreamState]:
+        """Return a stream's current commit and the state in it."""
+
+    def read_parts(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None = None,
+        *,
+        epochs: Literal["latest"],
+    ) -> Iterator[pa.Table]:
+        """Yield the records of these ranges, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +189,7 @@ WithoutPosition = Literal["refuse", "keep"]
 
 
 def find_replaced_results(
-    streams: LakeReads,
+    streams: ReadStreams,
     stream: str,
     state: StreamState,
     segments: Sequence[Segment],
@@ -203,7 +220,7 @@ def find_replaced_results(
 
 
 def _find_upstream_replacements(
-    streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment]
+    streams: ReadStreams, stream: str, state: StreamState, segments: Sequence[Segment]
 ) -> list[SupersededRange]:
     """Return the ranges of results whose source records were themselves replaced, or were replayed
     after their stream was repartitioned.
@@ -253,7 +270,7 @@ def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
 
 
 def _find_replaced_upstream(
-    streams: LakeReads,
+    streams: ReadStreams,
     stream: str,
     reader: str,
     name: str,
@@ -312,7 +329,7 @@ def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
         yield int(offsets[at]) + 1, int(offsets[at + 1])
 
 
-def _state_lookup(streams: LakeReads) -> StateOf:
+def _state_lookup(streams: ReadStreams) -> StateOf:
     """Return a function from a stream such as "lake.orders" to its state, which it reads only
     once.
     """
@@ -328,7 +345,7 @@ def _state_lookup(streams: LakeReads) -> StateOf:
     return state_of
 
 
-def lineage_lookup(streams: LakeReads) -> LineageOf:
+def lineage_lookup(streams: ReadStreams) -> LineageOf:
     """Return a function from a stream such as "lake.orders" to its lineage."""
     state_of = _state_lookup(streams)
     return lambda name: Lineage.of(state) if (state := state_of(name)) is not None else None

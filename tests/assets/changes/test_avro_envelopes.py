@@ -15,11 +15,8 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
-from dagster_adjunct.assets.declaration.envelopes import (
-    DebeziumEnvelope,
-    avro_readers,
-    json_from_avro,
-)
+from dagster_adjunct.assets.declaration.envelope_values import avro_readers, json_from_avro
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import Change, dataset, decoded, stream

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.declaration.change_values import (
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.reading.superseded import read_entries
+from dagster_adjunct.assets.reading.version_reader import read_entries
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import (

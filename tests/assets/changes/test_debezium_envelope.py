@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
-from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, decimal_from_unscaled
+from dagster_adjunct.assets.declaration.envelope_values import decimal_from_unscaled
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import (

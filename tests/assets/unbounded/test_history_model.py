@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.reading.superseded import read_entries
+from dagster_adjunct.assets.reading.version_reader import read_entries
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.version import datetime_from_micros, has_row_ends
 from dagster_adjunct.resources.bucketing.files import Timeline, TimelineOptions

@@ -22,9 +22,9 @@ from dagster_adjunct.assets.exchange.iceberg import (
     register_in_iceberg,
     release_from_iceberg,
 )
-from dagster_adjunct.assets.reading.stored_file import verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.superseded import mask_key, try_to_write_mask
+from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasure import erase_keys, find_keys

@@ -12,7 +12,7 @@ from dagster import AssetKey, DagsterInstance, TableMetadataValue
 
 from dagster_adjunct import Application, Schema, SparkResource, build_definitions, open_lake
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.orchestration.application.graph import find_outputs
+from dagster_adjunct.orchestration.application.lineage import find_outputs
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from tests.orchestration.step_world import StepWorld
 

@@ -15,7 +15,7 @@ import pytest
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.planner.plan import Task
+from dagster_adjunct.orchestration.planner.planned import Task
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest

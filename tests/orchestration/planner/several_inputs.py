@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.operators.batch import SparkBatch
 
 
 class Planned(PassThroughSpec):
@@ -31,7 +31,7 @@ class Planned(PassThroughSpec):
 
     __slots__ = ()
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         raise NotImplementedError
 
 

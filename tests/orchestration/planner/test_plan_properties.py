@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.joins import Join
-from dagster_adjunct.orchestration.operators.records import Input, Map, PartitionBy
+from dagster_adjunct.orchestration.operators.records import Input, Map, MapFunction, PartitionBy
 from dagster_adjunct.orchestration.operators.sends import SendToDataset, SendToStream
 from dagster_adjunct.orchestration.planner.partition_counts import assign_counts
 from dagster_adjunct.orchestration.planner.planner import build_plan
@@ -118,9 +118,9 @@ def brute_force(app: Application):
         if isinstance(spec, Input | SendToStream):
             return ("k",)
         before = lies_by(operators[operator.inputs[0]])
-        if isinstance(spec, Map) and (
-            spec.function or (len(spec.expressions[-1]) > 1 and before == ("k",))
-        ):
+        if isinstance(spec, MapFunction):
+            return None
+        if isinstance(spec, Map) and len(spec.expressions[-1]) > 1 and before == ("k",):
             return None
         return before
 

@@ -4,10 +4,12 @@ runs.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
-from dagster_adjunct.orchestration.operators.records import Filter
+from dagster_adjunct.orchestration.operators.records import FilterFunction
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError
@@ -149,11 +151,13 @@ def test_a_filter_function_leaves_columns_as_they_are():
             self.dtypes = tuple(types.items())
 
     class Calling:
-        def call(self, operator, function, frame):
+        @staticmethod
+        def call_frame(operator, function, frame):
             return function(frame)
 
     def compiled(function):
-        return Filter(function).compile("filter-2", [Frame(k="string", v="int")], Calling())
+        batch = SimpleNamespace(records=Calling)
+        return FilterFunction(function).compile("filter-2", [Frame(k="string", v="int")], batch)
 
     assert compiled(lambda frame: frame).dtypes == (("k", "string"), ("v", "int"))
     for wrong, types in {

@@ -17,7 +17,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.declaration.extractors import Projection
-from dagster_adjunct.orchestration.application.graph import dataset_source, find_sources
+from dagster_adjunct.orchestration.application.lineage import dataset_source, find_sources
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PlanningError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import find_output_joins, find_outputs
+from dagster_adjunct.orchestration.application.lineage import find_output_joins, find_outputs
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan

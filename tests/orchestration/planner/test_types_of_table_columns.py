@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.table_updates import (
-    TableSend,
-    TableSink,
-    Update,
-    check_sink_columns,
-)
+from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
+from dagster_adjunct.orchestration.operators.updates import TableSend, Update
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError

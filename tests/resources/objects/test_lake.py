@@ -27,12 +27,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import LakeSettings, LazyLakeStore, lake_in, open_lake
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.s3_store import S3Store
-from dagster_adjunct.resources.objects.store import (
-    InMemoryStore,
-    ObjectStore,
-    S3Options,
-    StoreDescriptor,
-)
+from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore, S3Options
+from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.faulty_store import Fault, FaultKind, FaultyStore
@@ -336,9 +332,9 @@ def test_a_store_in_memory_is_found_by_its_name_as_long_as_somebody_holds_it() -
     store = InMemoryStore.named("memory://kept")
     store.put("a", b"1")
     assert InMemoryStore.named("memory://kept") is store
-    assert StoreDescriptor("memory://kept").open() is pickle.loads(pickle.dumps(store)) is store
+    assert describe_store("memory://kept").open() is pickle.loads(pickle.dumps(store)) is store
     nameless = InMemoryStore()
-    assert StoreDescriptor(nameless.url).open() is nameless
+    assert describe_store(nameless.url).open() is nameless
     assert InMemoryStore.named("memory://") is not InMemoryStore.named("memory://")
     del store
     gc.collect()

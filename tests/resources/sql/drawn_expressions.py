@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from dagster_adjunct.resources.sql.expression import SPARK_FUNCTIONS
+from dagster_adjunct.resources.sql.parsed import SPARK_FUNCTIONS
 
 FLAT = {
     "a": "tinyint",

@@ -12,7 +12,7 @@ from dagster_adjunct.resources.sql.checking import (
     check_expression,
     check_single_record,
 )
-from dagster_adjunct.resources.sql.expression import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS
+from dagster_adjunct.resources.sql.parsed import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

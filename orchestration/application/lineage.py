@@ -1,0 +1,150 @@
+"""The lineage of an application: the assets that it reads and writes, and what each is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An asset that the application writes, and the assets that its records are made of, in
+    order of definition.
+    """
+
+    node: LineageNode
+    upstream: tuple[LineageNode, ...]
+
+
+def find_outputs(app: Application) -> tuple[Output, ...]:
+    """Return the assets that the application writes, in order of definition, each with its direct
+    upstream assets.
+
+    Records after an output stream come from that stream and from later joins, not from the stream's
+    own inputs. A table with several sends comes from all of them.
+    """
+    made_of: dict[str, tuple[LineageNode, ...]] = {}
+    outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
+    for operator in app.operators:
+        upstream = _union(*[made_of[parent] for parent in operator.inputs])
+        spec = operator.spec
+        if spec.reads is not None:
+            upstream = _union(upstream, (LineageNode("stream", spec.reads),))
+        if spec.match is not None:
+            upstream = _union(upstream, (spec.match.node,))
+        target = spec.target(app)
+        if target is not None:
+            outputs[target] = _union(outputs.get(target, ()), upstream)
+            if not spec.is_side_output:
+                upstream = (target,)
+        made_of[operator.id] = upstream
+    return tuple(Output(node, upstream) for node, upstream in _remove_cycles(app, outputs).items())
+
+
+def _remove_cycles(
+    app: Application, outputs: Mapping[LineageNode, Sequence[LineageNode]]
+) -> dict[LineageNode, tuple[LineageNode, ...]]:
+    """Return the outputs without the edges that would close a cycle.
+
+    A dataset that an application writes in one batch and joins in the next one makes a cycle, which
+    a lineage graph can't have. So such a dataset stays upstream of an output only if it is not
+    itself made of that output.
+    """
+    fed = {
+        LineageNode("dataset", operator.spec.feeds)
+        for operator in app.operators
+        if operator.spec.feeds is not None
+    }
+    made_from: dict[LineageNode, list[LineageNode]] = {node: [] for node in outputs}
+    for dataset in app.datasets:
+        source = dataset_source(dataset)
+        if source is not None:
+            made_from[LineageNode("dataset", dataset.name)] = [source]
+
+    def is_made_of(node: LineageNode, sought: LineageNode) -> bool:
+        waiting = [node]
+        seen = set[LineageNode]()
+        while waiting:
+            one = waiting.pop()
+            if one == sought:
+                return True
+            if one not in seen:
+                seen.add(one)
+                waiting += made_from.get(one, [])
+        return False
+
+    for node, upstream in outputs.items():
+        made_from[node] += [one for one in upstream if one not in fed]
+    for node, upstream in outputs.items():
+        made_from[node] += [one for one in upstream if one in fed and not is_made_of(one, node)]
+    return {
+        node: tuple(one for one in upstream if one not in fed or one in made_from[node])
+        for node, upstream in outputs.items()
+    }
+
+
+def find_output_joins(app: Application) -> dict[str, LineageNode]:
+    """Return {join's id: asset}: the first asset, in order of definition, to which the joined
+    records are written.
+    """
+    passed: dict[str, tuple[str, ...]] = {}
+    reached: dict[str, LineageNode] = {}
+    for operator in app.operators:
+        joins = tuple(dict.fromkeys(join for parent in operator.inputs for join in passed[parent]))
+        if operator.spec.match is not None:
+            joins = (*joins, operator.id)
+        target = operator.spec.target(app)
+        if target is not None:
+            for join in joins:
+                reached.setdefault(join, target)
+        passed[operator.id] = joins
+    return reached
+
+
+def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
+    """Return the declared datasets that the application neither joins nor sends records to.
+
+    No output is made of them, but batches wait for them.
+    """
+    joined = {
+        operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None
+    }
+    joined |= {operator.spec.feeds for operator in app.operators}
+    return tuple(
+        LineageNode("dataset", dataset.name)
+        for dataset in app.datasets
+        if dataset.name not in joined
+    )
+
+
+def dataset_source(dataset: AdjunctDataset) -> LineageNode | None:
+    """Return the asset that a dataset is built from: a stream or files; None for a query, which
+    is no asset.
+    """
+    if isinstance(dataset.input, FileSource):
+        return LineageNode("files", dataset.input.url)
+    return None if dataset.stream is None else LineageNode("stream", dataset.stream)
+
+
+def find_sources(app: Application) -> tuple[LineageNode, ...]:
+    """Return the streams, files and remote tables that the application or its datasets read,
+    each once.
+    """
+    made_from = [source for source in map(dataset_source, app.datasets) if source is not None]
+    return _union(
+        [LineageNode("stream", stream) for stream in app.inputs], made_from, find_lookup_tables(app)
+    )
+
+
+def find_lookup_tables(app: Application) -> tuple[LineageNode, ...]:
+    """Return the remote tables that records are looked up in."""
+    matches = [operator.spec.match for operator in app.operators if operator.spec.match is not None]
+    return _union([match.node for match in matches if match.table is not None])
+
+
+def _union(*nodes: Sequence[LineageNode]) -> tuple[LineageNode, ...]:
+    return tuple(dict.fromkeys(node for several in nodes for node in several))

@@ -1,0 +1,36 @@
+"""What operators know of the application that they are declared in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.resources.tables.table import AnyTable
+
+
+class DeclaredOutput(Protocol):
+    """A declared output stream: its name, partition count, and partitioning columns."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def key(self) -> tuple[str, ...]: ...
+
+
+class DeclaredApplication(Protocol):
+    """An application: its name, and the outputs, datasets and remote tables that it declares."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def outputs(self) -> Mapping[str, DeclaredOutput]: ...
+    @property
+    def tables(self) -> Mapping[str, AnyTable]: ...
+    def dataset(self, name: str) -> AdjunctDataset:
+        """Return the declared dataset of this name."""
+
+    def table_key(self, name: str) -> tuple[str, ...]:
+        """Return the key columns of a declared remote table."""

@@ -1,0 +1,233 @@
+"""Records that stream joins and windows make or reject: their hidden columns, and why a record was
+rejected.
+
+Such a record is made of several others, which may be from different batches, so it has no input
+position. It gets one: the partition is chosen by its key, the offset is the number of the batch
+that made it, and its ordinal is the same however often the batch is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, ClassVar
+
+from dagster_adjunct.orchestration.operators.batch import Planned, SparkBatch
+from dagster_adjunct.orchestration.operators.columns import (
+    BEHIND,
+    EVENT_TIME,
+    ORDINAL,
+    ORIGIN,
+    REPLAYED,
+    tie_breakers,
+)
+from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
+from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnFacts, Columns
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+_WIDTH = 20
+
+
+# By default Spark omits nulls and truncates times to milliseconds.
+_JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+def make_records(
+    frame: DataFrame,
+    planned: Planned,
+    *,
+    by: Sequence[str],
+    partitions: int,
+    ordinal: Column,
+    event_time: Column,
+    behind: Column | None = None,
+) -> DataFrame:
+    """Return the rows as records of this batch: with hidden columns, which give them new positions.
+
+    `by` are the columns that choose one of `partitions` partitions, `ordinal` is a text that is
+    unique in the batch. If the rows have a TOMBSTONE column, it is kept. `behind` becomes BEHIND
+    (see `hold_back_watermark`): the watermark that a late row is behind, null for others.
+    """
+    own = [named_column(name) for name in frame.columns if not name.startswith("__")]
+    if by:
+        place = F.pmod(F.hash(*[named_column(name) for name in by]), F.lit(partitions))
+    else:
+        place = F.lit(0)
+    return frame.select(
+        *own,
+        place.cast("int").alias(PARTITION),
+        F.lit(planned.number).cast("bigint").alias(OFFSET),
+        F.lit(planned.clock).cast("timestamp").alias(TIMESTAMP),
+        (F.col(TOMBSTONE) if TOMBSTONE in frame.columns else F.lit(False)).alias(TOMBSTONE),
+        F.lit(0).cast("int").alias(EPOCH),
+        ordinal.alias(ORDINAL),
+        event_time.cast("timestamp").alias(EVENT_TIME),
+        (F.lit(None) if behind is None else behind).cast("timestamp").alias(BEHIND),
+    )
+
+
+def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column:
+    """Return BEHIND of an operator's results: `behind` minus `by`, the delay that the operator adds
+    to watermarks.
+
+    `behind` is the watermark that the input record was behind, `micros` the event time of the
+    result in microseconds. The value is null for a result that is not below the delayed watermark.
+    The next operator decides by it whether the result is late, so that this does not depend on how
+    batches are cut.
+    """
+    mark = F.unix_micros(behind) - F.lit(by // timedelta(microseconds=1))
+    return F.when(micros < mark, F.timestamp_micros(mark))
+
+
+def to_json_object(columns: Sequence[Column]) -> Column:
+    """Return the text of a JSON object with these columns; it includes nulls, and times have
+    microseconds.
+    """
+    return F.to_json(F.struct(*columns), _JSON_OPTIONS)
+
+
+def stored_position_key(frame: DataFrame, planned: Planned) -> Column:
+    """Return `position_key` with the batch's number, as a unique key of records that are stored as
+    state.
+
+    Positions alone are not unique over batches: a recreated or repartitioned stream has other
+    records at the same ones.
+    """
+    return F.concat_ws("@", position_key(frame), F.lit(str(planned.number)))
+
+
+def position_key(frame: DataFrame) -> Column:
+    """Return a text for each record that is unique within the batch; sorted by it, records are
+    ordered by position.
+    """
+    numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
+    names = (*tie_breakers(frame.columns), *((ORIGIN,) if ORIGIN in frame.columns else ()))
+    return F.concat_ws(
+        ":", *numbers, *[F.coalesce(F.col(name).cast("string"), F.lit("")) for name in names]
+    )
+
+
+EXCLUSION = "__why"
+"""Why a stream join or window ignores a record: one of the reasons below; null for records that
+it uses.
+"""
+
+
+REPLAYED_REASON = "again"
+DELETED = "tombstone"
+LATE = "late"
+NULL_TIME = "null time"
+NULL_KEY = "null key"
+
+
+_COUNTERS = {
+    "late": LATE,
+    "null_times": NULL_TIME,
+    "null_keys": NULL_KEY,
+    "again": REPLAYED_REASON,
+    "tombstones": DELETED,
+}
+
+
+def exclusion_column(
+    frame: DataFrame, keys: Sequence[str], null_time: Column, late: Column
+) -> Column:
+    """Return the values of EXCLUSION: the first reason to ignore each record, null for none.
+
+    `null_time` and `late` are conditions.
+    """
+    reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
+    null_key = reduce(or_, [named_column(name).isNull() for name in keys])
+    reasons += [
+        (F.col(TOMBSTONE), DELETED),
+        (null_time, NULL_TIME),
+        (null_key, NULL_KEY),
+        (late, LATE),
+    ]
+    return F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons])
+
+
+def exclusion_conditions() -> dict[str, Column]:
+    """Return a condition for each reason to ignore records, by the name of the counter that
+    counts them.
+    """
+    return {name: F.col(EXCLUSION) == why for name, why in _COUNTERS.items()}
+
+
+# The input that the record came from ("left" or "right" of a stream join, "" of a window), why it
+# was rejected ("late", "null time" or "null key"), its event time, and its columns as JSON.
+LATE_RECORD_COLUMNS = {
+    "side": "string",
+    "why": "string",
+    "event_time": "timestamp",
+    "record": "string",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LateRecords(Spec):
+    """One record with LATE_RECORD_COLUMNS for each record that the stream join or window before
+    it rejected.
+    """
+
+    kind: ClassVar[str] = "late-records"
+    reads_late_records: ClassVar[bool] = True
+    assigns_positions: ClassVar[bool] = True
+
+    def summary(self) -> str:
+        return "records that arrived too late"
+
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return Columns({name: ColumnFacts(kind) for name, kind in LATE_RECORD_COLUMNS.items()})
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        return Flow(arriving[0].stream, (), UNKNOWN, context.operator)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        late = batch.state.diverted_late_records(operator).select(
+            *LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND
+        )
+        ordinal, time, behind = map(F.col, ("__place", EVENT_TIME, BEHIND))
+        return make_records(
+            late,
+            batch.planned,
+            by=(),
+            partitions=1,
+            ordinal=ordinal,
+            event_time=time,
+            behind=behind,
+        )
+
+
+def to_late_records(
+    frame: DataFrame, why: Column, holds_back: timedelta, side: str = ""
+) -> DataFrame:
+    """Return rejected records in the form that `State.divert_late_records` takes; `why` is
+    the reason of each.
+
+    `holds_back` is the watermark delay of the operator that rejects them, `side` the input that
+    they came from.
+    """
+    own = [named_column(name) for name in frame.columns if not name.startswith("__")]
+    return frame.select(
+        F.lit(side).alias("side"),
+        why.alias("why"),
+        F.col(EVENT_TIME).alias("event_time"),
+        to_json_object(own).alias("record"),
+        F.concat_ws("/", F.lit(side), position_key(frame)).alias("__place"),
+        F.col(EVENT_TIME),
+        hold_back_watermark(F.col(BEHIND), F.unix_micros(EVENT_TIME), holds_back).alias(BEHIND),
+    )

@@ -1,0 +1,139 @@
+"""What is sent to tables: records or updates, and the columns that updates change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dagster_adjunct.orchestration.operators.columns import OnNullKey
+from dagster_adjunct.resources.schemas.schema import quote_text
+from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.operation import UpdateContract
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The expressions that make an update of a record: pairs (the table's column, Spark SQL
+    expression).
+
+    The value is assigned (`set`), added or appended. `remove` names columns that are set to null.
+    `if_missing` has the default record, to which an update is applied if there is no record; None:
+    a missing record is an error.
+    """
+
+    set: Pairs = ()
+    add: Pairs = ()
+    append: Pairs = ()
+    remove: tuple[str, ...] = ()
+    if_missing: Pairs | None = None
+
+    @property
+    def parts(self) -> dict[str, Pairs]:
+        """The pairs by kind of change ("set", "add", "append"), without kinds that have none."""
+        return {name: pairs for name in ("set", "add", "append") if (pairs := getattr(self, name))}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the table's columns that an update changes."""
+        return (*(name for pairs in self.parts.values() for name, _ in pairs), *self.remove)
+
+    @property
+    def written(self) -> tuple[tuple[str, str, str], ...]:
+        """All expressions, as (argument, the table's column, expression); the argument is "set",
+        "add", "append" or "if_missing"."""
+        parts = {**self.parts, "if_missing": self.if_missing or ()}
+        return tuple(
+            (part, name, expression) for part, pairs in parts.items() for name, expression in pairs
+        )
+
+    def expressions(self) -> tuple[str, ...]:
+        """Return the expressions by which `map` makes the update and, if there is one, the
+        default record.
+        """
+        structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
+        # Spark has no struct without fields: an update that only removes columns is a boolean.
+        update = f"named_struct({', '.join(structs)})" if structs else "true"
+        return (f"{update} as {UPDATE}", *default_expression(self.if_missing))
+
+
+def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
+    """Return the expression by which `map` makes the default record; () if `pairs` is None."""
+    if pairs is None:
+        return ()
+    # Spark has no struct without fields: a default record without columns is a boolean.
+    return (f"{struct_expression(pairs) if pairs else '(true)'} as {DEFAULT}",)
+
+
+def struct_expression(pairs: Pairs) -> str:
+    """Return the Spark SQL expression of a struct with these fields."""
+    arguments = [f"{quote_text(name)}, {expression}" for name, expression in pairs]
+    return f"named_struct({', '.join(arguments)})"
+
+
+@dataclass(frozen=True, slots=True)
+class TableSend:
+    """A send to the remote table named `table`: of whole records, or with a `contract` of updates.
+
+    `update` has the expressions that turn each record into an update; without it, the records must
+    be update messages. `dead_letters` is how many records of a batch the table may reject
+    permanently, which are passed to the next operator; with None, the first one fails the batch.
+    `args` are passed to the table's write function. A table with marks stores the position of the
+    last record that it applied from each source partition; `marks_as` names this send there.
+    """
+
+    table: str
+    contract: UpdateContract | None = None
+    on_null_key: OnNullKey = "fail"
+    update: Update | None = None
+    args: tuple[object, ...] = ()
+    dead_letters: int | None = None
+    marks_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSend:
+    """A send to the local table named `table`: records for which the SQL condition `deleted` is
+    true delete their key.
+    """
+
+    table: str
+    deleted: str | None
+    on_null_key: OnNullKey
+
+
+class ChangedColumns(NamedTuple):
+    """The columns of a table that updates change, and how.
+
+    A value is assigned (`set`), a number is added (`summed`), an element is appended to a list
+    (`appended`), or a value is added to JSON or to an unknown type (`merged`). `begun` are further
+    columns of the default record. Only the effect of sums does not depend on the order of updates.
+    """
+
+    set: frozenset[str]
+    summed: frozenset[str]
+    appended: frozenset[str]
+    merged: frozenset[str]
+    begun: frozenset[str]
+
+    @property
+    def only_sums(self) -> bool:
+        return not self._ordered
+
+    @property
+    def adds(self) -> bool:
+        """Whether applying an update twice differs from applying it once."""
+        return bool(self.summed or self.appended or self.merged)
+
+    @property
+    def _ordered(self) -> frozenset[str]:
+        return self.set | self.appended | self.merged
+
+    def depends_on_order_with(self, other: ChangedColumns) -> bool:
+        """Whether the order of two updates matters: both change a column, and one does more than
+        add a number.
+        """
+        return bool(self._ordered & (other._ordered | other.summed)) or bool(
+            other._ordered & self.summed
+        )

@@ -1,0 +1,59 @@
+"""How long operators hold back watermarks, and how long records may be needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+
+from dagster_adjunct.orchestration.operators.operator import Operator, Spec
+
+_ZERO = timedelta(0)
+
+
+def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
+    """Return {state name: {input stream: delay}} for each operator with state over time.
+
+    The delay is how much the operators in between hold back the stream's watermark on its way to
+    the operator.
+    """
+    arriving = _sum_on_the_way(operators, lambda spec: spec.watermark_delay)
+    return {
+        operator.spec.over_time: spans
+        for operator, spans in arriving
+        if operator.spec.over_time is not None
+    }
+
+
+def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
+    """Return, by input stream, how long after its event time a record may still be needed by an
+    operator.
+    """
+    needed: dict[str, timedelta] = {}
+    for operator, spans in _sum_on_the_way(operators, lambda spec: spec.max_result_delay):
+        for stream, span in spans.items():
+            needed[stream] = max(needed.get(stream, _ZERO), span + operator.spec.record_retention)
+    return needed
+
+
+def _sum_on_the_way(
+    operators: Iterable[Operator], own: Callable[[Spec], timedelta]
+) -> list[tuple[Operator, dict[str, timedelta]]]:
+    """Return each operator with {input stream: sum} of what `own` returns for the operators between
+    the two.
+
+    If there are several ways from the stream to the operator, the largest sum counts.
+    """
+    leaving: dict[str, dict[str, timedelta]] = {}
+    found = []
+    for operator in operators:
+        arriving: dict[str, timedelta] = (
+            {} if operator.spec.reads is None else {operator.spec.reads: _ZERO}
+        )
+        for source in operator.inputs:
+            for stream, span in leaving[source].items():
+                arriving[stream] = max(span, arriving.get(stream, _ZERO))
+        found.append((operator, arriving))
+        leaving[operator.id] = {
+            stream: span + own(operator.spec) for stream, span in arriving.items()
+        }
+    return found

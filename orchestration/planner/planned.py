@@ -1,0 +1,195 @@
+"""What a plan says of an application, as immutable data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dagster_adjunct.orchestration.operators.operator import Exchange, PlannedCall, PlannedStream
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup:
+    """The streams that the operator `join` needs co-partitioned; all of them have `partitions`
+    partitions.
+
+    `streams` are the names of its inputs (for merged streams, the id of the operator that merges
+    them) and of the source of the joined `dataset`, if any; `partitioned_by` are the partitioning
+    columns of the first input. Streams whose records are sent to the dataset are in `FedDataset`.
+    """
+
+    join: str
+    dataset: str | None
+    streams: tuple[str, ...]
+    partitions: int
+    partitioned_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FedDataset:
+    """A joined dataset that the application itself sends records to, at the operators `sinks`.
+
+    The records come from `streams`, which have as many partitions as the dataset.
+    """
+
+    dataset: str
+    streams: tuple[str, ...]
+    sinks: tuple[str, ...]
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOperator:
+    """An operator, with the partitioning and `columns` of the records that leave it; None if
+    columns are unknown yet.
+
+    `reads` names the stream that it reads, `looks_up` the dataset or remote table that it joins,
+    `writes` the stream, table or function that it sends records to.
+    """
+
+    id: str
+    kind: str
+    inputs: tuple[str, ...]
+    summary: str
+    partitions: int
+    partitioned_by: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    reads: str | None
+    looks_up: str | None
+    writes: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTable:
+    """A send to a remote table.
+
+    `order` is the guaranteed order of the records of a key: "newest" (the store keeps the newest),
+    "per key" (the stream's), "any" (order does not matter), or "per source partition" only. `why`
+    explains it, `harm` says what may go wrong, and `mends` how to fix that. `replay` describes the
+    effect of reading `streams` again. Only those in `again` reach it then; `left_out` says why
+    records of the others don't. A table with marks stores the position of the last record that it
+    applied from each source partition; `marks` is the name of this send there, else None.
+    """
+
+    operator: str
+    table: str
+    order: str
+    why: str
+    replay: str
+    streams: tuple[str, ...]
+    marks: str | None = None
+    harm: str = ""
+    mends: str = ""
+    again: tuple[str, ...] = ()
+    left_out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FedJoin:
+    """A join with a dataset that the application itself sends records to.
+
+    `sees` says when it finds sent records: in "this batch", in the "next batch", or "both". With
+    "both", it finds those of the sends up to `last_send` in this batch, and those of later sends in
+    the next.
+    """
+
+    join: str
+    dataset: str
+    sees: Literal["this batch", "next batch", "both"]
+    last_send: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinByTime:
+    """A join with the entry that was valid at the record's own time, in its column `as_of`.
+
+    `before_history` is the result for a record from before the history of its key: "null", "oldest"
+    or "error" (the batch fails). `on_null_time` is the result for a record without a time: "null"
+    or "fail". `known` says how far back the dataset's history goes.
+    """
+
+    join: str
+    dataset: str
+    as_of: str
+    before_history: str
+    on_null_time: str
+    known: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedState:
+    """A local table that the application writes at the operators `sends`; for one key, the later
+    send wins.
+
+    `replay` describes the effect on it of reading inputs again.
+    """
+
+    table: str
+    sends: tuple[str, ...]
+    replay: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task ("Partition 3"): the partitions of input streams (`ssps`) and dataset buckets
+    ("planes.3") that it owns.
+
+    `broadcast` names the datasets and input streams that it reads completely; `ssps` includes all
+    partitions of these streams.
+    """
+
+    name: str
+    ssps: tuple[SystemStreamPartition, ...]
+    buckets: tuple[str, ...]
+    broadcast: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SparkNeed:
+    """Why an operator needs Spark; `what` is a noun phrase, such as "a DataFrame function"."""
+
+    operator: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAdvance:
+    """How a dataset is advanced: `needs_spark` says, in noun phrases, why Spark is needed even for
+    few records.
+
+    Without any, this process computes small advances, if the application's engine is "auto".
+    """
+
+    dataset: str
+    needs_spark: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedApplication:
+    """What the planner has found out of an application.
+
+    `columns` are those after each operator, by its id; the JSON has only their names. With the
+    `engine` "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
+    batches are. `advances` says that of each dataset that is made from a source.
+    """
+
+    application: str
+    operators: tuple[PlannedOperator, ...]
+    streams: tuple[PlannedStream, ...]
+    join_groups: tuple[JoinGroup, ...]
+    exchanges: tuple[Exchange, ...]
+    tasks: tuple[Task, ...]
+    notes: tuple[str, ...]
+    tables: tuple[PlannedTable, ...]
+    fed: tuple[FedDataset, ...]
+    calls: tuple[PlannedCall, ...]
+    state: tuple[PlannedState, ...]
+    fed_joins: tuple[FedJoin, ...]
+    by_time: tuple[JoinByTime, ...]
+    columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
+    engine: str = "spark"
+    needs_spark: tuple[SparkNeed, ...] = ()
+    advances: tuple[PlannedAdvance, ...] = ()

@@ -1,0 +1,350 @@
+"""How this process reads, changes, joins and writes the records of a batch, as Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.orchestration.operators.calls import RecordCall
+from dagster_adjunct.orchestration.operators.columns import first_duplicate, tie_breakers
+from dagster_adjunct.orchestration.operators.functions import call_in_process
+from dagster_adjunct.orchestration.operators.lookups import (
+    BEFORE_HISTORY,
+    ENTRY,
+    MATCHED,
+    NO_TIME,
+    AsOf,
+    EntryLookup,
+    How,
+    TableLookup,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
+from dagster_adjunct.orchestration.operators.updates import Pairs, Update
+from dagster_adjunct.orchestration.step import lookups
+from dagster_adjunct.orchestration.step.batch_outputs import (
+    Append,
+    BatchCounts,
+    epochs_of_partitions,
+)
+from dagster_adjunct.orchestration.step.event_times import ranges_to_read
+from dagster_adjunct.orchestration.step.kept_entries import EntryCache, KeyedEntries, TimedEntries
+from dagster_adjunct.orchestration.step.planned_batch import (
+    PlannedBatch,
+    reader_over_time,
+    schema_of_dataset,
+)
+from dagster_adjunct.resources.backends.columns import to_arrow_type
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
+from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
+from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
+from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
+from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What the rehearsal of a batch has read and made: the records of input streams, and the
+    results of functions by their operator.
+    """
+
+    records: dict[str, pa.Table] = field(default_factory=dict)
+    results: dict[str, pa.Table] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowFrames:
+    """Arrow tables as the records of a batch: `Records` of operators, and `Frames` of outputs.
+
+    Methods raise NeedsSpark for values for which Spark's result might differ.
+    """
+
+    planned: PlannedBatch
+    counts: BatchCounts
+    rehearsed: Rehearsed = field(default_factory=Rehearsed)
+
+    @property
+    def session(self) -> None:
+        return None
+
+    def read(self, stream: str) -> pa.Table:
+        known = self.rehearsed.records
+        if stream not in known:
+            known[stream] = self._read(stream)
+        return known[stream]
+
+    def _read(self, stream: str) -> pa.Table:
+        system = self.planned.system_of(stream)
+        ranges, epochs = ranges_to_read(system, stream, self.planned.inputs.intent)
+        records = system.read_arrow(ranges)
+        if not epochs:
+            return records
+        added = epochs_of_partitions(epochs, records.column(PARTITION))
+        return set_column(records, EPOCH, pc.add(records.column(EPOCH), added).cast(pa.int32()))
+
+    def of_table(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def to_rows(self, frame: pa.Table) -> Sequence[dict[str, Any]]:
+        rows: Sequence[dict[str, Any]] = frame.to_pylist()
+        return rows
+
+    # -- columns
+
+    def names(self, frame: pa.Table) -> Sequence[str]:
+        names: Sequence[str] = frame.column_names
+        return names
+
+    def columns(self, frame: pa.Table) -> Columns:
+        own = {name: kind for name, kind in self.types(frame).items() if name[:2] != "__"}
+        return Columns({name: ColumnFacts(kind) for name, kind in own.items()})
+
+    def types(self, frame: pa.Table) -> dict[str, str]:
+        return {column.name: type_from_arrow(column) for column in frame.schema}
+
+    def schema(self, frame: pa.Table) -> Schema:
+        own = [name for name in frame.column_names if name[:2] != "__"]
+        return Schema.from_arrow(frame.select(own).schema)
+
+    def sent_types(self, frame: pa.Table) -> dict[str, str | None]:
+        types: dict[str, str | None] = {}
+        for column in frame.schema:
+            if column.name.startswith("__"):
+                continue
+            types[column.name] = type_from_arrow(column)
+            if column.name in (UPDATE, DEFAULT):
+                inside = _struct_types(column.type)
+                types |= {f"{column.name}.{name}": kind for name, kind in inside.items()}
+        return types
+
+    # -- changed records
+
+    def filter(self, frame: pa.Table, condition: str) -> pa.Table:
+        return frame.filter(_evaluate(frame, self.types(frame), condition))
+
+    def select(self, frame: pa.Table, expressions: Sequence[str]) -> pa.Table:
+        types = self.types(frame)
+        columns: list[tuple[str, Any]] = []
+        for text in expressions:
+            read = parse_expression(text)
+            if not read.star:
+                columns.append((str(read.name), _evaluate(frame, types, text)))
+                continue
+            excepted = {name.lower() for name in read.excepted}
+            kept = [name for name in frame.column_names if name.lower() not in excepted]
+            columns += [(name, frame.column(name)) for name in kept]
+        double = first_duplicate([name for name, _ in columns])
+        if double:  # the records have more columns than planned
+            raise NeedsSpark(f"two columns {double}")
+        return pa.table(dict(columns))
+
+    def select_update(self, frame: pa.Table, names: Sequence[str], update: Update) -> pa.Table:
+        parts = {name: self._struct(frame, pairs) for name, pairs in update.parts.items()}
+        selected = self.select(frame, names).append_column(UPDATE, _struct_of(parts, frame))
+        if update.if_missing is None:
+            return selected
+        return selected.append_column(DEFAULT, self._struct(frame, update.if_missing))
+
+    def _struct(self, frame: pa.Table, pairs: Pairs) -> pa.Array:
+        types = self.types(frame)
+        return _struct_of({name: _evaluate(frame, types, text) for name, text in pairs}, frame)
+
+    def with_columns(self, frame: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.Table:
+        types = self.types(frame)
+        made = [(name, _evaluate(frame, types, text)) for name, text in columns]
+        for name, values in made:
+            there = {column.lower(): column for column in frame.column_names}
+            frame = set_column(frame, name, values, there.get(name.lower()))
+        return frame
+
+    def merge(self, operator: str, frames: Sequence[pa.Table]) -> pa.Table:
+        try:
+            return pa.concat_tables(frames, promote_options="default")
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            raise NeedsSpark("inputs with columns of different types") from None
+
+    def repartition(self, frame: pa.Table, partitions: int, by: Sequence[str]) -> pa.Table:
+        return frame  # all records are in one place
+
+    def call(self, frame: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
+        streams = set(self.planned.origins[call.operator].streams.values())
+        if not streams <= self.planned.app.inputs.keys():
+            # After an output, records have positions that the rehearsal did not know.
+            return call_in_process(frame, call, kept)
+        known = self.rehearsed.results
+        if call.operator not in known:
+            known[call.operator] = call_in_process(frame, call, kept)
+        return known[call.operator]
+
+    # -- computed records
+
+    def materialize(self, operator: str, frame: pa.Table) -> pa.Table:
+        return frame  # it is computed already
+
+    def first(self, frame: pa.Table, flags: Sequence[str]) -> Mapping[str, Any] | None:
+        flagged = frame.filter(reduce(pc.or_, [frame.column(name) for name in flags]))
+        order = (PARTITION, OFFSET, *tie_breakers(frame.column_names))
+        first = flagged.sort_by([(name, "ascending") for name in order]).slice(0, 1)
+        return next(iter(first.to_pylist()), None)
+
+    def count(self, frame: pa.Table) -> int:
+        count: int = frame.num_rows
+        return count
+
+    def keep_matches(self, operator: str, frame: pa.Table, how: How) -> pa.Table:
+        matched = frame.column(MATCHED)
+        counts = {"rows": frame.num_rows, "unmatched": matched.null_count}
+        hidden = [MATCHED]
+        if BEFORE_HISTORY in frame.column_names:
+            counts["before_history"] = pc.sum(frame.column(BEFORE_HISTORY)).as_py() or 0
+            counts["null_times"] = pc.sum(frame.column(NO_TIME)).as_py() or 0
+            hidden += [BEFORE_HISTORY, NO_TIME]
+        self.counts.count(operator, counts)
+        kept = frame.filter(matched) if how == "inner" else frame
+        return kept.drop_columns(hidden)
+
+    # -- lookups in remote tables
+
+    def tasks_at(self, operator: str) -> int:
+        return 1
+
+    def distinct_keys(
+        self, operator: str, frame: pa.Table, lookup: TableLookup, *, sensitive: bool
+    ) -> pa.Table:
+        keys = _select_keys(frame, lookup).drop_null()
+        return lookups.distinct_keys(operator, keys, lookup, sensitive=sensitive)
+
+    def add_answers(
+        self, operator: str, frame: pa.Table, lookup: TableLookup, answers: pa.Table
+    ) -> pa.Table:
+        keys = _select_keys(frame, lookup)
+        found = KeyedEntries.of(answers, tuple(keys.column_names))
+        places = found.find(keys.columns)
+        for number, answer in enumerate(lookup.answers, start=len(lookup.keys) + 1):
+            frame = frame.append_column(answer.name, found.entries.column(number).take(places))
+        there = found.entries.column(lookups.FOUND).take(places)
+        return frame.append_column(MATCHED, _true_or_null(pc.fill_null(there, False)))
+
+    def add_unknown_answers(self, operator: str, frame: pa.Table, lookup: TableLookup) -> pa.Table:
+        for answer in lookup.answers:
+            unknown = pa.nulls(frame.num_rows, to_arrow_type(answer.type))
+            frame = frame.append_column(answer.name, unknown)
+        return frame.append_column(MATCHED, pa.nulls(frame.num_rows, pa.bool_()))
+
+
+def _evaluate(frame: pa.Table, types: dict[str, str], text: str) -> Any:
+    """Return the values of a Spark SQL expression; `types` are those of the records' columns."""
+    compiled = compile_expression(text, types)
+    if isinstance(compiled, str):
+        raise NeedsSpark(compiled)
+    return compiled.evaluate(frame)
+
+
+def _struct_types(kind: pa.DataType) -> dict[str, str]:
+    """Return the types of the set and added columns of a partial update, or of the columns of a
+    default record; {} if `kind` is no struct.
+    """
+    types: dict[str, str] = {}
+    for part in kind if pa.types.is_struct(kind) else ():
+        columns = part.type if pa.types.is_struct(part.type) else [part]
+        types |= {column.name: type_from_arrow(column) for column in columns}
+    return types
+
+
+def _struct_of(columns: dict[str, Any], frame: pa.Table) -> pa.Array:
+    """Return a struct with these fields for each record; true where it has none."""
+    if not columns:
+        return pa.repeat(pa.scalar(True), frame.num_rows)
+    return to_struct_array(columns, frame.num_rows)
+
+
+def _select_keys(frame: pa.Table, lookup: TableLookup) -> pa.Table:
+    return frame.select(list(lookup.keys)).rename_columns(lookups.key_columns(lookup))
+
+
+def _true_or_null(there: pa.Array) -> pa.Array:
+    return pc.if_else(there, True, pa.scalar(None, pa.bool_()))
+
+
+def set_column(records: pa.Table, name: str, values: Any, replaced: str | None = None) -> pa.Table:
+    """Return the records with a column, instead of the one called `replaced` (default: `name`) if
+    there is one.
+    """
+    place = records.schema.get_field_index(replaced or name)
+    if place < 0:
+        return records.append_column(name, values)
+    return records.set_column(place, name, values)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowDatasets:
+    """The datasets that this process joins: `Datasets` of operators."""
+
+    planned: PlannedBatch
+    cache: EntryCache
+
+    def schema_of(self, dataset: str, *, over_time: bool = False) -> Schema:
+        return schema_of_dataset(self.planned, dataset, over_time=over_time)
+
+    def match(self, operator: str, frame: pa.Table, lookup: EntryLookup) -> pa.Table:
+        if lookup.as_of is not None:
+            return self._match_as_of(frame, lookup, lookup.as_of)
+        found = self.entries(lookup.dataset, tuple(name for _, name in lookup.on))
+        places = found.find([frame.column(stream) for stream, _ in lookup.on])
+        joined = _take_columns(frame, found.entries, places, lookup)
+        return joined.append_column(MATCHED, _true_or_null(pc.is_valid(places)))
+
+    def _match_as_of(self, frame: pa.Table, lookup: EntryLookup, as_of: AsOf) -> pa.Table:
+        found = self._timed_entries(lookup.dataset, tuple(name for _, name in lookup.on))
+        times = frame.column(as_of.column).cast(arrow_type("timestamp"))
+        places, early = found.find(
+            [frame.column(stream) for stream, _ in lookup.on],
+            times.cast("int64").to_pylist(),
+            oldest=as_of.before_history == "oldest",
+        )
+        joined = _take_columns(frame, found.entries, places, lookup)
+        joined = joined.append_column(MATCHED, _true_or_null(pc.is_valid(places)))
+        return joined.append_column(BEFORE_HISTORY, early).append_column(NO_TIME, times.is_null())
+
+    def entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
+        """Return the entries of a dataset by its key; a dry run takes them for none."""
+        view = self.planned.inputs.views[dataset]
+        if isinstance(view, VersionReader) and not self.planned.is_dry_run:
+            return self.cache.get(view, key)
+        return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
+
+    def _timed_entries(self, dataset: str, key: tuple[str, ...]) -> TimedEntries:
+        reader, known_from = reader_over_time(self.planned, dataset)
+        if reader is None or self.planned.is_dry_run:
+            return TimedEntries.empty(self.schema_of(dataset), key)
+        return self.cache.get_over_time(reader, key, known_from)
+
+
+def _take_columns(
+    frame: pa.Table, entries: pa.Table, places: pa.Array, lookup: EntryLookup
+) -> pa.Table:
+    """Return the records with what the lookup takes of the entries at these places."""
+    if lookup.added is None:
+        whole = entries.to_struct_array().combine_chunks()
+        return frame.append_column(ENTRY, whole.take(places))
+    for item in lookup.added:
+        frame = frame.append_column(item.name, entries.column(item.column).take(places))
+    return frame
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessWrites:
+    """This process writes the records: `Writes` of outputs."""
+
+    def append(self, operator: str, frame: pa.Table, append: Append) -> AppendResult:
+        return append.rows(frame)
+
+    def read(self, append: Append, **ranges: Any) -> pa.Table:
+        return append.system.read_arrow(**ranges)
+
+    def write(self, operator: str, frame: pa.Table, write: TableWrite) -> WriteResult:
+        return write_rows(frame, write, what=operator)

@@ -1,0 +1,382 @@
+"""Compares an application's plan with Spark's physical plans.
+
+A dry run compiles every operator over the real inputs and marks its records with a metric, so that
+each exchange and join in Spark's plan has the name of the nearest operator above it. Batches have
+no such marks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.planner.planned import PlannedOperator
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.spark.in_process import is_remote
+from dagster_adjunct.resources.spark.jvm import cached_plan, executed_plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_log = logging.getLogger("adjunct.step")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Exchanges in DataFrames; those of other reasons happen when records are written.
+_IN_FRAMES = ("partition_by", "auto_repartition")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinProof:
+    """How Spark executes one join: the kind of join, how it reads the dataset, and the number of
+    exchanges on each side.
+    """
+
+    operator: str
+    dataset: str
+    kind: str
+    reads: str
+    stream_exchanges: int
+    dataset_exchanges: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalProof:
+    """The result of comparing Spark's physical plans with the application's plan.
+
+    `differences` are exchanges that the plan does not list, as errors that say what to do. `notes`
+    are what the plan makes no claim about, such as a function that repartitions records, or a
+    promise that Spark can't check. `states` are the state tables that a batch writes.
+    """
+
+    joins: tuple[JoinProof, ...] = ()
+    differences: tuple[PlanningError, ...] = ()
+    notes: tuple[str, ...] = ()
+    states: tuple[AdjunctDataset, ...] = ()
+
+    def report_differences(self) -> None:
+        """Log a warning for each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the
+        first.
+
+        Results are right either way; only the speed that the plan promises is lost.
+        """
+        for difference in self.differences:
+            if os.environ.get("ADJUNCT_STRICT_PLANS"):
+                raise difference
+            _log.warning("%s", difference)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the proof as JSON values."""
+        return {
+            "joins": [asdict(join) for join in self.joins],
+            "differences": [
+                {
+                    name: getattr(difference, name)
+                    for name in ("operator", "problem", "next_step", "dataset")
+                }
+                for difference in self.differences
+            ],
+            "notes": list(self.notes),
+        }
+
+    def render(self) -> str:
+        """Return the proof as plain text."""
+        lines = ["What Spark is going to do"]
+        for join in self.joins:
+            moved = (
+                f"exchanges: {join.stream_exchanges} of records, {join.dataset_exchanges} of the"
+                " dataset"
+            )
+            lines.append(
+                f"  {join.operator}  {join.kind} with {join.dataset}, {join.reads}; {moved}"
+            )
+        lines += [f"  {note}" for note in self.notes]
+        lines += [
+            f"  NOT IN THE PLAN: {difference.problem} {difference.next_step}"
+            for difference in self.differences
+        ]
+        if not self.differences:
+            lines.append("  No exchange that the plan does not list.")
+        return "\n".join(lines)
+
+
+def _check_write_placement(
+    operator: str, source: PlannedOperator, spark_plan: SparkPlan
+) -> str | None:
+    """Return a note if records are written without an exchange and Spark can't confirm their
+    partitioning; None if it does.
+
+    `source` is the planned operator that the records come from. Raises PlanningError if they are
+    certainly partitioned differently: writing them would fail, or lose the order of a key's
+    records.
+    """
+    expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
+    found = spark_plan.partitioning
+    if expected in found or (source.partitions == 1 and "singlepartition" in found.lower()):
+        return None
+    if found in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
+        return (
+            f"{operator}: that records are partitioned by {expected} is a promise that Spark can't"
+            " check."
+        )
+    moving = [
+        name for name, moved in spark_plan.exchanges.items() if any(to in found for to, _ in moved)
+    ]
+    raise PlanningError(
+        f"{operator}: the plan writes records without a shuffle, as already partitioned by"
+        f" {expected}, but after {', '.join(moving) or source.id} their partitioning is {found}.",
+        "If a function shuffles records, do not use it as a filter, and remove its"
+        " keeps_partitioning; then call partition_by after it.",
+        operator=operator,
+    )
+
+
+Side = Literal["stream", "dataset"]
+_JOIN_NAMES = {"SortMergeJoin": "sort-merge join", "BroadcastHashJoin": "broadcast join"}
+_MARK = "adjunct "
+_ATTRIBUTE = re.compile(r"#\d+L?")
+
+
+@dataclass(slots=True)
+class SparkJoin:
+    """How Spark joins for an operator ("SortMergeJoin"), and how it reads the dataset's side.
+
+    `buckets` is the number of buckets of a bucketed scan, else None; `broadcast` says whether every
+    task gets all of it.
+    """
+
+    kind: str
+    buckets: int | None = None
+    broadcast: bool = False
+
+    def describe_scan(self) -> str:
+        if self.broadcast:
+            return "all of it in every task"
+        return "not by buckets" if self.buckets is None else f"a bucketed scan of {self.buckets}"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlan:
+    """The joins and exchanges of one physical plan by operator, and the partitioning of its result.
+
+    An exchange is its partitioning ("hashpartitioning(k, 4)"), and the side of a join that it is
+    on, if any. Operators without one have an empty list.
+    """
+
+    joins: Mapping[str, SparkJoin]
+    exchanges: Mapping[str, list[tuple[str, Side | None]]]
+    partitioning: str
+
+
+def mark_operator(operator: str, frame: DataFrame) -> DataFrame:
+    """Return the same records, marked with the operator's name in Spark's plans."""
+    return frame.observe(f"{_MARK}{operator}", F.count(F.lit(1)))
+
+
+def inspect_spark_plan(
+    operator: str, frame: DataFrame, joins: Collection[str], *, persisted: bool = False
+) -> SparkPlan:
+    """Return Spark's plan for records that arrive at an operator; no job runs.
+
+    `joins` are the operators that join a dataset; the topmost join of each is recorded. For a frame
+    that was just `persisted`, it is the plan that Spark has made to compute its rows.
+    """
+    top = cached_plan(frame) if persisted else executed_plan(frame)
+    reader = _PlanReader(joins, {operator: []})
+    waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
+    while waiting:
+        node, owner, side = waiting.pop()
+        owner, sides = reader.visit(node, owner, side)
+        children = node.children()
+        for index in range(children.size() if sides else 0):
+            waiting.append((children.apply(index), owner, sides[min(index, len(sides) - 1)]))
+    return SparkPlan(reader.found, reader.exchanges, _partitioning_text(top.outputPartitioning()))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanReader:
+    """Collects joins and exchanges from the nodes of a plan; `joins` are the operators that join a
+    dataset.
+    """
+
+    joins: Collection[str]
+    exchanges: dict[str, list[tuple[str, Side | None]]]
+    found: dict[str, SparkJoin] = field(default_factory=dict)
+
+    def visit(
+        self, node: Any, owner: str, side: Side | None
+    ) -> tuple[str, tuple[Side | None, ...]]:
+        """Record what a node does for the operator `owner`, on a side of its join.
+
+        Returns whose the nodes below are, and their sides, the last of which is that of all
+        further ones; none if they are not to be visited.
+        """
+        name = node.nodeName()
+        if name.startswith("CollectMetrics"):
+            return self._enter_operator(node, owner, side)
+        if name.startswith(("BroadcastExchange", "ReusedExchange")):
+            self._note_broadcast(name, node, owner, side)
+            return owner, ()
+        if name.startswith(("Exchange", "ShuffleExchange")):
+            self.exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
+        elif "Join" in name and owner in self.joins and owner not in self.found:
+            self.found[owner] = SparkJoin(name.partition("(")[0])
+            return owner, ("stream", "dataset")
+        else:
+            self._note_buckets(name, node, owner, side)
+        return owner, (side, side)
+
+    def _enter_operator(
+        self, node: Any, owner: str, side: Side | None
+    ) -> tuple[str, tuple[Side | None, ...]]:
+        if not node.name().startswith(_MARK):
+            return owner, (side, side)
+        entered = node.name().removeprefix(_MARK)
+        self.exchanges.setdefault(entered, [])
+        return entered, (None,)
+
+    def _note_broadcast(self, name: str, node: Any, owner: str, side: Side | None) -> None:
+        join = self.found.get(owner)
+        if join is not None and side == "dataset":
+            is_new = name.startswith("Broadcast")
+            if is_new or node.child().nodeName().startswith("Broadcast"):
+                join.broadcast = True
+
+    def _note_buckets(self, name: str, node: Any, owner: str, side: Side | None) -> None:
+        join = self.found.get(owner)
+        if join is None or side != "dataset" or join.buckets is not None:
+            return
+        if _is_bucketed(name, node):
+            join.buckets = node.outputPartitioning().numPartitions()
+
+
+def _is_bucketed(name: str, node: Any) -> bool:
+    if not name.startswith("Scan ") or node.getClass().getSimpleName() != "FileSourceScanExec":
+        return False
+    return bool(node.bucketedScan())
+
+
+def _partitioning_text(partitioning: Any) -> str:
+    return _ATTRIBUTE.sub("", partitioning.toString())
+
+
+_UNSEEN = "Spark Connect does not show its clients the plan: joins and shuffles were not compared."
+
+
+class PlanInspector:
+    """Compares Spark's physical plans for the records of a batch, each operator once, with the
+    application's plan.
+    """
+
+    def __init__(self, planned: PlannedBatch) -> None:
+        self._planned = planned
+        self._inspected: set[str] = set()
+        self._joins: list[JoinProof] = []
+        self._differences: list[PlanningError] = []
+        self._notes: list[str] = []
+        matches = {operator.id: operator.spec.match for operator in planned.operators}
+        self._datasets = {
+            operator: match.dataset
+            for operator, match in matches.items()
+            if match is not None and match.dataset is not None
+        }
+
+    def proof(self, states: Iterable[AdjunctDataset]) -> PhysicalProof:
+        """Return what was found so far; `states` are the state tables that a batch writes."""
+        return PhysicalProof(
+            tuple(self._joins), tuple(self._differences), tuple(self._notes), tuple(states)
+        )
+
+    def inspect_kept(self, operator: str, frame: DataFrame) -> None:
+        """Inspect records that were just cached; Spark's plans of others no longer contain it."""
+        self._inspect(operator, frame, persisted=True)
+
+    def inspect(self, operator: str, frame: DataFrame, *, placed: bool) -> None:
+        """Inspect records that are written; if they have to be `placed`, check that they are in the
+        output's partitions.
+        """
+        spark_plan = self._inspect(operator, frame)
+        if spark_plan is None or not placed:
+            return
+        source = self._planned.planned[self._planned.operator_before(operator)]
+        if operator not in self._planned.exchanges and source.partitioned_by:
+            note = _check_write_placement(operator, source, spark_plan)
+            if note is not None:
+                self._notes.append(note)
+
+    def _inspect(
+        self, operator: str, frame: DataFrame, *, persisted: bool = False
+    ) -> SparkPlan | None:
+        """Compare Spark's plan for records that arrive at an operator with the application's plan,
+        and return it.
+
+        Returns None with Spark Connect, whose clients do not get Spark's plan.
+        """
+        if is_remote(frame):
+            if _UNSEEN not in self._notes:
+                self._notes.append(_UNSEEN)
+            return None
+        spark_plan = inspect_spark_plan(operator, frame, self._datasets, persisted=persisted)
+        for name in sorted(spark_plan.exchanges.keys() - self._inspected):
+            self._inspected.add(name)
+            self._compare(name, spark_plan.exchanges[name], spark_plan.joins.get(name))
+        return spark_plan
+
+    def _compare(
+        self, operator: str, moved: Sequence[tuple[str, Side | None]], join: SparkJoin | None
+    ) -> None:
+        """Compare the join and the exchanges of one operator with the application's plan."""
+        dataset = self._datasets.get(operator)
+        of_dataset = [to for to, side in moved if side == "dataset"]
+        others = [to for to, side in moved if side != "dataset"]
+        if dataset is not None and join is not None:
+            of_stream = sum(side == "stream" for _, side in moved)
+            kind = _JOIN_NAMES.get(join.kind, join.kind)
+            reads = join.describe_scan()
+            self._joins.append(
+                JoinProof(operator, dataset, kind, reads, of_stream, len(of_dataset))
+            )
+        if of_dataset and dataset is not None:
+            problem = (
+                f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be"
+                f" co-partitioned ({', '.join(of_dataset)})."
+            )
+            step = (
+                "Compare the types of the join's keys and the number of partitions on both sides."
+            )
+            self._differences.append(
+                PlanningError(problem, step, operator=operator, dataset=dataset)
+            )
+        exchanges = self._planned.exchanges.get(operator, ())
+        listed = sum(exchange.reason in _IN_FRAMES for exchange in exchanges)
+        listed += self._planned.app.operator(operator).spec.moves
+        self._note_unlisted(operator, dataset, others[listed:])
+
+    def _note_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:
+        """Note exchanges of records that the plan does not list."""
+        if not unlisted:
+            return
+        times = "once" if len(unlisted) == 1 else f"{len(unlisted)} times"
+        problem = (
+            f"{operator}: Spark shuffles the records {times} more than the plan lists"
+            f" ({', '.join(unlisted)})"
+        )
+        if dataset is None and not self._planned.required_partitioning(operator):
+            self._notes.append(
+                f"{problem}; the plan makes no claim about their partitioning after it."
+            )
+            return
+        step = (
+            "Shuffle them with partition_by, which the plan lists; a function must leave"
+            " partitioned records in place."
+        )
+        self._differences.append(
+            PlanningError(f"{problem}.", step, operator=operator, dataset=dataset)
+        )

@@ -1,0 +1,327 @@
+"""What is known of a batch before its records are read: of its operators, and of its datasets."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.sources.entries import derive_stored_schema
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import Sources as ColumnSources
+from dagster_adjunct.orchestration.planner.notes import name_writers
+from dagster_adjunct.orchestration.planner.planned import PlannedOperator
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import Sources, StreamSystem, StreamWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the records of an operator come from.
+
+    - `streams`: the streams that they come from, by the operator where they enter the graph: an
+      input, or an output that the graph continues from. An operator that assigns new positions
+      counts as a stream of its own name.
+    - `made_of`: the one input stream that all records are made of; None if there are several.
+    - `positions`: the stream that their positions are in, or the operator that assigned these; None
+      if several.
+    """
+
+    streams: Mapping[str, str]
+    made_of: str | None
+    positions: str | None
+
+
+def trace_origins(
+    operators: Iterable[Operator], system_of: Callable[[str], StreamSystem]
+) -> dict[str, Origin]:
+    """Return the origin of the records that leave each operator, by operator.
+
+    After an output stream, records continue with positions in that stream if its system
+    `appends_alone`: then they are read back from it.
+    """
+    result: dict[str, Origin] = {}
+    for operator in operators:
+        arriving = merge_origins([result[source] for source in operator.inputs])
+        result[operator.id] = _origin_after(operator, arriving, system_of)
+    return result
+
+
+def merge_origins(origins: Sequence[Origin]) -> Origin:
+    """Return the origin of the merged records of several inputs."""
+    if len(origins) == 1:  # `streams` are shared: after a merge of many inputs there may be many
+        return origins[0]
+    streams: dict[str, str] = {}
+    for origin in origins:
+        streams |= origin.streams
+    held_in = {origin.positions for origin in origins}
+    return Origin(
+        streams,
+        made_of=origins[0].made_of if len(streams) == 1 else None,
+        positions=held_in.pop() if len(held_in) == 1 else None,
+    )
+
+
+def _origin_after(
+    operator: Operator, arriving: Origin, system_of: Callable[[str], StreamSystem]
+) -> Origin:
+    """Return the origin of the records that leave an operator."""
+    spec = operator.spec
+    if spec.assigns_positions:
+        return Origin({operator.id: operator.id}, None, operator.id)
+    if spec.reads is not None:
+        return Origin({operator.id: spec.reads}, spec.reads, spec.reads)
+    if spec.role != "output" or spec.writes is None:
+        return arriving
+    system = system_of(spec.writes)
+    is_read_back = isinstance(system, StreamWriter) and system.appends_alone
+    positions = spec.writes if is_read_back else arriving.positions
+    return Origin({operator.id: spec.writes}, arriving.made_of, positions)
+
+
+def name_producers(app: Application, writer: str) -> dict[str, str]:
+    """Return the name under which each operator appends to its stream: `writer`; for a stream's
+    second operator `writer#2`, and so on.
+    """
+    names: dict[str, str] = {}
+    senders: Counter[str] = Counter()
+    for operator in app.operators:
+        target = operator.spec.target(app)
+        if target is not None and target.kind == "stream":
+            senders[target.name] += 1
+            number = senders[target.name]
+            names[operator.id] = writer if number == 1 else f"{writer}#{number}"
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What is known of a batch before its records are read: `Planned` of operators, and more.
+
+    - `operators`: those whose records reach an output, in order; the others need not run.
+    - `planned`: each operator as the plan has it; `exchanges`: those before each.
+    - `origins`: the origin of each operator's records.
+    - `producers` and `writers`: the names under which operators write to streams and tables.
+    - `consumers`: how many operators use the records of each; `late_consumed`: the operators whose
+      late records are read.
+    - `gathered`: whether all records are in one partition, so that none are moved.
+    """
+
+    context: StepContext
+    inputs: BatchInputs
+    operators: tuple[Operator, ...]
+    planned: Mapping[str, PlannedOperator]
+    exchanges: Mapping[str, Sequence[Exchange]]
+    origins: Mapping[str, Origin]
+    producers: Mapping[str, str]
+    writers: Mapping[str, str]
+    consumers: Mapping[str, int]
+    late_consumed: frozenset[str]
+    gathered: bool
+
+    @staticmethod
+    def of(context: StepContext, inputs: BatchInputs, *, gathered: bool = False) -> PlannedBatch:
+        """Return what the plan of the application says of a batch with these inputs."""
+        app = context.app
+        exchanges: dict[str, list[Exchange]] = defaultdict(list)
+        for exchange in context.plan.exchanges:
+            exchanges[exchange.operator].append(exchange)
+        consumers = Counter(source for operator in app.operators for source in operator.inputs)
+        reading_late = [operator for operator in app.operators if operator.spec.reads_late_records]
+        return PlannedBatch(
+            context,
+            inputs,
+            operators=_find_needed(app.operators),
+            planned={planned.id: planned for planned in context.plan.operators},
+            exchanges=exchanges,
+            origins=trace_origins(
+                app.operators, lambda stream: _system_of(context, inputs, stream)
+            ),
+            producers=name_producers(app, context.writer),
+            writers=name_writers(app, context.writer),
+            consumers=consumers,
+            late_consumed=frozenset(
+                source for operator in reading_late for source in operator.inputs
+            ),
+            gathered=gathered,
+        )
+
+    @property
+    def app(self) -> Application:
+        return self.context.app
+
+    @property
+    def number(self) -> int:
+        return self.inputs.intent.batch
+
+    @property
+    def clock(self) -> datetime:
+        return self.inputs.intent.clock
+
+    @property
+    def reading(self) -> JoinVersions:
+        return self.inputs.intent.reading
+
+    @property
+    def tasks(self) -> int:
+        return self.inputs.intent.tasks or len(self.context.plan.tasks)
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Whether the batch reads and writes nothing: it is number 0."""
+        return self.number == 0
+
+    def partitions_at(self, operator: str) -> int:
+        return self.planned[operator].partitions
+
+    def required_partitioning(self, operator: str) -> Sequence[str]:
+        return self.planned[operator].partitioned_by
+
+    def stream_of(self, operator: str) -> str | None:
+        return self.origins[operator].positions
+
+    def has_consumers(self, operator: str) -> bool:
+        return self.consumers.get(operator, 0) > 0
+
+    def has_late_consumer(self, operator: str) -> bool:
+        return operator in self.late_consumed
+
+    def is_shared(self, operator: Operator) -> bool:
+        """Return whether several operators use this one's records, which no stream or table
+        stores.
+        """
+        spec = operator.spec
+        is_stored = spec.reads is not None or spec.writes is not None
+        return self.consumers.get(operator.id, 0) > 1 and not is_stored
+
+    def moves(self, operator: str) -> list[Exchange]:
+        """Return the plan's auto_repartition exchanges before an operator."""
+        if self.gathered:
+            return []
+        before = self.exchanges.get(operator, ())
+        return [move for move in before if move.reason == "auto_repartition"]
+
+    def is_partitioned(self, operator: str) -> bool:
+        """Whether the records that an operator writes arrive in the partitions of its output."""
+        return not self.gathered and operator not in self.exchanges
+
+    def operator_before(self, operator: str) -> str:
+        """Return the id of the operator before one that has one input."""
+        (before,) = self.app.operator(operator).inputs
+        return before
+
+    def system_of(self, stream: str) -> StreamSystem:
+        return _system_of(self.context, self.inputs, stream)
+
+    def sources(self, operator: str) -> Sources | None:
+        """Return the ranges of the input stream that an operator's records are made of; None if
+        there are several.
+        """
+        stream = self.origins[operator].made_of
+        return None if stream is None else self.inputs.sources(self.context.writer, stream)
+
+    def sensitive(self, operator: str, *arriving: Collection[str]) -> frozenset[str]:
+        compiled = self.app.operator(operator)
+        match = compiled.spec.match
+        joined = None if match is None or match.dataset is None else match.node
+        names = frozenset(name for node, name in self.context.sensitive if node == joined)
+        for source, columns in zip(compiled.inputs, arriving, strict=True):
+            own = [name for name in columns if not name.startswith("__")]
+            names |= sensitive_columns(self.context, source, own)
+        return names
+
+
+def _find_needed(operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Return the operators whose records reach an output."""
+    needed: set[str] = set()
+    for operator in reversed(operators):
+        if operator.spec.writes is not None or operator.id in needed:
+            needed |= {operator.id, *operator.inputs}
+    return tuple(operator for operator in operators if operator.id in needed)
+
+
+def _system_of(context: StepContext, inputs: BatchInputs, stream: str) -> StreamSystem:
+    return inputs.streams.get(stream) or context.systems[split_stream_name(stream)[0]]
+
+
+def sensitive_columns(
+    context: StepContext, operator: str, columns: Iterable[str]
+) -> frozenset[str]:
+    """Return which columns of an operator's records hold values that a schema or a dataset marks as
+    sensitive.
+
+    If anything is sensitive, a column of unknown origin counts as sensitive too.
+    """
+    sensitive = context.sensitive
+    if not sensitive:
+        return frozenset()
+    names = {name for _, name in sensitive}
+    sources = context.plan.columns[operator].sources
+    return frozenset(
+        name
+        for name in columns
+        if name.lower() in names or _may_be_sensitive(context, sensitive, sources.get(name, ()))
+    )
+
+
+def _may_be_sensitive(
+    context: StepContext, sensitive: Collection[tuple[LineageNode, str]], sources: ColumnSources
+) -> bool:
+    """Whether a column made of these sources may hold sensitive values; an output's column holds
+    what is sent to it.
+    """
+    app = context.app
+    plan = context.plan
+    sent = [
+        operator.spec.written(plan.columns[operator.inputs[0]]).sources.get(column, ())
+        for node, column in sources
+        for operator in app.operators
+        if operator.spec.role == "output" and operator.spec.target(app) == node
+    ]
+    known = not sources or any((node, column.lower()) in sensitive for node, column in sources)
+    return known or any(_may_be_sensitive(context, sensitive, those) for those in sent)
+
+
+def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = False) -> Schema:
+    """Return the columns of the entries that a batch reads of a dataset, or of its rows over time.
+
+    Without a version, they are those that it will have; none if its input has none yet.
+    """
+    declared = planned.app.dataset(dataset)
+    is_own = planned.is_dry_run or declared.is_owned_by(planned.app.name)
+    if isinstance(declared.input, OwnedBy) and is_own:
+        return declared.input.schema
+    read = reader_over_time(planned, dataset)[0] if over_time else planned.inputs.views[dataset]
+    return _declared_schema(planned, declared) if read is None else read.schema
+
+
+def _declared_schema(planned: PlannedBatch, dataset: AdjunctDataset) -> Schema:
+    if not isinstance(dataset.input, str):
+        return derive_stored_schema(dataset, dataset.input.schema)
+    stream = split_stream_name(dataset.input)[1]
+    records = planned.system_of(dataset.input).info(stream).schema
+    return Schema(()) if records is None else derive_stored_schema(dataset, records)
+
+
+def reader_over_time(planned: PlannedBatch, dataset: str) -> tuple[Reader | None, int | None]:
+    """Return a reader of a dataset's rows over time (None if it has no version yet), and the
+    time from which its history is known, in microseconds (None if all of it is known).
+    """
+    view = planned.inputs.views[dataset]
+    versions = planned.inputs.over_time.get(dataset)
+    if versions is None and isinstance(view, VersionReader):
+        if planned.app.dataset(dataset).follows_changes:
+            history = view.sealed.history
+            return view, None if history is None else history.pruned
+        versions = VersionsOverTime(view.store, dataset, [view.sealed])
+    if versions is None:
+        return None, None
+    return versions, versions.edge  # versions before it may have been discarded

@@ -1,0 +1,49 @@
+"""The columns whose values must not appear in errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from dagster_adjunct.assets.declaration.dataset import OwnedBy
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import StreamSystem
+
+
+def list_sensitive_columns(
+    app: Application, systems: Mapping[str, StreamSystem]
+) -> frozenset[tuple[LineageNode, str]]:
+    """Return the columns that datasets and schemas, also those in operators, mark as sensitive,
+    in lower case.
+    """
+
+    @cache
+    def of_stream(stream: str) -> frozenset[str]:
+        system, name = split_stream_name(stream)
+        try:
+            return _sensitive_names(systems[system].info(name).schema)
+        except (errors.StreamNotFoundError, KeyError):  # a dataset of a deleted stream
+            return frozenset()
+
+    found = {LineageNode("stream", stream): of_stream(stream) for stream in app.inputs}
+    for dataset in app.datasets:
+        own = frozenset(column.lower() for column in dataset.sensitive)
+        if isinstance(dataset.input, OwnedBy):
+            own |= _sensitive_names(dataset.input.schema)
+        elif dataset.stream:
+            own |= of_stream(dataset.stream)
+        found[LineageNode("dataset", dataset.name)] = own
+    for operator in app.operators:  # results of functions: matched by column name
+        names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))
+        found[LineageNode("stream", operator.id)] = names
+    return frozenset((node, name) for node, names in found.items() for name in names)
+
+
+def _sensitive_names(schema: Schema | None) -> frozenset[str]:
+    return frozenset(
+        field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive
+    )

@@ -1,0 +1,279 @@
+"""How Spark joins records with datasets: with current entries, or with those that were valid at the
+time of the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.assets.reading.valid_time import Reader
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.versions.version import TOMBSTONE, build_layout, datetime_from_micros
+from dagster_adjunct.orchestration.operators.lookups import (
+    BEFORE_HISTORY,
+    ENTRY,
+    MATCHED,
+    NO_TIME,
+    AsOf,
+    EntryLookup,
+    Pairs,
+)
+from dagster_adjunct.orchestration.step.planned_batch import (
+    PlannedBatch,
+    reader_over_time,
+    schema_of_dataset,
+)
+from dagster_adjunct.orchestration.step.spark_state import WrittenLocalTables
+from dagster_adjunct.resources.bucketing.files import (
+    GENERATION_COLUMN,
+    IS_FIRST,
+    VALID_FROM,
+    VALID_TO,
+    BucketLayout,
+    bucketed_frame,
+)
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
+
+_FROM = "__row_from"
+_TO = "__row_to"
+_FIRST = "__row_first"
+_ROW_ENTRY = "__row_entry"
+_BEGINS = "__row_begins"
+"""The start of the key's history, in the one row that also matches all earlier times; null in
+the other rows.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRows:
+    """The rows of a dataset over time: the columns of `schema`, and the interval in which each row
+    was valid.
+
+    Intervals of one key do not overlap. A deletion is a row, too. IS_FIRST is true in the row with
+    which the history of its key begins. A key without such a row has lost its older rows: its
+    history before `known_from` is unknown. With `known_from` None, no history was dropped.
+    """
+
+    frame: DataFrame
+    schema: Schema
+    known_from: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkDatasets:
+    """The datasets that Spark joins: `Datasets` of operators.
+
+    Where the records of a batch are gathered in one partition, Spark caches each dataset while
+    batches read the same version of it, and broadcasts it.
+    """
+
+    planned: PlannedBatch
+    local_tables: WrittenLocalTables
+
+    @property
+    def _session(self) -> SparkSession:
+        return self.planned.context.spark()
+
+    def schema_of(self, dataset: str, *, over_time: bool = False) -> Schema:
+        return schema_of_dataset(self.planned, dataset, over_time=over_time)
+
+    def match(self, operator: str, frame: DataFrame, lookup: EntryLookup) -> DataFrame:
+        is_broadcast = self.planned.gathered or self.planned.app.dataset(lookup.dataset).broadcast
+        hint: Callable[[DataFrame], DataFrame] = (
+            F.broadcast if is_broadcast else lambda side: side.hint("merge")
+        )
+        if lookup.as_of is None:
+            return join_entries(frame, *self.entries(lookup.dataset), lookup, hint)
+        is_scattered = not self.planned.app.dataset(lookup.dataset).partition_by
+        rows = self.over_time(lookup.dataset)
+        return AsOfMatch(lookup, lookup.as_of, rows, is_scattered).join(frame, hint)
+
+    # -- entries
+
+    def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
+        """Return the entries of a dataset and their columns; a local table includes what the batch
+        has sent to it.
+
+        A dataset without `bootstrap` that is not built yet has the columns that it will have. A dry
+        run takes local tables for empty.
+        """
+        declared = self.planned.app.dataset(dataset)
+        schema = schema_of_dataset(self.planned, dataset)
+        if isinstance(declared.input, OwnedBy) and self.planned.is_dry_run:
+            return self._no_entries(declared, schema), schema
+        if declared.is_owned_by(self.planned.app.name):
+            return self.local_tables.open(declared).reader().frame(self._session), schema
+        view = self.planned.inputs.views[dataset]
+        if view is None:
+            return self._no_entries(declared, schema), schema
+        return self._frame_of(view), schema
+
+    def _frame_of(self, view: VersionReader | TransientVersion) -> DataFrame:
+        if not self.planned.gathered or not isinstance(view, VersionReader):
+            return view.frame(self._session)
+        return self._persisted(view.dataset, view.version, lambda: view.frame(self._session))
+
+    def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
+        if dataset.partitions is None or not set(dataset.partition_by) <= set(schema.names):
+            return self._session.createDataFrame([], schema.ddl())
+        layout = BucketLayout(schema, dataset.partition_by, dataset.partitions, dataset.key)
+        store = self.planned.context.lake.store
+        rows = bucketed_frame(self._session, store, dataset.name, layout, [])
+        return rows.drop(GENERATION_COLUMN)
+
+    # -- rows over time
+
+    def over_time(self, dataset: str) -> TimedRows:
+        """Return the rows over time of a dataset, of the versions that the batch started with."""
+        reader, known_from = reader_over_time(self.planned, dataset)
+        if reader is not None:
+            known = None if known_from is None else datetime_from_micros(known_from)
+            return TimedRows(self._history_of(reader), reader.schema, known)
+        declared = self.planned.app.dataset(dataset)
+        schema = schema_of_dataset(
+            self.planned, dataset, over_time=True
+        )  # no version yet: no rows, in its buckets
+        layout = build_layout(
+            schema, declared.key, declared.partition_by, declared.partitions, True, over_time=True
+        )
+        store = self.planned.context.lake.store
+        return TimedRows(bucketed_frame(self._session, store, dataset, layout, []), schema, None)
+
+    def _history_of(self, reader: Reader) -> DataFrame:
+        if not self.planned.gathered:
+            return reader.history_frame(self._session)
+        versions = reader.version if isinstance(reader, VersionReader) else reader.versions
+        return self._persisted(
+            f"{reader.dataset} over time", versions, lambda: reader.history_frame(self._session)
+        )
+
+    def _persisted(self, rows: str, versions: object, frame: Callable[[], DataFrame]) -> DataFrame:
+        """Return rows of a dataset, which Spark caches for later batches."""
+        kept = self.planned.context.versions
+        return kept.persisted(rows, versions, lambda: frame().coalesce(1))
+
+
+def join_entries(
+    frame: DataFrame,
+    entries: DataFrame,
+    schema: Schema,
+    lookup: EntryLookup,
+    hint: Callable[[DataFrame], DataFrame],
+) -> DataFrame:
+    """Return all records with what the lookup takes of their entries, and MATCHED."""
+    if lookup.added is None:
+        added = [F.struct(*map(named_column, schema.names)).alias(ENTRY)]
+    else:
+        added = [named_column(chosen.column).alias(chosen.name) for chosen in lookup.added]
+    keys = _key_names(lookup.on)
+    side = entries.select(*_key_columns(lookup.on), *added, F.lit(True).alias(MATCHED))
+    joined = frame.join(hint(side), _same_key(frame, side, lookup.on), "left")
+    return joined.drop(*keys)
+
+
+def _key_names(on: Pairs) -> list[str]:
+    return [f"__key_{index}" for index in range(len(on))]
+
+
+def _key_columns(on: Pairs) -> list[Column]:
+    """Return the key of a dataset's side, under names that no record has."""
+    names = _key_names(on)
+    return [named_column(entry).alias(key) for (_, entry), key in zip(on, names, strict=True)]
+
+
+def _same_key(frame: DataFrame, side: DataFrame, on: Pairs) -> Column:
+    names = _key_names(on)
+    equal = [
+        frame[quote_name(stream)] == side[key] for (stream, _), key in zip(on, names, strict=True)
+    ]
+    return reduce(and_, equal)
+
+
+@dataclass(frozen=True, slots=True)
+class AsOfMatch:
+    """A join of records with the entries that were valid at their times.
+
+    The intervals of a key's rows do not overlap. One row also matches all times before the first
+    row: the first row itself, or, if that is a deletion and the oldest entry is wanted, the first
+    entry. So a record matches at most one row: the join is an equality on the key, which decides
+    the bucket, and a comparison of times within the bucket. The matched row shows whether the
+    record is from before the history, or from a time when its key was deleted. If the rows are
+    `scattered`, those of one key may be in several partitions.
+    """
+
+    lookup: EntryLookup
+    as_of: AsOf
+    rows: TimedRows
+    scattered: bool
+
+    def join(self, frame: DataFrame, hint: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        """Return the records with their matching rows and the columns MATCHED, BEFORE_HISTORY and
+        NO_TIME.
+        """
+        on = self.lookup.on
+        side = hint(self._side())
+        at = frame[quote_name(self.as_of.column)].cast("timestamp")
+        during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
+        is_matched = during | (at < side[_BEGINS])
+        joined = frame.join(side, _same_key(frame, side, on) & is_matched, "left")
+        time = named_column(self.as_of.column).cast("timestamp")
+        row = F.col(_ROW_ENTRY)
+        early = row.isNotNull() & (time < F.col(_FROM))
+        entry = row if self.as_of.before_history == "oldest" else row & ~early
+        taken = {chosen.name for chosen in self.lookup.added or ()}
+        unused = {*_key_names(on), _FROM, _TO, _BEGINS, _ROW_ENTRY}
+        columns = [
+            F.when(entry, named_column(name)).alias(name) if name in taken else named_column(name)
+            for name in joined.columns
+            if name not in unused
+        ]
+        is_before = F.coalesce(early | self._pruned(row, time), F.lit(False))
+        return joined.select(
+            *columns,
+            F.when(entry, True).alias(MATCHED),
+            is_before.alias(BEFORE_HISTORY),
+            time.isNull().alias(NO_TIME),
+        )
+
+    def _side(self) -> DataFrame:
+        """Return the dataset's rows for the join, under names that no record has."""
+        from pyspark.sql import Window
+
+        on = self.lookup.on
+        side = self.rows.frame.select(
+            *_key_columns(on),
+            *[named_column(one.column).alias(one.name) for one in self.lookup.added or ()],
+            F.col(VALID_FROM).alias(_FROM),
+            F.col(VALID_TO).alias(_TO),
+            F.col(IS_FIRST).alias(_FIRST),
+            (~F.col(TOMBSTONE)).alias(_ROW_ENTRY),
+        )
+        begins = F.when(F.col(_FIRST), F.col(_FROM))
+        if self.as_of.before_history == "oldest":
+            side = side.coalesce(1) if self.scattered else side
+            of_key = Window.partitionBy(*_key_names(on))
+            first_entry = F.min(F.when(F.col(_ROW_ENTRY), F.col(_FROM))).over(of_key)
+            oldest = F.coalesce(first_entry, F.min(_FROM).over(of_key))
+            begins = F.when(F.col(_FROM) == oldest, F.min(begins).over(of_key))
+        return side.withColumn(_BEGINS, begins).drop(_FIRST)
+
+    def _pruned(self, row: Column, time: Column) -> Column:
+        """Return the condition that a record matches no row because the history of its time was
+        dropped.
+        """
+        if self.rows.known_from is None:
+            return F.lit(False)
+        whole: Sequence[Column] = [named_column(name).isNotNull() for name, _ in self.lookup.on]
+        return row.isNull() & reduce(and_, whole) & (time < F.lit(self.rows.known_from))

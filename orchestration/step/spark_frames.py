@@ -1,0 +1,294 @@
+"""How Spark reads, changes and counts the records of a batch, and how its tasks write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from dagster_adjunct.orchestration.batch_log.batch_log import Counters
+from dagster_adjunct.orchestration.operators.calls import RecordCall
+from dagster_adjunct.orchestration.operators.columns import (
+    BATCH_ONLY,
+    DataFrameFunction,
+    tie_breakers,
+)
+from dagster_adjunct.orchestration.operators.functions import call_in_tasks
+from dagster_adjunct.orchestration.operators.lookups import (
+    BEFORE_HISTORY,
+    MATCHED,
+    NO_TIME,
+    How,
+    TableLookup,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
+from dagster_adjunct.orchestration.operators.updates import Update
+from dagster_adjunct.orchestration.step import lookups
+from dagster_adjunct.orchestration.step.batch_outputs import Append, add_positions
+from dagster_adjunct.orchestration.step.event_times import BatchTimes
+from dagster_adjunct.orchestration.step.failures import call_frame_function
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.spark.tasks import small_frame
+from dagster_adjunct.resources.spark.tuning import PersistedFrames
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, AppendResult
+from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+_TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkFrames:
+    """DataFrames as the records of a batch: `SparkRecords` of operators, and `Frames` of outputs.
+
+    `on_kept` gets each operator's records that were just cached, as a dry run inspects them.
+    """
+
+    planned: PlannedBatch
+    times: BatchTimes
+    kept: PersistedFrames
+    on_kept: Callable[[str, DataFrame], None] = lambda operator, frame: None
+    _observed: list[tuple[str, Observation]] = field(default_factory=list)
+
+    @property
+    def session(self) -> SparkSession:
+        return self.planned.context.spark()
+
+    def read(self, stream: str) -> DataFrame:
+        return self.times.read(stream)
+
+    def of_table(self, table: pa.Table) -> DataFrame:
+        return small_frame(self.session, table)
+
+    def to_rows(self, frame: DataFrame) -> Sequence[dict[str, Any]]:
+        return [row.asDict() for row in frame.collect()]
+
+    # -- columns
+
+    def names(self, frame: DataFrame) -> Sequence[str]:
+        return frame.columns
+
+    def columns(self, frame: DataFrame) -> Columns:
+        return Columns.of_frame(frame)
+
+    def types(self, frame: DataFrame) -> dict[str, str]:
+        return dict(frame.dtypes)
+
+    def schema(self, frame: DataFrame) -> Schema:
+        own = [named_column(name) for name in frame.columns if not name.startswith("__")]
+        return Schema.from_spark(frame.select(*own).schema)
+
+    def sent_types(self, frame: DataFrame) -> dict[str, str | None]:
+        types: dict[str, str | None] = {}
+        for column in frame.schema.fields:
+            if column.name.startswith("__"):
+                continue
+            types[column.name] = column.dataType.simpleString()
+            if column.name in (UPDATE, DEFAULT):
+                inside = _struct_types(column.dataType)
+                types |= {f"{column.name}.{name}": kind for name, kind in inside.items()}
+        return types
+
+    # -- changed records
+
+    def filter(self, frame: DataFrame, condition: str) -> DataFrame:
+        return frame.filter(condition)
+
+    def select(self, frame: DataFrame, expressions: Sequence[str]) -> DataFrame:
+        return frame.selectExpr(*expressions)
+
+    def select_update(self, frame: DataFrame, names: Sequence[str], update: Update) -> DataFrame:
+        return frame.selectExpr(*names, *_with_lists(frame, update).expressions())
+
+    def with_columns(self, frame: DataFrame, columns: Sequence[tuple[str, str]]) -> DataFrame:
+        return frame.withColumns({name: F.expr(expression) for name, expression in columns})
+
+    def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
+        by = self.planned.required_partitioning(operator)
+        first, *others = frames
+        if by:
+            # If all inputs are partitioned alike, Spark unions partition by partition. To find out,
+            # it compares the names that the columns have in files; an alias with metadata makes it
+            # compare the current names.
+            first = first.withColumns(
+                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in by}
+            )
+        merged = first
+        for other in others:
+            merged = merged.unionByName(other, allowMissingColumns=True)
+        if not by:
+            return merged
+        partitions = self.planned.partitions_at(operator)
+        if partitions == 1:
+            return merged.coalesce(1)
+        # Spark omits this exchange if it knows that the records are partitioned so.
+        return merged.repartition(partitions, *map(named_column, by))
+
+    def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
+        if self.planned.gathered:
+            return frame
+        return self.gather_small(frame).repartition(partitions, *map(named_column, by))
+
+    def gather_small(self, frame: DataFrame) -> DataFrame:
+        """Return the records, in one task if the batch is small; used before they are
+        repartitioned.
+        """
+        if self.planned.gathered or not self.planned.inputs.few:
+            return frame
+        # Without the barrier Spark drops a coalesce right before an exchange.
+        return _add_barrier(frame.coalesce(1))
+
+    def call_frame(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
+        # Without the barrier Spark pushes later filters below the function, and calls its UDFs
+        # twice for a record.
+        return _add_barrier(call_frame_function(operator, function, frame))
+
+    def call(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
+        return call_in_tasks(frame, call, kept)
+
+    # -- computed records
+
+    def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
+        kept = self.kept.keep(frame)
+        self.on_kept(operator, kept)
+        return kept
+
+    def first(self, frame: DataFrame, flags: Sequence[str]) -> Mapping[str, Any] | None:
+        if self.planned.is_dry_run:
+            return None
+        flagged = frame.where(reduce(or_, [F.col(name) for name in flags]))
+        row = flagged.orderBy(PARTITION, OFFSET, *tie_breakers(frame.columns)).first()
+        return None if row is None else row.asDict()
+
+    def count(self, frame: DataFrame) -> int:
+        return frame.count()
+
+    def count_records(
+        self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]
+    ) -> DataFrame:
+        from pyspark.sql import Observation
+
+        observation = Observation(f"{operator}-{uuid4().hex}")
+        self._observed.append((operator, observation))
+        return frame.observe(
+            observation, *[F.count_if(met).alias(name) for name, met in conditions.items()]
+        )
+
+    def keep_matches(self, operator: str, frame: DataFrame, how: How) -> DataFrame:
+        # An inner join is a left join whose unmatched records are counted and then dropped.
+        conditions = {"rows": F.lit(True), "unmatched": F.col(MATCHED).isNull()}
+        for flag, name in _TIME_COUNTS.items():
+            if flag in frame.columns:
+                conditions[name] = F.col(flag)
+        counted = self.count_records(operator, frame, conditions)
+        kept = counted.filter(MATCHED) if how == "inner" else counted
+        return kept.drop(MATCHED, BEFORE_HISTORY, NO_TIME)
+
+    def observed(self) -> Counters:
+        """Return what `count_records` has counted, by operator, once the records are computed."""
+        counters: Counters = {}
+        for operator, observation in self._observed:
+            of_operator = counters.setdefault(operator, {})
+            # `getRow` waits for the query that has the observation. Its row is empty if Spark has
+            # optimized the records away. With Spark Connect there is nothing to wait for.
+            observed_in_jvm = getattr(observation, "_jo", None)
+            if observed_in_jvm is None or observed_in_jvm.getRow().length():
+                for name, count in observation.get.items():
+                    of_operator[name] = of_operator.get(name, 0) + int(count)
+        return counters
+
+    # -- lookups in remote tables
+
+    def tasks_at(self, operator: str) -> int:
+        return self.planned.partitions_at(operator)
+
+    def distinct_keys(
+        self, operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool
+    ) -> pa.Table:
+        return lookups.collect_distinct_keys(operator, frame, lookup, sensitive=sensitive)
+
+    def add_answers(
+        self, operator: str, frame: DataFrame, lookup: TableLookup, answers: pa.Table
+    ) -> DataFrame:
+        answered = lookups.frame_from_answers(self.session, answers, lookup)
+        return lookups.join_answers(operator, frame, lookup, answered)
+
+    def add_unknown_answers(
+        self, operator: str, frame: DataFrame, lookup: TableLookup
+    ) -> DataFrame:
+        return lookups.add_unknown_answers(self.materialize(operator, frame), lookup)
+
+
+def _struct_types(kind: Any) -> dict[str, str]:
+    """Return the types of the set, added and appended columns of a partial update, or of the
+    columns of a default record; {} if `kind` is no struct.
+    """
+    from pyspark.sql.types import StructType
+
+    types: dict[str, str] = {}
+    for part in kind.fields if isinstance(kind, StructType) else ():
+        columns = part.dataType.fields if isinstance(part.dataType, StructType) else [part]
+        types |= {column.name: column.dataType.simpleString() for column in columns}
+    return types
+
+
+def _with_lists(frame: DataFrame, update: Update) -> Update:
+    """Return the update with lists to append: a single value becomes a list of it, null appends
+    nothing.
+    """
+    if not update.append:
+        return update
+    appended = frame.selectExpr(*[expression for _, expression in update.append])
+    lists: list[tuple[str, str]] = []
+    for (name, text), column in zip(update.append, appended.schema.fields, strict=True):
+        is_list = column.dataType.typeName() == "array"
+        listed = text if is_list else f"case when ({text}) is not null then array({text}) end"
+        lists.append((name, listed))
+    return replace(update, append=tuple(lists))
+
+
+def _add_barrier(frame: DataFrame) -> DataFrame:
+    """Return the same records with a metric that nobody reads: Spark's optimizer moves nothing
+    past it.
+    """
+    return frame.observe(f"here-{uuid4().hex}", F.count(F.lit(1)))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWrites:
+    """Spark tasks write the records: `Writes` of outputs."""
+
+    frames: SparkFrames
+
+    @property
+    def _planned(self) -> PlannedBatch:
+        return self.frames.planned
+
+    def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
+        options = dict(append.options)
+        if self._planned.inputs.few and append.system.accepts("one_task"):
+            options["one_task"] = True
+        return append.system.append(
+            append.name,
+            add_positions(frame, append.sources).drop(*BATCH_ONLY),
+            order_by=(PARTITION, OFFSET, *tie_breakers(frame.columns)),
+            partitioned=self._planned.is_partitioned(operator),
+            **options,
+        )
+
+    def read(self, append: Append, **ranges: Any) -> DataFrame:
+        return append.system.read(self.frames.session, **ranges)
+
+    def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
+        moves = operator in self._planned.exchanges and not self._planned.inputs.few
+        gathered = self.frames.gather_small(frame)
+        return write_table(gathered, write, exchange=moves, what=operator)

@@ -1,0 +1,73 @@
+"""Calls users' functions with the records of a batch, in Spark tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.orchestration.operators.calls import SinkFunction
+from dagster_adjunct.orchestration.operators.columns import function_label
+from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.step import recorded_answers
+from dagster_adjunct.orchestration.step.batch_outputs import BatchCounts
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.resources.schemas.schema import Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class CalledSinks:
+    """Calls the functions of a batch's sinks: `Sinks` of operators."""
+
+    planned: PlannedBatch
+    counts: BatchCounts
+    before_output: Callable[[str], Any]
+
+    def call(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
+        self.before_output(function_label(function))
+        call = sink_call(self.planned, operator, function, None, frame.columns)
+        self.counts.count(operator, recorded_answers.call_function(frame, call))
+
+    def call_for_results(
+        self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
+    ) -> DataFrame:
+        planned = self.planned
+        context = planned.context
+        label = function_label(function)
+        asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
+        call = sink_call(planned, operator, function, returns, frame.columns)
+        record = recorded_answers.RecordedAnswers(
+            context.lake, context.app.name, planned.number, operator, asked
+        )
+        before_call = partial(self.before_output, label)
+        results, counted = recorded_answers.call_unless_recorded(frame, call, record, before_call)
+        self.counts.count(operator, counted)
+        is_required = bool(planned.required_partitioning(operator))
+        partitions = planned.partitions_at(operator) if is_required else None
+        return recorded_answers.frame_from_results(context.spark(), results, partitions)
+
+
+def sink_call(
+    planned: PlannedBatch,
+    operator: str,
+    function: SinkFunction,
+    returns: Schema | None,
+    columns: Collection[str],
+) -> recorded_answers.SinkCall:
+    """Return how tasks call a function with records that have these columns; pickles it."""
+    return recorded_answers.SinkCall(
+        operator,
+        function_label(function),
+        pickle_function(operator, function),
+        planned.app.name,
+        planned.number,
+        returns,
+        planned.stream_of(operator),
+        planned.sensitive(operator, columns),
+        planned.inputs.intent.cut,
+        planned.context.fence,
+    )

@@ -1,0 +1,346 @@
+"""The tables that Spark keeps for an application: state tables of its operators, and local tables.
+
+What a batch writes to them is committed at its end, after all other outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.unbounded.local_table import (
+    LocalTableWriter,
+    StateSpec,
+    WritingBatch,
+    columns_of_local_table,
+    declare_state_dataset,
+    validate_state,
+)
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import as_unbounded
+from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
+from dagster_adjunct.orchestration.batch_log.batch_log import Counters
+from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_breakers
+from dagster_adjunct.orchestration.operators.event_time import Watermarks
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
+from dagster_adjunct.orchestration.operators.updates import LocalSend
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.event_times import BatchTimes
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
+from dagster_adjunct.resources.common import sum_counters
+from dagster_adjunct.resources.errors import NullKeyError, ZoneRulesError
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+NEW = "__new"
+"""The boolean column of a state table's rows that says whether this batch has written the row."""
+
+
+@dataclass(slots=True)
+class StateTable:
+    """A stateful operator's table in one batch.
+
+    `kept` says whether writes are committed (not in a bounded replay or dry run), `real` whether
+    the batch reads records (not in a dry run). `watermarks` are those by which rows expire.
+    """
+
+    context: StepContext
+    declared: AdjunctDataset
+    writes: LocalTableWriter
+    spec: StateSpec
+    watermarks: Watermarks
+    kept: bool
+    real: bool
+    counted: dict[str, int] = field(default_factory=dict)
+
+    def frame(self) -> DataFrame:
+        """Return the unexpired rows as of the start of the batch, in their buckets, so that no
+        exchange is needed.
+        """
+        if self.spec.append_only:
+            return self._scan_appended(sends=False).drop(NEW)
+        return self._keep_unexpired(self.writes.reader(sends=False).frame(self.context.spark))
+
+    def with_written(self) -> DataFrame:
+        """Return the rows of `frame` and those that the batch has written, marked by the boolean
+        `__new`; no exchange is needed. For append-only tables."""
+        return self._scan_appended(sends=True)
+
+    def write(self, rows: DataFrame, *, partitioned: bool = False) -> None:
+        """Write rows of the table's columns, with `__tombstone` if some delete; they are committed
+        with the batch.
+
+        `partitioned` says that they are in the table's partitions already. A bounded replay writes
+        nothing.
+        """
+        if TOMBSTONE not in rows.columns:
+            rows = rows.withColumn(TOMBSTONE, F.lit(False))
+        rows = rows.select(*map(named_column, (*self.spec.schema.names, TOMBSTONE)))
+        if self.kept:
+            done = self.writes.send(rows, order_by=(), partitioned=partitioned)
+            if self.spec.append_only and done.get("superseded"):
+                raise errors.SchemaMismatchError(
+                    f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have"
+                    " the same position as another one, and only one of them would be kept.",
+                    "An operator before this one makes several unordered records of one, as explode"
+                    " does in map, select or with_columns, or a function: use flat_map there.",
+                    dataset=self.writes.name,
+                )
+            self.counted = sum_counters(self.counted, done)
+        elif self.real:
+            rows.count()  # counts upstream complete only once their records are consumed
+
+    def commit(self) -> None:
+        """Commit what was written, and drop rows that expire with this batch."""
+        _, duplicate = self.writes.commit(self.watermarks.after)
+        self.counted["duplicate_batches"] = int(duplicate)
+
+    def _scan_appended(self, *, sends: bool) -> DataFrame:
+        """Return the unexpired rows with NEW, from a plain scan of the files: each key was
+        written once.
+        """
+        sealed = self.writes.reader(sends=sends).sealed
+        what = f"state {self.writes.name!r}"
+        rows = bucketed_frame(
+            self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations
+        )
+        # Not a literal: Spark forgets the partitioning of a relation that it knows to be empty, and
+        # adds an exchange.
+        generation = F.col(GENERATION_COLUMN)
+        sent = self.writes.sent
+        new = (generation.isin(*sent) if sent else generation < F.lit(0)).alias(NEW)
+        return self._keep_unexpired(rows.select(*map(named_column, self.spec.schema.names), new))
+
+    def _keep_unexpired(self, rows: DataFrame) -> DataFrame:
+        before = self.watermarks.before
+        if before is None:
+            return rows
+        return rows.where(named_column(self.spec.expires) > F.lit(before))
+
+
+@dataclass(frozen=True, slots=True)
+class TableWriters:
+    """Opens writers of local tables and state tables; `opened` closes them, which discards what is
+    not committed.
+    """
+
+    planned: PlannedBatch
+    opened: ExitStack
+
+    def open(self, dataset: AdjunctDataset, pinned: object, application: str) -> LocalTableWriter:
+        """Return a writer that adds to a table's version in the batch's intent, `pinned`, if it has
+        one.
+        """
+        context = self.planned.context
+        inputs = self.planned.inputs
+        sealed = pinned.sealed if isinstance(pinned, VersionReader) else None
+        batch = WritingBatch(application, self.planned.number, context.run, inputs.intent.cut)
+        tasks = SPARK_ONE_TASK if inputs.few else SPARK
+        return self.opened.enter_context(
+            LocalTableWriter(context.lake, dataset, sealed, batch, tasks)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SparkState:
+    """The state of a batch's operators: `State` of operators."""
+
+    planned: PlannedBatch
+    times: BatchTimes
+    writers: TableWriters
+    tables: dict[str, StateTable] = field(default_factory=dict)
+    _late: dict[str, DataFrame] = field(default_factory=dict)
+
+    def watermarks(self, name: str) -> Watermarks:
+        return self.times.watermarks(name)
+
+    def table(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
+        if name not in self.tables:
+            self.tables[name] = self._open(name, spec, self.watermarks(of or name))
+        return self.tables[name]
+
+    def _open(self, name: str, spec: StateSpec, watermarks: Watermarks) -> StateTable:
+        context = self.planned.context
+        inputs = self.planned.inputs
+        dataset = declare_state_dataset(context.writer, name, spec)
+        if self.planned.is_dry_run:
+            validate_state(context.lake, dataset)
+        writer = self.writers.open(dataset, inputs.states.get(dataset.name), context.writer)
+        kept = inputs.consumed is not None
+        real = not self.planned.is_dry_run
+        return StateTable(context, dataset, writer, spec, watermarks, kept, real)
+
+    def check_zone_rules(self, name: str, zone: str, outdated: Column) -> None:
+        """Raise ZoneRulesError in a dry run for stored rows, not expired, to which the present
+        rules of a zone give other times.
+
+        A Spark job looks for them if the rules are not those that the rows were stored under.
+        """
+        if self.planned.is_dry_run:
+            _check_zone_rules(self.planned.context, self.tables[name], zone, outdated)
+
+    def divert_late_records(self, operator: str, records: DataFrame) -> None:
+        before = self._late.get(operator)
+        self._late[operator] = records if before is None else before.unionByName(records)
+
+    def diverted_late_records(self, operator: str) -> DataFrame:
+        return self._late[self.planned.operator_before(operator)]
+
+    def commit(self, before_output: Callable[[str], Any]) -> Counters:
+        """Commit the state tables; return their counters."""
+        counters: Counters = {}
+        for table in self.tables.values():
+            if table.kept:
+                before_output(table.writes.name)
+                table.commit()
+                counters[table.writes.name] = table.counted
+        return counters
+
+
+def _check_zone_rules(context: StepContext, state: StateTable, zone: str, outdated: Column) -> None:
+    manifest = DatasetLog(context.lake, state.writes.name).read()[1]
+    if manifest is None or manifest.version is None:
+        return
+    stored_rules = manifest.declaration.zone_rules
+    if stored_rules == state.spec.zone_rules:
+        return
+    written = as_unbounded(manifest).written
+    rows = VersionReader(context.lake.store, manifest.name, manifest.version).frame(context.spark)
+    if written is not None and written.watermark is not None:
+        rows = rows.filter(named_column(state.spec.expires) > F.lit(written.watermark))
+    if not rows.filter(outdated).limit(1).collect():
+        return
+    was = stored_rules.split()[0]
+    now = state.spec.zone_rules.split()[0]
+    raise ZoneRulesError(
+        f"state {manifest.name!r} has open windows that were computed by the rules {was} of the"
+        f" zone {zone!r}, and by the present ones ({now}) they start or end at other times.",
+        f"Run with the rules {was} until these windows have closed, then change to others. Or"
+        " start the state over, without the records in open windows: adjunct dataset delete"
+        f" {manifest.name} --reason ….",
+        dataset=manifest.name,
+        zone=zone,
+        stored_rules=was,
+        python_rules=now,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLocalTables:
+    """The local tables that a batch writes: `LocalTables` of operators."""
+
+    planned: PlannedBatch
+    writers: TableWriters
+    counters: Counters = field(default_factory=dict)
+    _opened: dict[str, LocalTableWriter] = field(default_factory=dict)
+
+    def open(self, dataset: AdjunctDataset) -> LocalTableWriter:
+        """Return the batch's writer of a local table."""
+        if dataset.name not in self._opened:
+            pinned = self.planned.inputs.views.get(dataset.name)
+            self._opened[dataset.name] = self.writers.open(dataset, pinned, self.planned.app.name)
+        return self._opened[dataset.name]
+
+    def write(self, operator: str, frame: DataFrame, send: LocalSend) -> None:
+        counted = self.counters.setdefault(
+            send.table, {"rows": 0, "deleted": 0, "duplicate_batches": 0}
+        )
+        replays = self.planned.inputs.consumed is None
+        if replays:
+            counted["replayed_batches"] = 1
+            if not self._is_read_in_replays(send.table):
+                return
+        done = self._send(operator, frame, send)
+        if not replays:
+            self.counters[send.table] = sum_counters(counted, done)
+
+    def _is_read_in_replays(self, table: str) -> bool:
+        joined = self.planned.context.plan.tables_joined_after_sends()
+        return self.planned.reading == RECORDED and table in joined
+
+    def _send(self, operator: str, frame: DataFrame, send: LocalSend) -> dict[str, int]:
+        dataset = self.planned.app.dataset(send.table)
+        key = dataset.key
+        rows, null_keys = prepare_table_rows(frame, key, send.deleted, send.on_null_key)
+        order = (PARTITION, OFFSET, *tie_breakers(frame.columns))
+        names = (*columns_of_local_table(dataset).names, TOMBSTONE, *order)
+        try:
+            done = self.open(dataset).send(
+                rows.select(*map(named_column, names)),
+                order_by=order,
+                partitioned=self.planned.is_partitioned(operator),
+            )
+        except NullKeyError as error:
+            stream = self.planned.stream_of(operator)
+            raise locate_null_key(error, operator, rows, key, stream) from error
+        return done if null_keys is None else {**done, "null_keys": null_keys()}
+
+    def commit(self, before_output: Callable[[str], Any]) -> Counters:
+        """Commit the tables, unless the batch is a bounded replay; return their counters."""
+        if self.planned.inputs.consumed is not None:
+            for table, writer in self._opened.items():
+                if table in self.counters:
+                    before_output(table)
+                    _, duplicate = writer.commit()
+                    self.counters[table]["duplicate_batches"] = int(duplicate)
+        return self.counters
+
+
+def prepare_table_rows(
+    frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
+) -> tuple[DataFrame, Callable[[], int] | None]:
+    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true; and a
+    function that, once they are computed, returns how many records with a null key were skipped
+    (None if these are not skipped).
+    """
+    from pyspark.sql import Observation
+
+    if deleted is not None:
+        frame = frame.withColumn(
+            TOMBSTONE,
+            F.coalesce(F.col(TOMBSTONE), F.lit(False)) | F.coalesce(F.expr(deleted), F.lit(False)),
+        )
+    if on_null_key == "fail":
+        return frame, None  # the writer rejects them
+    lacks = _lacks_key(key)
+    observed = Observation()
+    watched = frame.observe(
+        observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys")
+    )
+    return watched.where(~lacks), lambda: int(observed.get["null_keys"])
+
+
+def _lacks_key(key: tuple[str, ...]) -> Column:
+    return reduce(or_, [named_column(name).isNull() for name in key])
+
+
+def locate_null_key(
+    error: errors.NullKeyError,
+    operator: str,
+    rows: DataFrame,
+    key: tuple[str, ...],
+    stream: str | None,
+) -> errors.NullKeyError:
+    """Return the error with the operator, the first record without a key, and what to do about
+    such records.
+    """
+    first = rows.where(_lacks_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
+    where = f"{stream}." if stream is not None else "partition "
+    place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
+    problem = f"{operator}: {error.problem.rstrip('.')}{place}."
+    step = 'Filter them out, or skip and count them: send_to(…, on_null_key="skip").'
+    return errors.NullKeyError(
+        problem, step, dataset=error.dataset, table=error.table, operator=operator
+    )
