@@ -66,6 +66,9 @@ class RowCompletion:
     of them is not above the `horizon`: a tombstone that was dropped might win against them. Late
     changes are left out. They are counted in the stats, and if `set_aside` listed there like
     incomplete ones, unless the newest change of the key is a deletion.
+
+    By the rule `ties`, changes of which nothing says which one is newer are set aside, too, or
+    raise KeyOrderError.
     """
 
     input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)

@@ -89,13 +89,15 @@ class TieRule:
         """Return the highest of these values in a stored file."""
         return file.stats["range" if self.over_time else "positions"][1]
 
-    def files_within(self, generation: Generation, bucket: int, lowest: Any) -> list[BucketFile]:
+    def files_within(
+        self, generation: Generation, bucket: int, lowest: Any
+    ) -> tuple[BucketFile, ...]:
         """Return the files of the bucket with values as high as `lowest`."""
-        return [
+        return tuple(
             file
             for file in generation.files
             if file.bucket == bucket and self.highest_of(file) >= lowest
-        ]
+        )
 
 
 def find_tie_rule(source: OpenedStream, layout: BucketLayout) -> TieRule | None:
