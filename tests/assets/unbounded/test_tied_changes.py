@@ -14,6 +14,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.tied_changes import TieRule, resolve_group
@@ -225,3 +226,14 @@ def test_a_table_that_lives_for_one_run_refuses_ties_too(sparkling: World) -> No
     with pytest.raises(KeyOrderError), translate_spark_errors():
         run.advance(world.spark)
     run.release()
+
+
+def test_partitions_are_kept_by_an_erasure(quick: World) -> None:
+    spec = table(quick)
+    send(quick, [(FIRST, "a", 5, 1), (FIRST, "b", 5, 1)])
+    quick.advance(spec)
+    erase_keys(quick.lake, "facts", ["b"], reason="asked for", by="test")
+    assert content(quick) == {"a": 1}
+    send(quick, [(other_site(quick), "a", 5, 2)])
+    with pytest.raises(KeyOrderError):
+        quick.advance(spec)
