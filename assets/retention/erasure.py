@@ -752,6 +752,7 @@ def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLay
             positioned=True,
             over_time=declared.history is not None,
             position_type=declared.position_type,
+            placed=declared.placed,
         )
         yield from ((layout, generation) for generation in bootstrap.building)
 

@@ -359,6 +359,7 @@ class OpenedStream:
             self.schema,
             input_partitions=len(self.ssps),
             position_type=self.position_type,
+            placed=self.stores_partitions,
         )
 
     @property
@@ -380,9 +381,28 @@ class OpenedStream:
         following = self.spec.following
         if len(self.ssps) == 1 or following.order_by is not None:
             return False
-        if following.history is None:
-            return True
-        name = following.valid_from
+        return following.history is None or self.has_dates_as_times
+
+    @property
+    def stores_partitions(self) -> bool:
+        """Whether stored rows name the partition that they come from.
+
+        They do where changes of a key may be in several partitions and say themselves which one is
+        newer: offsets must not decide between two that say the same. Kafka's partitioner moves keys
+        when partitions are added.
+        """
+        if not self.spec.follows_changes:
+            return False
+        following = self.spec.following
+        if following.order_by is None and (following.history is None or self.has_dates_as_times):
+            return False
+        of_key = bool(self.info.key) and set(self.info.key) <= set(self.spec.key)
+        return self.info.partitioner != "spark-murmur3" or not of_key
+
+    @property
+    def has_dates_as_times(self) -> bool:
+        """Whether the history's times are dates, on which a key may well change twice."""
+        name = self.spec.following.valid_from
         return (
             name is not None
             and derive_row_schema(self.spec, self.records).field(name).type == "date"

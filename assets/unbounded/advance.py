@@ -106,6 +106,8 @@ def load_snapshot(
         ):
             placed, samples = _with_positions(source, rows)
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
+            if source.stores_partitions:  # a change of any partition is newer than the snapshot
+                placed = placed.withColumn(PARTITION, F.lit(None).cast("int"))
             layout = commit.table_layout(source)
             if spec.following.history is not None:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))

@@ -46,6 +46,7 @@ from dagster_adjunct.assets.unbounded.dead_letters import (
 from dagster_adjunct.assets.unbounded.ignored_changes import count_ignored, find_older_changes
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.unbounded.suspicious_values import find_suspicious_values
+from dagster_adjunct.assets.unbounded.tied_changes import find_tie_rule
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
@@ -261,15 +262,18 @@ def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
     if again and not by_offset and not has_history:
         replaced_from = horizon
     places_rows = again and (by_offset or replaced_from is not None)
-    if following.completes or places_rows:
+    layout = commit.table_layout(advance.source)
+    ties = find_tie_rule(advance.source, layout)
+    if following.completes or places_rows or ties is not None:
         completion = RowCompletion(
             dataset=spec.name,
-            layout=commit.table_layout(advance.source),
+            layout=layout,
             generations=stored,
             by_offset=by_offset,
             set_aside=isinstance(following.on_bad_change, DeadLetters),
             again=again,
             horizon=replaced_from,
+            ties=ties,
         )
         options = replace(options, completion=completion)
     late_from = None

@@ -266,6 +266,7 @@ def manifest_with_version(
         counters=dict(counters),
         history=history,
         position_type=advance.source.position_type,
+        placed=advance.source.stores_partitions,
     )
     return switch_version(manifest, version, now)
 
@@ -302,7 +303,12 @@ def table_layout(source: OpenedStream) -> BucketLayout:
     over_time = spec.following.history is not None
     keyed = (spec.key, spec.partition_by, spec.partitions)
     return build_layout(
-        schema, *keyed, positioned=True, over_time=over_time, position_type=source.position_type
+        schema,
+        *keyed,
+        positioned=True,
+        over_time=over_time,
+        position_type=source.position_type,
+        placed=source.stores_partitions,
     )
 
 

@@ -16,7 +16,7 @@ read only for keys that need one, and of these only the missing columns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +25,13 @@ from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.superseded import key_codes
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
+from dagster_adjunct.assets.unbounded.tied_changes import (
+    Tie,
+    TieGroups,
+    TieRule,
+    group_changes,
+    resolve_group,
+)
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.files import (
     BucketLayout,
@@ -59,6 +66,9 @@ class RowCompletion:
     of them is not above the `horizon`: a tombstone that was dropped might win against them. Late
     changes are left out. They are counted in the stats, and if `set_aside` listed there like
     incomplete ones, unless the newest change of the key is a deletion.
+
+    By the rule `ties`, changes of which nothing says which one is newer are set aside, too, or
+    raise KeyOrderError.
     """
 
     input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
@@ -71,6 +81,7 @@ class RowCompletion:
     set_aside: bool
     again: bool = False
     horizon: int | None = None
+    ties: TieRule | None = None
 
     def of_bucket(self, store: ObjectStore, bucket: int) -> BucketCompletion:
         """Return the completion of one bucket's rows."""
@@ -125,6 +136,8 @@ class BucketCompletion:
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
         """Return the completed rows; the mask `new` is true for the first row of each key."""
+        if self._declared.ties is not None and rows.num_rows:
+            rows, new = self._leave_out_tied(rows, new, self._declared.ties)
         if self._declared.again:
             rows, new = self._place(rows, new)
         if KEPT not in rows.column_names:
@@ -143,6 +156,73 @@ class BucketCompletion:
             rows.take(places), key, np.flatnonzero(new), deleted[places], kept[places]
         )
         return done.take(back[stays[back]])
+
+    def _leave_out_tied(self, rows: pa.Table, new: Any, rule: TieRule) -> tuple[pa.Table, Any]:
+        """Return the rows without changes that are tied with others or with stored rows, and their
+        `new`. Raises KeyOrderError unless these are set aside.
+        """
+        groups = group_changes(rows, new, rule)
+        stored = self._newest_stored(rows, np.flatnonzero(new), groups, rule)
+        scattered = np.flatnonzero(groups.scattered & groups.deciding)
+        known = np.isin(groups.keys, np.fromiter(stored, np.int64, len(stored)))
+        tied: list[int] = []
+        for at in np.union1d(scattered, np.flatnonzero(known & groups.deciding)).tolist():
+            numbers = np.arange(groups.starts[at], groups.ends[at])
+            changes = rows.take(numbers).to_pylist()
+            newest = stored.get(int(groups.keys[at]))
+            if newest is not None and rule.is_newer(newest, changes[0]):
+                continue
+            partner = newest if newest is not None and rule.ties(newest, changes[0]) else None
+            found = resolve_group(list(zip(numbers.tolist(), changes, strict=True)), partner, rule)
+            self._report_ties(found, rule)
+            tied += [tie.row for tie in found]
+        if not tied:
+            return rows, new
+        left = np.ones(rows.num_rows, bool)
+        left[tied] = False
+        rows = rows.filter(pa.array(left))
+        starts = np.append(True, key_changes(rows, self._key)) if rows.num_rows else new[:0]
+        return rows, starts
+
+    def _report_ties(self, ties: Sequence[Tie], rule: TieRule) -> None:
+        """List these changes as set aside, or raise KeyOrderError for the first."""
+        for tie in ties:
+            if not self._declared.set_aside:
+                raise tie.error(rule)
+            self._set_aside.append((tie.change[PARTITION], tie.change[OFFSET], tie.reason(rule)))
+
+    def _newest_stored(
+        self, rows: pa.Table, first: Any, groups: TieGroups, rule: TieRule
+    ) -> dict[int, dict[str, Any]]:
+        """Return the newest stored rows of the keys, by their numbers, that changes may be tied
+        with: only files with positions or times as high as those of the changes are read.
+        """
+        lowest_of_key = rows.take(groups.starts[groups.deciding])
+        numbers = groups.keys[groups.deciding]
+        values = rule.ranged_values(lowest_of_key)
+        generations = tuple(
+            replace(generation, files=files)
+            for generation in self._declared.generations
+            if (files := rule.files_within(generation, self._bucket, values.min()))
+        )
+        if not generations:
+            return {}
+        highest = max(rule.highest_of(file) for each in generations for file in each.files)
+        asked = np.unique(numbers[values <= highest])
+        schema = pa.schema(
+            [(field.name, arrow_type(field.type)) for field in self._layout.schema.fields]
+            + [(PARTITION, pa.int32())]
+        )
+        newest: dict[int, dict[str, Any]] = {}
+        keys = rows.select(self._key).take(first)
+        for of, found in self._iterate_stored(
+            keys, asked, schema, positions=True, generations=generations
+        ):
+            for number, row in zip(of.tolist(), found.to_pylist(), strict=True):
+                before = newest.get(number)  # of a newer generation, which wins if they are equal
+                if before is None or row[POSITION] > before[POSITION]:
+                    newest[number] = row
+        return newest
 
     def _place(self, rows: pa.Table, new: Any) -> tuple[pa.Table, Any]:
         """Return the changes of a rewind, by offset with raised positions, else without late
@@ -274,14 +354,23 @@ class BucketCompletion:
         return stored, highest, pa.concat_tables(tables)
 
     def _iterate_stored(
-        self, keys: pa.Table, asked: Any, schema: pa.Schema, *, positions: bool
+        self,
+        keys: pa.Table,
+        asked: Any,
+        schema: pa.Schema,
+        *,
+        positions: bool,
+        generations: Sequence[Generation] | None = None,
     ) -> Iterator[tuple[Any, pa.Table]]:
         """Yield for each file, newest generation first, which of the `asked` keys (indices) it has,
         and their rows.
 
         Without `positions`, a key's row is yielded only from the newest generation that has it.
+        `generations` are those to read, by default all.
         """
-        for generation in reversed(self._declared.generations):
+        for generation in reversed(
+            self._declared.generations if generations is None else generations
+        ):
             for file in generation.files:
                 if file.bucket != self._bucket or not len(asked):
                     continue
@@ -304,7 +393,8 @@ class BucketCompletion:
         position and tombstone.
         """
         file = _open_file(stored)
-        whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
+        position = arrow_type(dict(self._layout.hidden)[POSITION])
+        whole = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
         constants: dict[str, Any] = {} if positions else {POSITION: 0}
         constants |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
         constants |= dict.fromkeys(

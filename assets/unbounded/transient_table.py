@@ -26,6 +26,7 @@ from dagster_adjunct.assets.sources.transactions import limit_to_complete_transa
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.unbounded.recovery import incomplete_stream_error, lost_changes_error
+from dagster_adjunct.assets.unbounded.tied_changes import find_tie_rule
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
@@ -360,8 +361,7 @@ class TransientTable:
             rows = before.kept.unionByName(
                 rows, allowMissingColumns=True
             )  # kept rows have all columns
-        if self.spec.following.completes:
-            rows = self._complete(rows)
+        rows = self._complete(rows)
         # A plan that reads a stream works only while its table is in the session's catalogue, which
         # keeps the newest ones. A checkpoint holds rows alone, so it outlives them.
         kept = self._keep_newest(rows).localCheckpoint()
@@ -390,15 +390,19 @@ class TransientTable:
         return changes.select(*[named_column(name) for name in (*names, *kept)])
 
     def _complete(self, rows: DataFrame) -> DataFrame:
-        """Return the rows, with missing columns completed from the rows before them."""
+        """Return the rows, with missing columns completed from the rows before them.
+
+        Raises KeyOrderError for changes of which nothing says which one is newer.
+        """
         spec = self.spec
-        if KEPT not in rows.columns:
-            return rows
         layout = build_layout(
             self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True
         )
+        ties = find_tie_rule(self._source, layout)
+        if KEPT not in rows.columns and ties is None:
+            return rows
         completion = RowCompletion(
-            spec.name, layout, (), spec.following.order is None, set_aside=False
+            spec.name, layout, (), spec.following.order is None, set_aside=False, ties=ties
         )
         order = [named_column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)

@@ -35,6 +35,7 @@ from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import MICROS
+from dagster_adjunct.resources.streams.system import PARTITION
 from dagster_adjunct.resources.validation import validated
 
 StoredSchema = Annotated[
@@ -164,7 +165,8 @@ class SealedVersion(ManifestPart):
     would tell. `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges
     [start, end) of the input that this version read, by stream partition. `positioned` means that
     rows store their position: their input offset or the values of `order_by`, of type
-    `position_type`. With `history`, each key has one row per `__valid_from`.
+    `position_type`. `placed` means that rows store the partition that they come from, too. With
+    `history`, each key has one row per `__valid_from`.
     """
 
     id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
@@ -178,6 +180,7 @@ class SealedVersion(ManifestPart):
     positioned: bool
     order_by: tuple[str, ...] | None = None
     position_type: PositionType = "bigint"
+    placed: bool = False
     history: KeptHistory | None = None
     generations: tuple[StoredGeneration, ...] = Field(min_length=1)
     rows: int | None = Field(default=None, ge=0)
@@ -216,7 +219,11 @@ class SealedVersion(ManifestPart):
         """The layout of rows in files; a broadcast copy is one file."""
         keyed = self.columns, self.key, self.partition_by, self.partitions
         return build_layout(
-            *keyed, self.positioned, self.history is not None, position_type=self.position_type
+            *keyed,
+            self.positioned,
+            self.history is not None,
+            position_type=self.position_type,
+            placed=self.placed,
         )
 
     @property
@@ -255,12 +262,16 @@ def build_layout(
     over_time: bool = False,
     *,
     position_type: PositionType = "bigint",
+    placed: bool = False,
 ) -> BucketLayout:
     """Return the layout of a version's rows in files; `partitions` None is one file.
 
-    Rows over time are unique by key and `__valid_from`, and sorted by them.
+    Rows over time are unique by key and `__valid_from`, and sorted by them. With `placed`, rows
+    store the partition of the stream that they come from.
     """
     hidden = ((POSITION, position_type), (TOMBSTONE, "boolean")) if positioned else ()
+    if placed:
+        hidden = (*hidden, (PARTITION, "int"))
     if over_time:
         return BucketLayout(
             columns, partition_by, partitions or 1, (*key, VALID_FROM), (*hidden, *HISTORY)
@@ -368,6 +379,7 @@ class DatasetDeclaration(ManifestPart):
     discard: DiscardPolicy = DiscardPolicy()
     order_by: tuple[str, ...] | None = None
     position_type: PositionType = "bigint"
+    placed: bool = False
     keep_tombstones: int | None = Field(default=None, ge=0)
     history: KeptHistory | None = None
     compaction: DeltaCompaction = DeltaCompaction()
@@ -388,6 +400,7 @@ def declaration_from_spec(
     *,
     input_partitions: int = 0,
     position_type: PositionType = "bigint",
+    placed: bool = False,
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns."""
     owned = spec.input if isinstance(spec.input, OwnedBy) else None
@@ -412,6 +425,7 @@ def declaration_from_spec(
         discard=spec.discard,
         order_by=spec.following.order,
         position_type=position_type,
+        placed=placed,
         keep_tombstones=spec.following.keep_tombstones,
         compaction=spec.following.compaction,
     )

@@ -640,9 +640,8 @@ def write_buckets(
     extra += [options.one_per_key] if options.one_per_key else []
     extra += [] if options.completion is None else options.completion.input_columns
     there = set(df.columns)
-    df = df.select(
-        *[quote_name(name) for name in (*layout.columns, *extra, DIGEST, _BUCKET) if name in there]
-    )
+    named = dict.fromkeys((*layout.columns, *extra, DIGEST, _BUCKET))
+    df = df.select(*[quote_name(name) for name in named if name in there])
     with tasks.translate_spark_errors():
         task = _task(store.descriptor, folder, layout, options, all_buckets=one_task)
         rows = tasks.map_in_arrow(df, task, "facts string").collect()

@@ -420,3 +420,35 @@ def test_the_file_of_key_value_rows_that_is_gone_is_an_error(tmp_path: Path) -> 
     runs.send(("a", 10))
     with pytest.raises(TableNotFoundError):
         runs.run()
+
+
+@pytest.mark.server
+def test_a_dynamodb_table_restored_from_a_backup_is_an_error(
+    dynamodb: DynamoDbServer, tmp_path: Path
+) -> None:
+    name = f"restored-{next(_names)}"
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": dynamodb.endpoint}
+    runs = TableRuns(
+        tmp_path, lambda: DynamoDbTable(name, "id", columns=COLUMNS, create=True, **where)
+    )
+    runs.send(("a", 1))
+    runs.run()
+    client = dynamodb.client()
+    backup = client.scan(TableName=name)["Items"]
+    runs.send(("a", 10))
+    runs.run()
+    described = client.describe_table(TableName=name)["Table"]
+    client.delete_table(TableName=name)
+    client.create_table(
+        TableName=name,
+        KeySchema=described["KeySchema"],
+        AttributeDefinitions=described["AttributeDefinitions"],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    client.get_waiter("table_exists").wait(TableName=name)
+    for item in backup:
+        client.put_item(TableName=name, Item=item)
+    runs.send(("a", 100))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert refused.value.loss == "replaced"

@@ -18,6 +18,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     bounded_dataset,
     unbounded_dataset,
 )
+from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
@@ -27,6 +28,7 @@ from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from tests.assets.conftest import World
@@ -54,7 +56,8 @@ class Topic:
         return {
             "kafka": KafkaStreams(
                 self.lake, KafkaSettings("kafka", self.server.bootstrap, topics={"t": topic})
-            )
+            ),
+            "lake": LakeStreams(self.lake),
         }
 
     def send(
@@ -210,3 +213,32 @@ def test_a_record_without_a_key_of_its_own_is_a_bad_change_and_no_matter_of_orde
     assert producer.flush(30) == 0
     with pytest.raises(BadChangeError):
         topic.advance(table())
+
+
+@pytest.mark.parametrize("declared", [{"order_by": "version"}, {"history": "all"}])
+@pytest.mark.parametrize("advanced", [True, False], ids=["advanced", "bootstrapped"])
+def test_offsets_do_not_decide_between_equal_values_of_a_key_that_moved(
+    topic: Topic, declared: dict[str, Any], advanced: bool
+) -> None:
+    moment = 1_790_000_000_000
+    topic.send(rows(0, 1), timestamp=moment - 1)
+    topic.send(rows(1, 2), timestamp=moment)
+    spec = table(**declared)
+    if advanced:
+        topic.advance(spec)
+    topic.add_partitions(4)
+    topic.send(rows(2, 2), timestamp=moment)
+    with pytest.raises(KeyOrderError) as refused:
+        topic.advance(spec)
+    assert refused.value.dataset == "table"
+    assert refused.value.partition in range(4)
+    assert topic.content(spec) == (dict.fromkeys(KEYS, 1) if advanced else None)
+    letters = table("other", on_bad_change=DeadLetters("lake.dead"), **declared)
+    report = topic.advance(letters)
+    served = topic.content(letters)
+    assert served is not None
+    older = sum(value == 1 for value in served.values())
+    assert 0 < older == report.counters["quarantined"] < len(KEYS), "of keys that moved, each"
+    topic.send(rows(3, 3), timestamp=moment + 1)
+    topic.advance(letters)
+    assert topic.content(letters) == dict.fromkeys(KEYS, 3)

@@ -225,3 +225,22 @@ def test_what_can_not_be_partitions_is_refused(arguments: dict[str, Any], wrong:
     with pytest.raises(ConfigurationError) as refused:
         VersionPartitions(**arguments)
     assert refused.value.facts["argument"] == wrong
+
+
+@BOTH
+@pytest.mark.lengthy
+@pytest.mark.parametrize("timezone", ["Pacific/Auckland", "America/New_York"])
+def test_the_last_day_of_all_and_odd_digits_hold_up_no_other_day(
+    lab: Lab, tmp_path: Path, by: str, timezone: str
+) -> None:
+    # Full-width digits are digits to Python, and no date to Dagster.
+    deliver(tmp_path / "in", "\uff12\uff10\uff12\uff16-11-02", "2026-11-26", "9999-12-31")
+    versions = VersionPartitions("day", start="2026-11-01", timezone=timezone)
+    dataset = in_folders(tmp_path / "in", versions)
+    sensor = ticker(lab, dataset, by)
+    assert sensor.asked().partition_key == "2026-11-26"
+    assert lab.run(sensor.defs, key_of(dataset), partition_key="2026-11-26").success
+    for _ in range(2):
+        assert "No new version" in sensor.skipped() or "9999-12-31" in sensor.skipped()
+    with open_dataset(lab.lake, dataset) as opened:
+        assert [version.name for version in opened.versions()] == ["2026-11-26"]

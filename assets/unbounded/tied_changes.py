@@ -1,0 +1,244 @@
+"""Finds changes of a key of which nothing says which one is newer.
+
+Changes of a key from one partition are in order of their offsets. Where a key has changes in
+several partitions, `order_by` or the times of a history say which one is newer. If they say the
+same, and the changes differ, nothing does:
+
+    key  order_by  partition  offset  n
+    k    5         0          100     1
+    k    5         2          3       2     written later, after partitions were added
+
+Such changes are tied, also with the stored row of their key. A tie below a newer change of the key
+decides nothing; with a history each time counts. Changes never leave out columns here: with
+`order_by` or a history they are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.sources.entries import OpenedStream
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.resources.bucketing.files import (
+    VALID_FROM,
+    BucketFile,
+    BucketLayout,
+    Generation,
+    key_changes,
+)
+from dagster_adjunct.resources.errors import KeyOrderError
+from dagster_adjunct.resources.lazy_modules import np, pc
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
+from dagster_adjunct.resources.user_code import format_record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TieRule:
+    """What is compared: the columns of `schema`, of changes with equal `key` (which ends in
+    `__valid_from` with a history) that are ordered by `order_by` (None: by their offsets).
+    """
+
+    dataset: str
+    schema: Schema
+    key: tuple[str, ...]
+    order_by: tuple[str, ...] | None
+
+    @property
+    def over_time(self) -> bool:
+        """Whether each time of a key has its own row."""
+        return self.key[-1] == VALID_FROM
+
+    def rank(self, position: Any) -> Any:
+        """Return what has to be equal for a tie: the position, or if offsets are positions whether
+        the row is of a snapshot.
+        """
+        return position < 0 if self.order_by is None else position
+
+    def ties(self, stored: Row, change: Row) -> bool:
+        """Whether nothing but offsets says which of these rows of a key is newer.
+
+        A row of a bulk snapshot has no partition: a change of any partition is newer.
+        """
+        same = self.rank(stored[POSITION]) == self.rank(change[POSITION])
+        return same and stored[PARTITION] is not None
+
+    def is_newer(self, stored: Row, change: Row) -> bool:
+        """Whether the stored row is newer than the change, which then decides nothing."""
+        if self.order_by is None:
+            return bool(self.rank(change[POSITION]) and not self.rank(stored[POSITION]))
+        return bool(stored[POSITION] > change[POSITION])
+
+    def ranged_values(self, rows: pa.Table) -> Any:
+        """Return what the ranges in the stats of files are about: positions, or times in
+        microseconds.
+        """
+        if self.over_time:
+            return rows.column(VALID_FROM).cast("int64").to_numpy()
+        return rows.column(POSITION).to_numpy()
+
+    def highest_of(self, file: BucketFile) -> Any:
+        """Return the highest of these values in a stored file."""
+        return file.stats["range" if self.over_time else "positions"][1]
+
+    def files_within(
+        self, generation: Generation, bucket: int, lowest: Any
+    ) -> tuple[BucketFile, ...]:
+        """Return the files of the bucket with values as high as `lowest`."""
+        return tuple(
+            file
+            for file in generation.files
+            if file.bucket == bucket and self.highest_of(file) >= lowest
+        )
+
+
+def find_tie_rule(source: OpenedStream, layout: BucketLayout) -> TieRule | None:
+    """Return how ties are found among the changes of this stream, which are stored in this layout;
+    None where all changes of a key are in one partition.
+    """
+    if len(source.ssps) == 1 or not source.stores_partitions:
+        return None
+    return TieRule(source.spec.name, layout.schema, layout.key, source.spec.following.order_by)
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """The change at the number `row` is tied with the row `with_row`, which may be a stored one."""
+
+    row: int
+    change: Row
+    with_row: Row
+
+    def reason(self, rule: TieRule) -> str:
+        """Return why the change can't be applied, to follow "the change at offset …"."""
+        offset = self.with_row.get(OFFSET)
+        where = "the stored row" if offset is None else f"the change at offset {offset}"
+        where = f"{where} of partition {self.with_row[PARTITION]}"
+        return (
+            f"{where} has the same key ({format_key(self.change, rule)}) and the same"
+            f" {describe_order_value(self.change, rule)}, but other values, so that nothing says"
+            " which one is newer"
+        )
+
+    def error(self, rule: TieRule) -> KeyOrderError:
+        """Return the error for this tie."""
+        partition = self.change[PARTITION]
+        offset = self.change[OFFSET]
+        order = "the time since when it is valid" if rule.over_time else "order_by"
+        return KeyOrderError(
+            f"dataset {rule.dataset!r}: the change at offset {offset} of partition {partition}"
+            f" can't be applied: {self.reason(rule)}.",
+            "Nothing was committed. A key may have changes in several partitions of this stream,"
+            f" and {order} has to differ between them. Declare"
+            " on_bad_change=DeadLetters(STREAM), which sets the change that is read later aside,"
+            " and let the source write the row again. Or declare an order_by that differs, such as"
+            " a version or two columns, and rebuild: adjunct dataset rebuild"
+            f" {rule.dataset} MODULE:APP --reason ….",
+            dataset=rule.dataset,
+            partition=partition,
+            offset=str(offset),
+        )
+
+
+def format_key(row: Row, rule: TieRule) -> str:
+    """Return the row's key for a message, without the values of sensitive columns."""
+    names = [name for name in rule.key if name != VALID_FROM]
+    return format_record({name: row[name] for name in names}, rule.schema.sensitive)
+
+
+def describe_order_value(row: Row, rule: TieRule) -> str:
+    """Return the value that the row is ordered by for a message, without sensitive values."""
+    if rule.over_time:
+        return f"time since when it is valid ({row[VALID_FROM].isoformat()})"
+    order = rule.order_by or ()
+    names = ", ".join(order)
+    if all(name in row for name in order):
+        values = {name: row[name] for name in order}
+        return f"order_by value ({format_record(values, rule.schema.sensitive)})"
+    return f"order_by value ({names}: {row[POSITION]})"
+
+
+@dataclass(frozen=True, slots=True)
+class TieGroups:
+    """The groups of adjacent changes with equal key and rank, in order.
+
+    Group i is the rows from `starts[i]` up to `ends[i]`, of the key with the number `keys[i]`.
+    `scattered` says that they are of several partitions, `deciding` that the newest of them decides
+    what is stored.
+    """
+
+    starts: Any
+    ends: Any
+    keys: Any
+    scattered: Any
+    deciding: Any
+
+
+def group_changes(rows: pa.Table, new: Any, rule: TieRule) -> TieGroups:
+    """Return the groups of these changes, of which there is at least one.
+
+    The rows are ordered by key and position; `new` is true for the first row of each key.
+    """
+    begins = _group_starts(rows, new, rule)
+    starts = np.flatnonzero(begins)
+    partition = rows.column(PARTITION).to_numpy()
+    lowest = np.minimum.reduceat(partition, starts)
+    highest = np.maximum.reduceat(partition, starts)
+    return TieGroups(
+        starts=starts,
+        ends=np.append(starts[1:], rows.num_rows),
+        keys=np.cumsum(new[starts]) - 1,
+        scattered=lowest != highest,
+        deciding=np.append(new[starts][1:], True),  # the next group is of another key
+    )
+
+
+def _group_starts(rows: pa.Table, new: Any, rule: TieRule) -> Any:
+    """Return which rows begin a group of equal keys and ranks."""
+    if rule.order_by is not None:
+        return new | np.append(True, key_changes(rows, [POSITION]))
+    snapshot = pc.less(rows.column(POSITION), 0).to_numpy()
+    return new | np.append(True, snapshot[1:] != snapshot[:-1])
+
+
+def resolve_group(rows: Iterable[tuple[int, Row]], stored: Row | None, rule: TieRule) -> list[Tie]:
+    """Return the ties among changes of one key and rank, given with their numbers in order.
+
+    The change that counts as read first is the stored row, or that of the lowest partition.
+    Changes of the other partitions are tied with it, unless their last one has the same content.
+    """
+    by_partition = {
+        partition: list(of_partition)
+        for partition, of_partition in groupby(
+            sorted(rows, key=lambda row: (row[1][PARTITION], row[0])),
+            key=lambda row: row[1][PARTITION],
+        )
+    }
+    first = min(by_partition) if stored is None else stored[PARTITION]
+    base = stored if first not in by_partition else by_partition[first][-1][1]
+    assert base is not None, "either a change or the stored row is of this partition"
+    ties = []
+    for partition, changes in by_partition.items():
+        if partition == first or _same_content(changes[-1][1], base, rule.schema.names):
+            continue
+        ties += [Tie(number, change, base) for number, change in changes]
+    return ties
+
+
+def _same_content(change: Row, base: Row, names: Sequence[str]) -> bool:
+    """Whether two rows of a key are the same: both deleted, or with the same values."""
+    if change[TOMBSTONE] or base[TOMBSTONE]:
+        return bool(change[TOMBSTONE] and base[TOMBSTONE])
+    return all(_same_value(change[name], base[name]) for name in names)
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    return bool(one == other) or repr(one) == repr(other)  # NaN has the same text as NaN
