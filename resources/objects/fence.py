@@ -128,7 +128,10 @@ class Fence:
         lease can't be read then.
         """
         if self.is_due:
-            self._held.until = self._read_deadline() if self._renew is None else self._renew()
+            if self._renew is None:
+                self._held.until = self._read_deadline()
+            else:
+                self._held.until = self._renew()
 
     async def check_in_thread(self) -> None:
         """Do as `check`, without blocking the event loop."""
@@ -195,7 +198,9 @@ class Fence:
             return "a run whose lease can't be read has taken it over"
         if stored.id != self._holder:
             return f"run {stored.run} has taken it over"
-        return "the run has ended" if stored.ended else ""
+        if stored.ended:
+            return "the run has ended"
+        return ""
 
 
 # Deadlines that fences of this process have read, by store, key and holder: each pickled task has a

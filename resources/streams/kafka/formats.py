@@ -84,7 +84,9 @@ def build_column(
             converted = value if value is None or convert is None else convert(value)
             pa.array([converted], kind)
         except CONVERSION_ERRORS as error:
-            reason = str(error) if isinstance(error, Unfit) else ""
+            reason = ""
+            if isinstance(error, Unfit):
+                reason = str(error)
             problems.setdefault(
                 row,
                 f"column {field.name!r} is {describe_value(value)}, declared {field.type}{reason}",
@@ -107,16 +109,22 @@ def describe_value(value: object) -> str:
     longer text.
     """
     if isinstance(value, bool) or value is None:
-        return "null" if value is None else str(value).lower()
+        if value is None:
+            return "null"
+        return str(value).lower()
     if isinstance(value, int | float | Decimal):
         text = str(value)
-        return text if len(text) <= MAX_SHOWN else f"a number of {len(text)} digits"
+        if len(text) <= MAX_SHOWN:
+            return text
+        return f"a number of {len(text)} digits"
     if isinstance(value, str):
         return f"the text {json.dumps(shorten_text(value), ensure_ascii=False)}"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
+        if isinstance(value, dict):
+            return "an object"
+        return "a list"
     return f"a {type(value).__name__}"
 
 
@@ -178,7 +186,9 @@ def json_converter(field: Field, timestamps: str | None) -> Converter:
     if kind == "string":
         return _json_text
     if kind == "timestamp" and timestamps is not None:
-        factor = 1000 if timestamps == "millis" else 1
+        factor = 1
+        if timestamps == "millis":
+            factor = 1000
         reason = f": expected a whole number of {'milli' if factor == 1000 else 'micro'}seconds"
         return _converter(
             _is_int, lambda value: _EPOCH + dt.timedelta(microseconds=value * factor), reason
@@ -500,17 +510,17 @@ class Json:
             if type(record) is not dict:
                 raise Unfit(f"{describe_value(record)} where a JSON object belongs")
             check_cases(record, fields)
-            return (
-                record | {column: record.get(name) for column, name in named.items()}
-                if named
-                else record
-            )
+            if not named:
+                return record
+            return record | {column: record.get(name) for column, name in named.items()}
 
         exactly = row_reader(parse, schema, converts)
 
         def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
             columns = quick(data)
-            return exactly(data, problems) if columns is None else columns
+            if columns is None:
+                return exactly(data, problems)
+            return columns
 
         return read
 
@@ -556,7 +566,9 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
             )
         return ["null" if value is None else repr(value) for value in values]
     if kind == "timestamp" and timestamps is not None:
-        unit = "ms" if timestamps == "millis" else "us"
+        unit = "us"
+        if timestamps == "millis":
+            unit = "ms"
         counted = column.cast(pa.timestamp(unit, tz="UTC"), safe=True).cast(pa.int64()).to_pylist()
         return ["null" if value is None else str(value) for value in counted]
     if kind == "binary":
@@ -675,7 +687,9 @@ class KeyText:
                 )
 
     def columns(self) -> Schema:
-        text = self.key if " " in self.key.strip() else f"{self.key.strip()} STRING"
+        text = self.key
+        if " " not in self.key.strip():
+            text = f"{self.key.strip()} STRING"
         return Schema.from_ddl(text, "a Kafka key")
 
     def reader(self) -> FormatReader:
@@ -701,7 +715,9 @@ class KeyText:
         return write
 
     def describe(self) -> str:
-        return "a text" if len(self.columns().fields) == 1 else "a JSON array of texts"
+        if len(self.columns().fields) == 1:
+            return "a text"
+        return "a JSON array of texts"
 
 
 def _split_key(schema: Schema, data: bytes) -> dict[str, Any]:

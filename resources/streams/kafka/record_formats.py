@@ -95,7 +95,9 @@ class KafkaTopic:
     @property
     def key_names(self) -> tuple[str, ...]:
         """The columns of the declared key, which determine a record's partition; () without one."""
-        return () if self.key is None else self.key.columns().names
+        if self.key is None:
+            return ()
+        return self.key.columns().names
 
     def key_format(self) -> Format | None:
         """Return the format of keys: the declared one; else raw bytes if the values are raw, or
@@ -165,8 +167,11 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     key = topic.key_format()
     value = topic.value
     read_value = value.reader()
-    read_key = key.reader() if key else None
-    key_names = key.columns().names if key else ()
+    read_key = None
+    key_names: tuple[str, ...] = ()
+    if key:
+        read_key = key.reader()
+        key_names = key.columns().names
     shared = [name for name in key_names if name in value.columns().names]
     only_for_tombstones = len(shared) == len(key_names)
     out = records_schema(schema)
@@ -254,7 +259,9 @@ def _describe_bytes(data: bytes) -> str:
     )  # a character may be cut
     readable = text and text.isprintable() and "\ufffd" not in text
     shown = formats.shorten_text(text[: MAX_SHOWN * 2] if readable else data[:MAX_SHOWN].hex())
-    return f"{len(data)} bytes: {shown}" if data else "empty"
+    if data:
+        return f"{len(data)} bytes: {shown}"
+    return "empty"
 
 
 def _headers_json(headers: pa.Array) -> pa.Array:
@@ -292,11 +299,8 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     ]
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     ddl = [f"{KEY} BINARY", f"{VALUE} BINARY"]
-    ddl += (
-        [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"]
-        if topic.headers is not None
-        else []
-    )
+    if topic.headers is not None:
+        ddl += [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"]
     ddl += [f"`{name}` {types[name]}" for name in around]
 
     def encoded(batches: Iterator[Any]) -> Iterator[Any]:
@@ -325,7 +329,9 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     written = topic.written_schema()
     subject = topic.name_for(split_stream_name(stream)[1])
     write_value = value.writer(stream, f"{subject}-value")
-    write_key = key.writer(stream, f"{subject}-key") if key else None
+    write_key = None
+    if key:
+        write_key = key.writer(stream, f"{subject}-key")
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         names = batch.schema.names
@@ -373,7 +379,9 @@ def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
     made: list[Any] = []
     try:
         for text in texts.to_pylist():
-            pairs = json.loads(text) if text is not None else []
+            pairs = []
+            if text is not None:
+                pairs = json.loads(text)
             if any(n is None for n, _ in pairs):
                 raise TypeError("a header without a name")
             values = [None if v is None else base64.b64decode(v, validate=True) for _, v in pairs]
