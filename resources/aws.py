@@ -93,7 +93,9 @@ class RenewableCredentials:
     @property
     def method(self) -> str:
         """How botocore has found the credentials, such as "custom-process"."""
-        return "unknown" if self._loaded is None else str(self._loaded.method)
+        if self._loaded is None:
+            return "unknown"
+        return str(self._loaded.method)
 
     @property
     def access_key(self) -> str:
@@ -184,7 +186,9 @@ def stale_reason(error: BaseException) -> tuple[str, str]:
     skew = clock_skew(response)
     is_skewed = skew is not None and abs(skew) > _MOST_SKEW
     if code in _CLOCK_CODES or (code in _SIGNATURE_CODES and is_skewed):
-        apart = "" if skew is None else f": the service's is {skew.total_seconds():+,.0f} s from it"
+        apart = ""
+        if skew is not None:
+            apart = f": the service's is {skew.total_seconds():+,.0f} s from it"
         return (
             f"this machine's clock is wrong{apart}",
             "Let it follow a time server, then run it again.",

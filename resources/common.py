@@ -219,7 +219,9 @@ def check_name(kind: str, name: str) -> str:
             )
             problem += "beginning with a letter or digit."
             safe = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:100]
-            step = f"Choose another name, such as {safe!r}." if safe else "Choose another name."
+            step = "Choose another name."
+            if safe:
+                step = f"Choose another name, such as {safe!r}."
         raise InvalidNameError(problem, step, name=str(name))
     return name
 
@@ -334,8 +336,11 @@ class ClassRegistry(Generic[T]):
         return make(**settings)
 
     def _find(self, name: str) -> Callable[..., T] | None:
-        module, _, ours = self._ours.get(name, "").rpartition(".")
-        return getattr(import_module(module), ours) if ours else self._classes.get(name)
+        if name not in self._ours:
+            return self._classes.get(name)
+        module, _, cls = self._ours[name].rpartition(".")
+        found: Callable[..., T] = getattr(import_module(module), cls)
+        return found
 
     def _names(self) -> str:
         return ", ".join(sorted({*self._ours, *self._classes}))
@@ -384,7 +389,9 @@ def to_json_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
+        if math.isfinite(value):
+            return float(value)
+        return str(float(value))
     if isinstance(value, bytes | bytearray):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):
@@ -402,7 +409,9 @@ def to_json_value(value: Any) -> Any:
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
         return to_json_value(value.item())
     is_text = any("__str__" in vars(cls) for cls in type(value).__mro__[:-1])
-    return _fields_to_json(value) if is_dataclass(value) and not is_text else str(value)
+    if is_dataclass(value) and not is_text:
+        return _fields_to_json(value)
+    return str(value)
 
 
 def _fields_to_json(value: Any) -> dict[str, Any]:
@@ -437,9 +446,12 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 def read_duration(text: str) -> timedelta | None:
     """Return the duration that is written as 30s, 90m, 2h, 7d or 1w; None if it is none."""
     written = _DURATION.fullmatch(text.strip())
-    with suppress(OverflowError, ValueError):  # int() rejects thousands of digits
-        return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
-    return None
+    if written is None:
+        return None
+    try:
+        return timedelta(**{_UNITS[written[2]]: int(written[1])})
+    except (OverflowError, ValueError):  # int() rejects thousands of digits
+        return None
 
 
 def describe_span(span: object) -> str:
@@ -448,7 +460,9 @@ def describe_span(span: object) -> str:
     """
     if not isinstance(span, timedelta):
         return repr(span)
-    return f"-{-span}" if span < timedelta(0) else str(span)
+    if span < timedelta(0):
+        return f"-{-span}"
+    return str(span)
 
 
 def subtract_span(now: datetime, span: timedelta) -> datetime:

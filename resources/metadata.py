@@ -77,7 +77,9 @@ def rewrite_pages(
         by_page.setdefault(document.page_of(key), {})[key] = value
     touched: dict[int, Entries] = {}
     for number, wanted in by_page.items():
-        before = read(document.pages[number]) if document.pages else {}
+        before: Entries = {}
+        if document.pages:
+            before = read(document.pages[number])
         after = {key: value for key, value in {**before, **wanted}.items() if value is not None}
         if after != before:
             touched[number] = after
@@ -270,7 +272,9 @@ class Namespace:
             changes, result = decide(snapshot)
             decided[:] = [result]
             after = rewrite_pages(snapshot.document, changes, self._page, self._write)
-            return None if after is None else after.model_dump(mode="json")
+            if after is None:
+                return None
+            return after.model_dump(mode="json")
 
         self._log.transact(body, by=by, attempts=_ATTEMPTS)
         return decided[0]

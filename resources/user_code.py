@@ -33,7 +33,9 @@ def check_plain_function(
 
     `given` describes each argument. Functions whose signature is unknown pass.
     """
-    inner = function.func if isinstance(function, partial) else function
+    inner = function
+    if isinstance(function, partial):
+        inner = function.func
     name = getattr(inner, "__name__", type(inner).__name__)
     if any(
         asks(callee)
@@ -84,7 +86,9 @@ def function_failed_error(
     it from `error`, unless there are sensitive columns.
     """
     place = failing_line(error) or definition_line(function)
-    message = "" if sensitive else str(error).strip()
+    message = ""
+    if not sensitive:
+        message = str(error).strip()
     problem = (
         f"{operator}: {called} raised"
         f" {type(error).__name__}{f': {truncate_text(message)}' if message else ''}"
@@ -135,7 +139,9 @@ def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) ->
 
 def truncate_text(text: str) -> str:
     """Return the first line of a text, at most 80 characters of it."""
-    line = text.splitlines()[0] if text else ""
+    line = ""
+    if text:
+        line = text.splitlines()[0]
     if len(line) <= MAX_VALUE_CHARS and line == text:
         return line
     return f"{line[: MAX_VALUE_CHARS - 1]}…"
@@ -147,12 +153,13 @@ def definition_line(function: object) -> CodeLine | None:
     """
     while isinstance(function, partial) or hasattr(function, "__wrapped__"):
         function = function.func if isinstance(function, partial) else function.__wrapped__
-    if hasattr(function, "__code__"):
-        called = function
-    else:
+    called = function
+    if not hasattr(function, "__code__"):
         called = getattr_static(function, "__call__", None)
     code = getattr(called, "__code__", None)
-    return None if code is None else _innermost([(code.co_filename, code.co_firstlineno)])
+    if code is None:
+        return None
+    return _innermost([(code.co_filename, code.co_firstlineno)])
 
 
 def failing_line(error: BaseException) -> CodeLine | None:
@@ -175,7 +182,9 @@ def failing_line_in_text(text: str) -> CodeLine | None:
 
 def _innermost(lines: Iterable[tuple[str, int]]) -> CodeLine | None:
     user_lines = [CodeLine(file, line) for file, line in lines if _is_user_code(file)]
-    return user_lines[-1] if user_lines else None
+    if user_lines:
+        return user_lines[-1]
+    return None
 
 
 def _is_user_code(file: str) -> bool:

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.schemas.schema import (
     is_widening,
     quote_name,
     quote_text,
+    type_from_arrow,
 )
 from dagster_adjunct.resources.spark.in_process import identify_session
 
@@ -235,13 +236,11 @@ def bucketed_frame(
     lists the folders itself, so its list of files is compared with the manifest's.
     """
     wanted = [generation for generation in generations if generation.files]
-    content = "|".join(
-        [store.url, layout.ddl, str(layout.partitions), *layout.bucket_by, "", *layout.key]
-    ) + "".join(f"|{g.id}:{g.folder}" for g in wanted)
-    name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
-    with (
-        _tables_lock
-    ):  # datasets advance in threads of one session, each of which may drop the oldest table
+    content = [store.url, layout.ddl, str(layout.partitions), *layout.bucket_by, "", *layout.key]
+    content += [f"{g.id}:{g.folder}" for g in wanted]
+    name = f"adjunct_{hashlib.sha256('|'.join(content).encode()).hexdigest()[:24]}"
+    # Datasets advance in threads of one session, each of which may drop the oldest table.
+    with _tables_lock:
         known = _tables.setdefault(identify_session(spark), {})
         if name in known:
             # Move it to the end, to be dropped last: a frame's table must exist when the frame is
@@ -271,15 +270,16 @@ def _create_table(
 ) -> None:
     clustered = ""
     if layout.bucket_by:
-        columns = ", ".join(quote_name(column) for column in layout.bucket_by)
-        ordered = ", ".join(
-            quote_name(column) for column in layout.key
-        )  # as the writer has checked
-        sorted_by = f" SORTED BY ({ordered})" if ordered else ""
-        clustered = f" CLUSTERED BY ({columns}){sorted_by} INTO {layout.partitions} BUCKETS"
+        clustered = f" CLUSTERED BY ({', '.join(map(quote_name, layout.bucket_by))})"
+        if layout.key:  # as the writer has checked
+            clustered += f" SORTED BY ({', '.join(map(quote_name, layout.key))})"
+        clustered += f" INTO {layout.partitions} BUCKETS"
     # The table's own location is never read: rows are in the partitions. Without any, the scan is
     # empty but bucketed.
-    root = quote_text(store.spark_uri(generations[0].folder if generations else "_adjunct"))
+    folder = "_adjunct"
+    if generations:
+        folder = generations[0].folder
+    root = quote_text(store.spark_uri(folder))
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION_COLUMN}` INT) USING parquet"
         f" PARTITIONED BY (`{GENERATION_COLUMN}`){clustered} LOCATION {root}"
@@ -296,20 +296,26 @@ def _create_table(
 def _check_files(
     spark: SparkSession, name: str, what: str, generations: Sequence[Generation]
 ) -> None:
-    listed = {f"{g.folder.rsplit('/', 1)[-1]}/{file.name}" for g in generations for file in g.files}
+    parents = {attempt_id(g.folder): g.folder for g in generations}
+    listed = set()
+    for generation in generations:
+        attempt = attempt_id(generation.folder)
+        listed |= {f"{attempt}/{file.name}" for file in generation.files}
     seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
-    if listed != seen:
-        missing = sorted(listed - seen)
-        stray = sorted(seen - listed)
-        problem = f"{what}: the manifest lists {len(listed)} files, Spark found {len(seen)}"
-        problem += f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
-        problem += f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}."
-        step = "Remove files that are not listed, or restore missing ones. Nothing was read."
-        folder, _, file = (missing or stray)[0].partition("/")
-        parents = {g.folder.rsplit("/", 1)[-1]: g.folder for g in generations}
-        raise errors.ManifestMismatchError(
-            problem, step, key=f"{parents.get(folder, folder)}/{file}"
-        )
+    if listed == seen:
+        return
+    missing = sorted(listed - seen)
+    stray = sorted(seen - listed)
+    problem = f"{what}: the manifest lists {len(listed)} files, Spark found {len(seen)}"
+    if missing:
+        problem += f"; missing: {', '.join(missing[:3])}"
+    if stray:
+        problem += f"; not listed: {', '.join(stray[:3])}"
+    step = "Remove files that are not listed, or restore missing ones. Nothing was read."
+    folder, _, file = (missing or stray)[0].partition("/")
+    raise errors.ManifestMismatchError(
+        f"{problem}.", step, key=f"{parents.get(folder, folder)}/{file}"
+    )
 
 
 def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
@@ -321,26 +327,28 @@ def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
     columns.
     """
     wanted = layout.arrow_schema()
-    if stored.remove_metadata().equals(wanted):
+    if stored.remove_metadata().equals(wanted) or _fits_later_layout(stored, wanted, layout):
         return ""
-    fixed = {*layout.key, *layout.bucket_by, *(name for name, _ in layout.hidden)}
-    fits = (
-        bool(layout.hidden)
-        and len(set(stored.names)) == len(stored.names)
-        and fixed <= set(stored.names)
-    )
+    return f"its columns are {', '.join(f'{field.name} {field.type}' for field in stored)}"
+
+
+def _fits_later_layout(stored: pa.Schema, wanted: pa.Schema, layout: BucketLayout) -> bool:
+    """Return whether the columns are those of a layout to which columns were added, or whose
+    columns were widened since.
+    """
+    names = set(stored.names)
+    fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)}
+    if not layout.hidden or len(names) < len(stored.names) or not fixed <= names:
+        return False
     for each in stored:
         index = wanted.get_field_index(each.name)
-        same = index >= 0 and each.type == wanted.field(index).type
-        widened = (
-            index >= 0 and each.name not in fixed and _is_widening_field(each, wanted.field(index))
-        )
-        fits = fits and (same or widened)
-    return (
-        ""
-        if fits
-        else f"its columns are {', '.join(f'{field.name} {field.type}' for field in stored)}"
-    )
+        if index < 0:
+            return False
+        if each.type == wanted.field(index).type:
+            continue
+        if each.name in fixed or not _is_widening_field(each, wanted.field(index)):
+            return False
+    return True
 
 
 def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
@@ -355,23 +363,20 @@ def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
     if problem:
         raise pa.ArrowInvalid(problem)
     there = set(table.schema.names)
-    columns = [
-        (
-            table.column(field.name).cast(field.type)
-            if field.name in there
-            else pa.nulls(table.num_rows, field.type)
-        )
-        for field in wanted
-    ]
+    columns = []
+    for each in wanted:
+        if each.name in there:
+            columns.append(table.column(each.name).cast(each.type))
+        else:
+            columns.append(pa.nulls(table.num_rows, each.type))
     return pa.table(columns, schema=wanted)
 
 
 def _is_widening_field(narrow: pa.Field, wide: pa.Field) -> bool:
     try:
-        (was,), (now,) = (Schema.from_arrow(pa.schema([field])).fields for field in (narrow, wide))
+        return is_widening(type_from_arrow(narrow), type_from_arrow(wide))
     except errors.AdjunctError:
         return False
-    return is_widening(was.type, now.type)
 
 
 VALID_FROM = "__valid_from"
@@ -437,7 +442,9 @@ class Timeline:
                 pa.nulls(batch.num_rows, arrow_type("timestamp")),
                 pa.nulls(batch.num_rows, pa.bool_()),
             )
-        rows = batch if self._last is None else pa.concat_tables([self._last, batch])
+        rows = batch
+        if self._last is not None:
+            rows = pa.concat_tables([self._last, batch])
         self._last = rows.slice(rows.num_rows - 1)
         return self._fill_ends(rows, rows.num_rows - 1)
 
@@ -445,43 +452,45 @@ class Timeline:
         """Return the row that still waits, after the last batch; None if none does."""
         last = self._last
         self._last = None
-        return None if last is None else self._fill_ends(last, 1)
+        if last is None:
+            return None
+        return self._fill_ends(last, 1)
 
     def stats(self) -> dict[str, Any]:
         """Return counters for the file's stats; `current` is the number of rows that are valid
         now.
         """
-        counts = {
-            "corrections": self._corrections,
-            "pruned": self._pruned,
-            "forgotten": self._forgotten,
-        }
-        counts = {name: count for name, count in counts.items() if count}
-        if self._forgotten_to is not None:
-            counts["forgotten_to"] = self._forgotten_to
-        current = {"current": self._current} if self._options.fills_ends else {}
-        return {HAS_ENDS: self._options.fills_ends, **current, **counts}
+        stats: dict[str, Any] = {HAS_ENDS: self._options.fills_ends}
+        if self._options.fills_ends:
+            stats["current"] = self._current
+        if self._corrections:
+            stats["corrections"] = self._corrections
+        if self._pruned:
+            stats["pruned"] = self._pruned
+        if self._forgotten:
+            stats["forgotten"] = self._forgotten
+            stats["forgotten_to"] = self._forgotten_to
+        return stats
 
     def _fill_ends(self, rows: pa.Table, count: int) -> pa.Table:
         """Return the first `count` rows with their ends, without pruned ones; `rows` may have
         one more row.
         """
-        same = np.append(~key_changes(rows, self._key), False)[
-            :count
-        ]  # the next row is of the same key
+        # Whether the next row is of the same key.
+        same = np.append(~key_changes(rows, self._key), False)[:count]
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
-        kept = (
-            np.ones(count, dtype=bool)
-            if self._options.edge is None
-            else ~(same & (ends <= self._options.edge))
-        )
+        kept = np.ones(count, dtype=bool)
+        if self._options.edge is not None:
+            kept = ~(same & (ends <= self._options.edge))
         self._pruned += count - int(kept.sum())
         tombstones = rows.column(TOMBSTONE).slice(0, count).to_numpy().astype(bool)
         if self._options.forget is not None:
             kept &= ~self._forgettable(kept, same, tombstones, begins[:count])
         # A row that follows a kept row of its key is not the key's first.
-        first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count] if count else kept
+        first = kept
+        if count:
+            first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count]
         if count:
             self._follows_kept = bool(same[-1] and kept[-1])
         self._current += int((kept & ~same & ~tombstones).sum())
@@ -490,7 +499,9 @@ class Timeline:
             pa.array(ends, pa.int64(), mask=~same).cast(arrow_type("timestamp")),
             pa.array(first),
         )
-        return filled if kept.all() else filled.filter(pa.array(kept))
+        if kept.all():
+            return filled
+        return filled.filter(pa.array(kept))
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
         """Return which rows to forget, and count them: old tombstones that are the only row left
@@ -501,9 +512,9 @@ class Timeline:
         if forgotten.any():
             self._forgotten += int(forgotten.sum())
             highest = int(begins[forgotten].max())
-            self._forgotten_to = (
-                highest if self._forgotten_to is None else max(highest, self._forgotten_to)
-            )
+            if self._forgotten_to is not None:
+                highest = max(highest, self._forgotten_to)
+            self._forgotten_to = highest
         return forgotten
 
 

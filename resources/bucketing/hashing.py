@@ -54,10 +54,9 @@ def assign_buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt
 
 def bucket_of_key(values: Sequence[object], types: Sequence[str], n: int) -> int:
     """Return the bucket in [0, n) of a key, given by its Python values and their Spark types."""
-    plain = [
-        None if value is None else plain_converter(kind)(value)
-        for value, kind in zip(values, types, strict=True)
-    ]
+    plain: list[Plain | None] = []
+    for value, kind in zip(values, types, strict=True):
+        plain.append(None if value is None else plain_converter(kind)(value))
     return bucket_function(tuple(types), n)(plain)
 
 
@@ -84,7 +83,9 @@ def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.
         )
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint32)
     for column in columns:
-        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        array = column
+        if isinstance(column, pa.ChunkedArray):
+            array = column.combine_chunks()
         with np.errstate(over="ignore"):
             mixed = _hash_array(array, hashes)
         if array.null_count:
@@ -99,7 +100,9 @@ def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
     if (ranges := _byte_ranges(array)) is not None:
         return _hash_bytes(*ranges, seeds)
     numbers = _numbers(array)
-    return _hash_long(numbers, seeds) if numbers.itemsize == 8 else _hash_int(numbers, seeds)
+    if numbers.itemsize == 8:
+        return _hash_long(numbers, seeds)
+    return _hash_int(numbers, seeds)
 
 
 def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
@@ -129,6 +132,9 @@ def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
     return big_endian.ravel(), np.arange(len(array)) * 16 + skipped, 16 - skipped
 
 
+_HASHED_AS_INT = ("bool", "date32[day]", "int8", "int16", "int32")
+
+
 def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64:
     """Return the numbers of 32 or 64 bits that Spark hashes for values of this type.
 
@@ -140,11 +146,7 @@ def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64:
         return words[array.offset : array.offset + len(array), 0]
     if pt.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
-    elif (
-        pt.is_boolean(kind)
-        or pt.is_date32(kind)
-        or (pt.is_signed_integer(kind) and kind.bit_width < 64)
-    ):
+    elif str(kind) in _HASHED_AS_INT:
         array = array.cast(pa.int32())
     elif not pt.is_int64(kind):
         raise _unhashable_error(f"a column of type {kind}")
@@ -242,7 +244,9 @@ def _width(kind: str) -> Width:
     of a large integer.
     """
     if (digits := decimal_digits(kind)) is not None:
-        return "long" if digits[0] <= 18 else "large"
+        if digits[0] <= 18:
+            return "long"
+        return "large"
     if kind in _WIDTHS:
         return _WIDTHS[kind]
     raise _unhashable_error(f"a value of type {kind}")
@@ -366,11 +370,15 @@ def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
     if pt.is_float32(kind) or pt.is_float64(kind):
         numbers = array.to_numpy() + 0.0  # -0.0 counts as 0.0
         numbers[np.isnan(numbers)] = np.nan  # all NaN are equal
-        return _xxhash_long(numbers, seeds) if pt.is_float64(kind) else _xxhash_int(numbers, seeds)
+        if pt.is_float64(kind):
+            return _xxhash_long(numbers, seeds)
+        return _xxhash_int(numbers, seeds)
     if (ranges := _byte_ranges(array)) is not None:
         return _xxhash_bytes(*ranges, seeds)
     values = _numbers(array)
-    return _xxhash_long(values, seeds) if values.itemsize == 8 else _xxhash_int(values, seeds)
+    if values.itemsize == 8:
+        return _xxhash_long(values, seeds)
+    return _xxhash_int(values, seeds)
 
 
 def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
@@ -530,7 +538,9 @@ def arrow_checksum(table: pa.Table, schema: Schema) -> str:
 
 def parse_records_checksum(text: str | None) -> str | None:
     """Return `text` in lower case if it is a checksum of `records_checksum` (r2-…), else None."""
-    return text.lower() if text is not None and _PATTERN.fullmatch(text) else None
+    if text is not None and _PATTERN.fullmatch(text):
+        return text.lower()
+    return None
 
 
 def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -110,7 +110,8 @@ class WriteOptions:
     two integer columns: the stats count the rows in which they differ, a null being 0. `over_time`
     is for rows over time, whose layout's key ends in `__valid_from`; its range goes into the stats
     too. `completion` completes rows that leave out columns; the file then has no digest, and the
-    stats list the incomplete rows.
+    stats list the incomplete rows. `digested` are the columns whose digest `write_buckets` computes
+    (see `row_hash`), None for the schema's.
     """
 
     what: str
@@ -124,6 +125,65 @@ class WriteOptions:
     differing: tuple[str, str] | None = None
     over_time: TimelineOptions | None = None
     completion: Completion | None = None
+    digested: tuple[str, ...] | None = None
+
+
+class _WrittenRows:
+    """What the stats of a file, and its digest, say about the rows that are written to it."""
+
+    def __init__(self, layout: BucketLayout, options: WriteOptions) -> None:
+        self.digest: int | None = None
+        self._has_tombstones = TOMBSTONE in layout.columns
+        self._has_positions = POSITION in layout.columns
+        self._range_of = options.range_of if options.over_time is None else VALID_FROM
+        self._compared = options.differing
+        if self._compared and not set(self._compared) <= set(layout.columns):
+            self._compared = None
+        self._tombstones = 0
+        self._positions: tuple[Any, Any] | None = None
+        self._range: tuple[int, int] | None = None
+        self._range_nulls = 0
+        self._differing = 0
+
+    def add(self, batch: pa.Table) -> None:
+        if self._has_tombstones:
+            self._tombstones += _count_true(batch.column(TOMBSTONE))
+        if self._has_positions:
+            self._positions = _widen(self._positions, batch.column(POSITION))
+        if DIGEST in batch.column_names:
+            with np.errstate(over="ignore"):
+                part = int(batch.column(DIGEST).to_numpy().view(np.uint64).sum(dtype=np.uint64))
+            self.digest = ((self.digest or 0) + part) % 2**64
+        if self._range_of:
+            times = batch.column(self._range_of)
+            self._range_nulls += times.null_count
+            self._range = _widen(self._range, times.cast("int64"))
+        if self._compared:
+            left, right = (pc.fill_null(batch.column(name), 0) for name in self._compared)
+            self._differing += _count_true(pc.not_equal(left, right))
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "tombstones": self._tombstones,
+            "range": list(self._range or ()),
+            "positions": list(self._positions or ()),
+            "range_nulls": self._range_nulls,
+            "differing": self._differing,
+        }
+
+
+def _count_true(column: pa.ChunkedArray) -> int:
+    return pc.sum(column).as_py() or 0
+
+
+def _widen(bounds: tuple[Any, Any] | None, column: pa.ChunkedArray) -> tuple[Any, Any] | None:
+    """Return the bounds of earlier values and of this column's; None if there are no values."""
+    found = pc.min_max(column).as_py()
+    if found["min"] is None:
+        return bounds
+    if bounds is None:
+        return found["min"], found["max"]
+    return min(bounds[0], found["min"]), max(bounds[1], found["max"])
 
 
 class BucketFileWriter:
@@ -154,25 +214,21 @@ class BucketFileWriter:
         self._held: pa.Table | None = None
         self._waiting: list[pa.Table] = []
         self._waiting_rows = 0
-        self._rows = self._superseded = self._conflicting = self._deleted = self._tombstones = 0
+        self._rows = self._superseded = self._conflicting = self._deleted = 0
+        self._written = _WrittenRows(layout, options)
         self._conflicting_keys: list[str] = []
-        self._scattered = (
-            _ScatteredKeys(layout.key, options.one_per_key) if options.one_per_key else None
-        )
-        self._digest: int | None = None
+        self._scattered = None
+        if options.one_per_key:
+            self._scattered = _ScatteredKeys(layout.key, options.one_per_key)
         self._min: list[Any] | None = None
         self._group_keys: list[Any] = []
         self._last: pa.Table | None = None
-        self._range: tuple[int, int] | None = None
-        self._positions: tuple[Any, Any] | None = None
-        self._range_nulls = 0
-        self._differing = 0
-        over_time = options.over_time
-        self._over_time = None if over_time is None else Timeline(layout.key[:-1], over_time)
-        self._range_of = options.range_of if over_time is None else VALID_FROM
-        self._completing = (
-            options.completion.of_bucket(store, bucket) if options.completion else None
-        )
+        self._over_time = None
+        if options.over_time is not None:
+            self._over_time = Timeline(layout.key[:-1], options.over_time)
+        self._completing = None
+        if options.completion:
+            self._completing = options.completion.of_bucket(store, bucket)
 
     def write(self, batch: pa.Table) -> None:
         """Write rows, in order. They have the layout's columns, and `__digest` if the file is to
@@ -189,7 +245,8 @@ class BucketFileWriter:
 
     def _write(self, batch: pa.Table) -> None:
         if self._options.last_per_key and batch.num_rows:
-            batch = pa.concat_tables([self._held, batch]) if self._held is not None else batch
+            if self._held is not None:
+                batch = pa.concat_tables([self._held, batch])
             self._held = batch.slice(batch.num_rows - 1)
             batch = self._without_superseded(batch)
         self._pass(batch)
@@ -200,22 +257,17 @@ class BucketFileWriter:
         If all rows were left out, nothing is uploaded, and the entry has an empty name and only
         stats, which count them. Returns None if there were no such rows either.
         """
-        if self._completing is not None and (rows := self._completing.rest()) is not None:
-            self._write(rows)
-        if self._held is not None:
-            self._pass(self._held)
-        if self._over_time is not None and (rest := self._over_time.rest()) is not None:
-            self._take(rest)
-        self._flush()
+        self._write_rest()
         if self._writer is None:
             stats = self._stats()
-            emptied = self._deleted or any(stats.get(name) for name in _LEFT_OUT)
-            return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if emptied else None
+            if self._deleted or any(stats.get(name) for name in _LEFT_OUT):
+                return BucketFile(self._bucket, "", 0, 0, "", stats=stats)
+            return None
         facts = {
             "rows": self._rows,
             "min_key": self._min,
             "max_key": self._key_at(self._last, 0),
-            "digest": self._digest,
+            "digest": self._written.digest,
             "stats": self._stats(),
         }
         self._writer.add_key_value_metadata({_FACTS: json.dumps(facts).encode()})
@@ -224,6 +276,20 @@ class BucketFileWriter:
         with self._staged_file_errors():
             self._writer.close()
         return self._upload(facts)
+
+    def _write_rest(self) -> None:
+        """Write the rows that wait for later ones."""
+        if self._completing is not None:
+            rows = self._completing.rest()
+            if rows is not None:
+                self._write(rows)
+        if self._held is not None:
+            self._pass(self._held)
+        if self._over_time is not None:
+            rows = self._over_time.rest()
+            if rows is not None:
+                self._take(rows)
+        self._flush()
 
     def discard(self) -> None:
         """Delete the local file; an uploaded object stays."""
@@ -296,45 +362,16 @@ class BucketFileWriter:
                 return
 
     def _pass(self, batch: pa.Table) -> None:
-        self._take(
-            batch if self._over_time is None or not batch.num_rows else self._over_time.take(batch)
-        )
+        if self._over_time is not None and batch.num_rows:
+            batch = self._over_time.take(batch)
+        self._take(batch)
 
     def _take(self, batch: pa.Table) -> None:
-        if (
-            self._options.drop_tombstones or self._options.forget_to is not None
-        ) and batch.num_rows:
-            dropped = batch.column(TOMBSTONE)
-            if not self._options.drop_tombstones:
-                dropped = pc.and_(
-                    dropped, pc.less_equal(batch.column(POSITION), self._options.forget_to)
-                )
-            kept = batch.filter(pc.invert(dropped))
-            self._deleted += batch.num_rows - kept.num_rows
-            batch = kept
+        batch = self._without_deleted(batch)
         if not batch.num_rows:
             return
         check_key_order(self._layout.key, self._options.what, self._last, batch)
-        if TOMBSTONE in self._layout.columns:
-            self._tombstones += pc.sum(batch.column(TOMBSTONE)).as_py() or 0
-        if POSITION in self._layout.columns:
-            found = pc.min_max(batch.column(POSITION)).as_py()
-            lowest, highest = self._positions or (found["min"], found["max"])
-            self._positions = (min(lowest, found["min"]), max(highest, found["max"]))
-        if DIGEST in batch.column_names:
-            with np.errstate(over="ignore"):
-                part = int(batch.column(DIGEST).to_numpy().view(np.uint64).sum(dtype=np.uint64))
-            self._digest = ((self._digest or 0) + part) % 2**64
-        if self._range_of:
-            times = batch.column(self._range_of)
-            self._range_nulls += times.null_count
-            bounds = pc.min_max(times.cast("int64")).as_py()
-            if bounds["min"] is not None:
-                low, high = self._range or (bounds["min"], bounds["max"])
-                self._range = (min(low, bounds["min"]), max(high, bounds["max"]))
-        if self._options.differing and set(self._options.differing) <= set(self._layout.columns):
-            left, right = (pc.fill_null(batch.column(name), 0) for name in self._options.differing)
-            self._differing += pc.sum(pc.not_equal(left, right)).as_py() or 0
+        self._written.add(batch)
         if self._min is None:
             self._min = self._key_at(batch, 0)
         self._last = batch.slice(batch.num_rows - 1)
@@ -347,6 +384,21 @@ class BucketFileWriter:
         if self._waiting_rows >= ROWS_PER_GROUP:
             self._flush()
 
+    def _without_deleted(self, batch: pa.Table) -> pa.Table:
+        forget_to = self._options.forget_to
+        if not batch.num_rows:
+            return batch
+        if self._options.drop_tombstones:
+            dropped = batch.column(TOMBSTONE)
+        elif forget_to is not None:
+            is_old = pc.less_equal(batch.column(POSITION), forget_to)
+            dropped = pc.and_(batch.column(TOMBSTONE), is_old)
+        else:
+            return batch
+        kept = batch.filter(pc.invert(dropped))
+        self._deleted += batch.num_rows - kept.num_rows
+        return kept
+
     def _flush(self) -> None:
         """Write the waiting batches as row groups. A row group for each would be too small to be
         fast.
@@ -354,30 +406,31 @@ class BucketFileWriter:
         if not self._waiting:
             return
         if self._writer is None:
-            with self._staged_file_errors():
-                self._writer = pq.ParquetWriter(
-                    self._path,
-                    self._layout.arrow_schema(),
-                    compression="zstd",
-                    use_dictionary=_repetitive_columns(
-                        self._waiting[0].select(self._layout.columns)
-                    ),
-                    column_encoding=(
-                        {ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None
-                    ),
-                    # otherwise a flipped bit in a page may be read as another value
-                    write_page_checksum=True,
-                )
+            self._writer = self._open_file(self._waiting[0])
         table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
         # The first key of each row group, since with several key columns statistics do not tell
         # which group has a key.
-        self._group_keys += [
-            self._key_at(table, row) for row in range(0, table.num_rows, ROWS_PER_GROUP)
-        ]
+        for row in range(0, table.num_rows, ROWS_PER_GROUP):
+            self._group_keys.append(self._key_at(table, row))
         with self._staged_file_errors():
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
         self._waiting = []
         self._waiting_rows = 0
+
+    def _open_file(self, first: pa.Table) -> pq.ParquetWriter:
+        encoding = None
+        if self._options.number_rows:
+            encoding = {ROW: "DELTA_BINARY_PACKED"}
+        with self._staged_file_errors():
+            return pq.ParquetWriter(
+                self._path,
+                self._layout.arrow_schema(),
+                compression="zstd",
+                use_dictionary=_repetitive_columns(first),
+                column_encoding=encoding,
+                # otherwise a flipped bit in a page may be read as another value
+                write_page_checksum=True,
+            )
 
     def _key_at(self, table: pa.Table | None, row: int) -> list[Any] | None:
         if table is None or not self._layout.key:
@@ -385,24 +438,22 @@ class BucketFileWriter:
         return [to_json_value(table.column(name)[row].as_py()) for name in self._layout.key]
 
     def _stats(self) -> dict[str, Any]:
-        always = {
-            "superseded": self._options.last_per_key,
-            "deleted": self._options.drop_tombstones,
-        }
         found: dict[str, Any] = {
             "superseded": self._superseded,
             "conflicting": self._conflicting,
             "conflicting_keys": self._conflicting_keys,
-            "scattered": 0 if self._scattered is None else self._scattered.count,
-            "scattered_keys": [] if self._scattered is None else self._scattered.named,
-            "deleted" if self._options.drop_tombstones else "forgotten": self._deleted,
-            "tombstones": self._tombstones,
-            "range": list(self._range or ()),
-            "positions": list(self._positions or ()),
-            "range_nulls": self._range_nulls,
-            "differing": self._differing,
         }
-        stats = {name: value for name, value in found.items() if value or always.get(name)}
+        if self._scattered is not None:
+            found["scattered"] = self._scattered.count
+            found["scattered_keys"] = self._scattered.named
+        left_out = "deleted" if self._options.drop_tombstones else "forgotten"
+        found[left_out] = self._deleted
+        found |= self._written.stats()
+        stats = {name: value for name, value in found.items() if value}
+        if self._options.last_per_key:
+            stats["superseded"] = self._superseded
+        if self._options.drop_tombstones:
+            stats["deleted"] = self._deleted
         if self._over_time is not None:
             stats |= self._over_time.stats()
         if self._completing is not None:
@@ -424,7 +475,9 @@ class BucketFileWriter:
         with self._staged_file_errors(), self._path.open("rb") as file:
             size = self._path.stat().st_size
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            footer = pack_footer(_footer_bytes(file, size)) if self._layout.key else None
+            footer = None
+            if self._layout.key:
+                footer = pack_footer(_footer_bytes(file, size))
         return BucketFile(
             self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts
         )
@@ -450,16 +503,8 @@ class _ScatteredKeys:
         another key.
         """
         count = batch.num_rows - 1
-        changes = {
-            name: (
-                pc.not_equal(
-                    batch.column(name).slice(0, count), batch.column(name).slice(1)
-                ).to_numpy()
-            )
-            for name in (self._scatters, DIGEST, TOMBSTONE)
-        }
-        moves = changes[self._scatters] & ~differs
-        varies = (changes[DIGEST] | changes[TOMBSTONE]) & ~differs
+        moves = key_changes(batch, [self._scatters]) & ~differs
+        varies = key_changes(batch, [DIGEST, TOMBSTONE]) & ~differs
         # Number the keys: the last row of each is where the next one differs.
         numbers = np.concatenate([[0], np.cumsum(differs)])
         keys = int(numbers[-1]) + 1
@@ -480,7 +525,9 @@ class _ScatteredKeys:
 
 def _show_key(record: dict[str, Any]) -> str:
     values = list(record.values())
-    return repr(values[0]) if len(values) == 1 else repr(tuple(values))
+    if len(values) == 1:
+        return repr(values[0])
+    return repr(tuple(values))
 
 
 def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
@@ -538,15 +585,14 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
     For other columns, building and then discarding the dictionary takes longer than writing the
     values.
     """
-    sample = rows.take(
-        np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64)
-    )
-    return [
-        name
-        for name in rows.column_names
-        if name != ROW
-        and pc.count_distinct(sample.column(name), mode="all").as_py() <= sample.num_rows / 2
-    ]
+    places = np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64)
+    sample = rows.take(places)
+    repetitive = []
+    for name in rows.column_names:
+        distinct = pc.count_distinct(sample.column(name), mode="all").as_py()
+        if name != ROW and distinct <= sample.num_rows / 2:
+            repetitive.append(name)
+    return repetitive
 
 
 def _footer_bytes(file: BinaryIO, size: int) -> bytes:
@@ -580,11 +626,8 @@ def write_arrow_buckets(
     buckets, rows = np.unique(numbers, return_counts=True)
     # Each call copies the rows of its bucket: limit how much is copied at the same time.
     at_once = _COPIED_AT_ONCE * table.num_rows // (table.nbytes * int(rows.max(initial=0)) + 1)
-    return [
-        file
-        for file in map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE))
-        if file
-    ]
+    files = map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE))
+    return [file for file in files if file]
 
 
 _BUCKET = "__bucket"
@@ -600,7 +643,6 @@ def write_buckets(
     order_by: Sequence[str],
     partitioned: bool = False,
     one_task: bool = False,
-    digested: Sequence[str] | None = None,
 ) -> list[BucketFile]:
     """Run one Spark job that writes `df` into one file per bucket; return the files, ordered by
     bucket.
@@ -609,39 +651,24 @@ def write_buckets(
     layout's columns (without `__row`, which the writer adds) and may have more for `order_by`.
     `partitioned=True` claims that partition i of `df` already holds exactly bucket i, so that no
     exchange is needed; each row is checked: a wrong claim raises an error. With `one_task`, a
-    single task writes all buckets, for frames of few rows. The digest is that of the columns
-    `digested`, by default the schema's (see `row_hash`). With `drop_tombstones`, `df` has
+    single task writes all buckets, for frames of few rows. With `drop_tombstones`, `df` has
     `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a
     name.
     """
-    digest = row_hash(layout.schema.names if digested is None else digested)
     one_task = one_task and bool(layout.bucket_by)
+    digest = row_hash(layout.schema.names if options.digested is None else options.digested)
     if layout.bucket_by:
-        keys = [F.col(quote_name(name)) for name in layout.bucket_by]
-        bucket = F.pmod(F.hash(*keys), F.lit(layout.partitions))
-        if not partitioned and not one_task:
-            df = df.repartition(layout.partitions, *keys)
-        if partitioned or not one_task:
-            # Checked within the digest column, because one more column would have to be sent to
-            # Python.
-            digest = F.when(bucket == F.spark_partition_id(), digest).otherwise(
-                _misplaced_row_column(options.what, layout)
-            )
-        if one_task:
-            # Computed by the tasks before all rows go to one.
-            df = df.withColumns({_BUCKET: bucket, DIGEST: digest}).coalesce(1)
+        df = _partition_by_bucket(df, layout, options, digest, partitioned, one_task)
     elif not partitioned:
         df = df.coalesce(1)
-    by = [*([_BUCKET] if one_task else []), *map(quote_name, order_by)]
+    by = list(map(quote_name, order_by))
+    if one_task:
+        by.insert(0, _BUCKET)
     if by:
         df = df.sortWithinPartitions(*by)
-    df = df if one_task else df.withColumn(DIGEST, digest)
-    extra = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
-    extra += [options.one_per_key] if options.one_per_key else []
-    extra += [] if options.completion is None else options.completion.input_columns
-    there = set(df.columns)
-    named = dict.fromkeys((*layout.columns, *extra, DIGEST, _BUCKET))
-    df = df.select(*[quote_name(name) for name in named if name in there])
+    if DIGEST not in df.columns:
+        df = df.withColumn(DIGEST, digest)
+    df = df.select(*map(quote_name, _input_columns(layout, options, df.columns)))
     with tasks.translate_spark_errors():
         task = _task(store.descriptor, folder, layout, options, all_buckets=one_task)
         rows = tasks.map_in_arrow(df, task, "facts string").collect()
@@ -651,6 +678,47 @@ def write_buckets(
             raise tasks.error_from_json(file_facts)
     files = [BucketFile.from_json(file_facts) for file_facts in facts]
     return sorted(files, key=lambda file: file.bucket)
+
+
+def _partition_by_bucket(
+    df: DataFrame,
+    layout: BucketLayout,
+    options: WriteOptions,
+    digest: Column,
+    partitioned: bool,
+    one_task: bool,
+) -> DataFrame:
+    """Return the frame with `__digest`, and the rows of a bucket in the partition of its number, or
+    all in one partition, with `__bucket`.
+    """
+    keys = [F.col(quote_name(name)) for name in layout.bucket_by]
+    bucket = F.pmod(F.hash(*keys), F.lit(layout.partitions))
+    # Checked within the digest column, because one more column would have to be sent to Python.
+    checked = F.when(bucket == F.spark_partition_id(), digest).otherwise(
+        _misplaced_row_column(options.what, layout)
+    )
+    if one_task:
+        # The tasks compute both before all rows go to one.
+        columns = {_BUCKET: bucket, DIGEST: checked if partitioned else digest}
+        return df.withColumns(columns).coalesce(1)
+    if not partitioned:
+        df = df.repartition(layout.partitions, *keys)
+    return df.withColumn(DIGEST, checked)
+
+
+def _input_columns(
+    layout: BucketLayout, options: WriteOptions, there: Collection[str]
+) -> list[str]:
+    """Return the columns that the writer gets of a frame that has these."""
+    wanted = list(layout.columns)
+    if options.drop_tombstones and TOMBSTONE not in layout.columns:
+        wanted.append(TOMBSTONE)
+    if options.one_per_key:
+        wanted.append(options.one_per_key)
+    if options.completion is not None:
+        wanted += options.completion.input_columns
+    wanted += [DIGEST, _BUCKET]
+    return [name for name in dict.fromkeys(wanted) if name in there]
 
 
 def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
@@ -684,16 +752,19 @@ def _task(
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        bucket = context.partitionId() if context is not None else 0
+        bucket = 0
+        if context is not None:
+            bucket = context.partitionId()
         store = descriptor.open()
         facts = []
         rows = (pa.Table.from_batches([batch]) for batch in batches)
+        parts = _split_by_bucket(rows) if all_buckets else [(bucket, rows)]
         try:
-            for number, tables in _split_by_bucket(rows) if all_buckets else [(bucket, rows)]:
-                file = write_bucket_file(
-                    BucketFileWriter(store, folder, number, layout, options), tables
-                )
-                facts += [json.dumps(file.to_json())] if file else []
+            for number, tables in parts:
+                writer = BucketFileWriter(store, folder, number, layout, options)
+                file = write_bucket_file(writer, tables)
+                if file:
+                    facts += [json.dumps(file.to_json())]
         except PermanentError as error:
             # Returned instead of raised, since Spark would retry the task, and wrap the error.
             facts = [json.dumps(tasks.error_to_json(error))]

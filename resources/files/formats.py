@@ -88,7 +88,9 @@ def open_decompressed(path: Path, name: str) -> Any:
     """
     raw = pa.OSFile(str(path), mode="r")
     codec = _CODECS.get(name[name.rfind(".") :].lower())
-    return raw if codec is None else pa.CompressedInputStream(raw, codec)
+    if codec is None:
+        return raw
+    return pa.CompressedInputStream(raw, codec)
 
 
 _BOM = b"\xef\xbb\xbf"
@@ -143,7 +145,9 @@ class QuoteReader(ArrowReadableFile):
         step = (
             "Deliver the file again, complete, with each quote closed and quotes in values doubled."
         )
-        return SchemaMismatchError(f"{where}, {problem}.", step, line=line) if line else None
+        if line:
+            return SchemaMismatchError(f"{where}, {problem}.", step, line=line)
+        return None
 
     def _check(self, data: bytes) -> None:
         block = self._carried + data if self._carried else b"\n" + data.removeprefix(_BOM)
@@ -276,7 +280,9 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
     except (OSError, csv.Error) as error:
         raise unreadable_file_error(where, error) from error
     if not names:
-        begins = "is empty" if names is None else "begins with an empty line"
+        begins = "begins with an empty line"
+        if names is None:
+            begins = "is empty"
         problem = f"{where} {begins}: expected a header line with {', '.join(schema.names)}."
         step = "Deliver the file again; a file without records needs a header line too."
         raise SchemaMismatchError(problem, step, line=1)
@@ -288,8 +294,12 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
     text = str(error)
     if misfit := _NOT_UTF8.match(text):
         name = names[int(misfit[1])]
-        line = int(misfit[2]) if misfit[2] else None
-        place = where if line is None else f"{where}, line {line}"
+        line = None
+        if misfit[2]:
+            line = int(misfit[2])
+        place = where
+        if line is not None:
+            place = f"{where}, line {line}"
         problem = f"{place}: {describe_column(schema.field(name))}: the text is not UTF-8."
         return SchemaMismatchError(problem, "Write the file in UTF-8.", column=name, line=line)
     if misfit := _ROW.match(text):
@@ -367,10 +377,13 @@ class DeclaredFiles:
             if self.values:
                 raise
             # If the header line is missing, `column` may be a value.
-            column = error.column if error.column in self.schema.names else None
-            place = (
-                self.place(file) if error.line is None else f"{self.place(file)}, line {error.line}"
-            )
+            column = None
+            if error.column in self.schema.names:
+                column = error.column
+            if error.line is None:
+                place = self.place(file)
+            else:
+                place = f"{self.place(file)}, line {error.line}"
             if column is not None:
                 place = f"{place}: {describe_column(self.schema.field(column))}"
             problem = f"{place}: the value is not shown, because columns are sensitive."
@@ -477,7 +490,9 @@ def _json_type(kind: str) -> pa.DataType:
     # Arrow rescales a number without a check that it fits the declared digits: in 256 bits it does
     # not overflow.
     digits = decimal_digits(kind)
-    return arrow_type(kind) if digits is None else pa.decimal256(*digits)
+    if digits is None:
+        return arrow_type(kind)
+    return pa.decimal256(*digits)
 
 
 def _convert_parsed(column: pa.Array, field: Field) -> pa.Array:
@@ -566,7 +581,9 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
                 return record
             problem = f"field {unknown[0]!r} is not declared"
         else:
-            found = "null" if record is None else _JSON_KINDS[type(record)]
+            found = "null"
+            if record is not None:
+                found = _JSON_KINDS[type(record)]
             problem = f"it is {found}, expected an object"
     declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
     step = "Correct the line: it must be one JSON object with declared fields only."
@@ -601,7 +618,9 @@ def _member_texts(records: list[dict[str, Any]], field: Field) -> pa.Array:
             found = f"the number {value}" if type(value) is _Number else _JSON_KINDS[type(value)]
             kinds = " or ".join(_JSON_KINDS[kind] for kind in expected)
             raise TextMisfit(row, f"it is {found}, expected {kinds}")
-        text = None if value is None else str(value)
+        text = None
+        if value is not None:
+            text = str(value)
         if text is not None and not _is_unicode(text):
             raise TextMisfit(row, "the text has half of a surrogate pair")
         texts.append(text)
@@ -762,11 +781,10 @@ def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table
     parts = [
         batch for task in plan_tasks(files, declared.format) for batch in _batches(declared, task)
     ]
-    rows = (
-        pa.Table.from_batches(parts).cast(pa.schema(columns))
-        if parts
-        else pa.schema(columns).empty_table()
-    )
+    if parts:
+        rows = pa.Table.from_batches(parts).cast(pa.schema(columns))
+    else:
+        rows = pa.schema(columns).empty_table()
     rows = rows.append_column(TIMESTAMP, pa.nulls(rows.num_rows, pa.timestamp("us", "UTC")))
     return rows.append_column(TOMBSTONE, pa.array([False] * rows.num_rows, pa.bool_()))
 
@@ -796,7 +814,9 @@ def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[Fil
     """
     pieces = []
     for number, file in enumerate(files):
-        parts = max(1, round(file.size / _TASK_BYTES)) if format == "parquet" else 1
+        parts = 1
+        if format == "parquet":
+            parts = max(1, round(file.size / _TASK_BYTES))
         edges = [file.size * part // parts for part in range(parts + 1)]
         pieces += [FilePart(number, file, start, end) for start, end in pairwise(edges)]
     tasks: list[list[FilePart]] = []

@@ -177,7 +177,9 @@ class LocalTree:
         root = Path(self.root)
         if root.is_dir():
             return ""
-        return "it is a file" if root.exists() else "there is no such folder"
+        if root.exists():
+            return "it is a file"
+        return "there is no such folder"
 
     def content_tag(self, file: ListedFile) -> str:
         with self._opened(file) as opened:
@@ -285,7 +287,9 @@ class S3Tree:
 
         ask = partial(self._ask, "LIST", "")
         found = next(iter(list_objects(self._client(), self.bucket, self.prefix, ask)), None)
-        return "" if found is not None else "no object's key begins with it"
+        if found is None:
+            return "no object's key begins with it"
+        return ""
 
     def content_tag(self, file: ListedFile) -> str:
         return file.etag

@@ -138,7 +138,9 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
 
 def _check_format(body: object, where: str) -> None:
     """Raise `MalformedDocumentError` for a document that a newer release wrote."""
-    found = body.get("format") if isinstance(body, Mapping) else None
+    found = None
+    if isinstance(body, Mapping):
+        found = body.get("format")
     if isinstance(found, int) and found > FORMAT:
         problem = f"{where} has format {found}; this release of Adjunct reads format {FORMAT}."
         step = "Upgrade dagster-adjunct: a newer version wrote this."
@@ -293,7 +295,7 @@ class CommitLog:
         kept: ManifestCache | None = None,
     ) -> None:
         self.store = store
-        self._kept = ManifestCache() if kept is None else kept
+        self._kept = kept or ManifestCache()
         self.prefix = check_key(prefix)
         self.kind = check_name("kind", kind)
         self.now = clock
@@ -307,14 +309,18 @@ class CommitLog:
         One HEAD.
         """
         found = self.store.head(self.pointer_key)
-        return None if found is None else found.etag
+        if found is None:
+            return None
+        return found.etag
 
     def current(self) -> Commit | None:
         """Return the current commit, or None if there is none. Two GETs; one if its manifest is
         kept.
         """
         found = self._read_pointer()
-        return None if found is None else self._read_current(*found)
+        if found is None:
+            return None
+        return self._read_current(*found)
 
     def head(self) -> Commit | None:
         """Return the current commit from the pointer alone, to commit after one whose manifest is
@@ -437,7 +443,13 @@ class CommitLog:
         commit_id: str | None = None,
         checks: Sequence[Callable[[], object]] = (),
     ) -> Commit:
-        number = 1 if parent is None else parent.number + 1
+        at = self.now()
+        number = 1
+        parent_id = None
+        if parent is not None:
+            at = max(at, parent.created_at)  # times ascend: `as_of` bisects them
+            number = parent.number + 1
+            parent_id = parent.id
         new_id = check_name("commit", commit_id or uuid.uuid4().hex)
         key = self.manifest_key(number, new_id)
         if not by:
@@ -445,11 +457,6 @@ class CommitLog:
                 f"a commit to {self.prefix} has no author.", "Pass by=….", argument="by"
             )
         mine: Any = {"kind": self.kind, "number": number, "commit": new_id}
-        parent_id = None if parent is None else parent.id
-        at = self.now()
-        at = (
-            at if parent is None else max(at, parent.created_at)
-        )  # times ascend: `as_of` bisects them
         manifest = Manifest(**mine, parent=parent_id, created_at=at, by=by, body=body)
         pointer = Pointer(**mine, manifest=key, nonce=uuid.uuid4().hex)
         data = encode_document(manifest)
@@ -652,7 +659,9 @@ class CommitLog:
         Raises CommitConflictError if `parent` is no longer the current commit.
         """
         if parent is None or parent.etag is not None:
-            return None if parent is None else parent.etag
+            if parent is None:
+                return None
+            return parent.etag
         found = self._read_pointer()
         if found is None or (found[0].commit, found[0].number) != (parent.id, parent.number):
             problem = (

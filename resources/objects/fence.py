@@ -213,7 +213,9 @@ class Fence:
             return "a run whose lease can't be read has taken it over"
         if stored.id != self._holder:
             return f"run {stored.run} has taken it over"
-        return "the run has ended" if stored.ended else ""
+        if stored.ended:
+            return "the run has ended"
+        return ""
 
 
 # Deadlines that fences of this process have read, by store, key and holder: each pickled task has a

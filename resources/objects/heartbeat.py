@@ -106,7 +106,8 @@ class Heartbeat:
             except ObjectNotFoundError:
                 self._failure = _REMOVED
             else:
-                self._failure = "" if stored.etag == self._etag else self._not_ours(stored.data)
+                if stored.etag != self._etag:
+                    self._failure = self._not_ours(stored.data)
 
     def renew(self) -> None:
         """Rewrite the object, which makes it new again. If it was removed or taken over, set

@@ -185,7 +185,9 @@ def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | 
         step = "Leave it out to use ADJUNCT_LAKE, or .adjunct/lake if that is not set."
         raise errors.ConfigurationError(problem, step, argument="url")
     check_store_url(url, "lake")
-    scheme = url.partition("://")[0] if "://" in url else ""
+    scheme = ""
+    if "://" in url:
+        scheme = url.partition("://")[0]
     if scheme in ("s3", "s3a"):
         place = url.partition("://")[2].rstrip("/")
         if set(place.partition("/")[0]) & set("@:"):
@@ -240,7 +242,9 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
         problem = f"the URL of the {what}, which is not shown as it may contain a login, {problem}."
         step = f"Write it as in {_FORMS['s3']}, and give credentials by boto3's own chain."
         raise errors.ConfigurationError(problem, step, argument="url")
-    or_folder = "" if url != url.strip() else f", or ./{url} for a folder of this very name"
+    or_folder = ""
+    if url == url.strip():
+        or_folder = f", or ./{url} for a folder of this very name"
     raise errors.ConfigurationError(
         f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url"
     )
@@ -378,7 +382,8 @@ class Lake:
         """The lake's id; "" until something is written to it."""
         if not self._id:
             document = read_lake_document(self.store)
-            self._id = document.id if document is not None else ""
+            if document is not None:
+                self._id = document.id
         return self._id
 
     @property

@@ -381,14 +381,18 @@ class LocalStore(ObjectStore):
                 f"the file system of {self.url} failed to sync {path.parent.name!r}: {reason}."
             )
             raise errors.StoreUnavailableError(problem, step, url=self.url) from error
-        return info.etag if info else ""
+        if info:
+            return info.etag
+        return ""
 
 
 def _object_info(key: str, path: Path) -> ObjectInfo | None:
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
-            data = file.read() if stat.st_size <= _HASHED_SIZE else b""
+            data = b""
+            if stat.st_size <= _HASHED_SIZE:
+                data = file.read()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
     return ObjectInfo(

@@ -75,7 +75,9 @@ class S3Request:
     more: int = 0  # keys besides the first
 
     def __str__(self) -> str:
-        more = f" and {self.more} more" if self.more else ""
+        more = ""
+        if self.more:
+            more = f" and {self.more} more"
         if self.key is None:
             return self.request
         return f"{self.request} of {self.key!r}{more} in {self.url}"
@@ -126,7 +128,9 @@ def _describe_answer(error: ClientError) -> str:
     """
     status = str(_status(error))
     code = str(error.response.get("Error", {}).get("Code", ""))
-    return status if code in ("", status) else f"{status} {code}"
+    if code in ("", status):
+        return status
+    return f"{status} {code}"
 
 
 def _translate_response(error: ClientError, what: S3Request, answer: str) -> errors.AdjunctError:
@@ -332,7 +336,9 @@ class S3Store(ObjectStore):
             problem = f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX."
             raise errors.ConfigurationError(problem, argument="url")
         self._bucket = bucket
-        self._prefix = f"{store.check_key(prefix)}/" if prefix else ""
+        self._prefix = ""
+        if prefix:
+            self._prefix = f"{store.check_key(prefix)}/"
         self._options = options or S3Options()
         self._lock = threading.Lock()
         self._connected: tuple[int, S3Client] | None = None

@@ -191,7 +191,9 @@ def check_key(key: str) -> str:
     """Return `key` if it is safe as an S3 key, as a relative path, and in a URI. Raises
     InvalidNameError.
     """
-    segments = key.split("/") if isinstance(key, str) else []
+    segments = []
+    if isinstance(key, str):
+        segments = key.split("/")
     if (
         not segments
         or len(key) > _KEY_LENGTH
@@ -222,8 +224,9 @@ def staged_file_errors(store: ObjectStore, path: Path, what: str) -> AbstractCon
 
     They name the store if the file is in the store's folder, else the file's own folder.
     """
-    place = store.url if str(path).startswith(f"{store.url}/") else path.parent
-    return errors.translate_file_errors(place, what)
+    if str(path).startswith(f"{store.url}/"):
+        return errors.translate_file_errors(store.url, what)
+    return errors.translate_file_errors(path.parent, what)
 
 
 def read_store_clock(store: ObjectStore, key: str) -> datetime:
@@ -287,7 +290,9 @@ def requests_at_once(store: ObjectStore) -> int:
     """Return how many requests to make at once: one to a folder, which answers sooner than a
     thread starts.
     """
-    return REQUESTS_AT_ONCE if "://" in store.url else 1
+    if "://" in store.url:
+        return REQUESTS_AT_ONCE
+    return 1
 
 
 def check_endpoint(endpoint: str | None) -> None:
@@ -384,7 +389,9 @@ class InMemoryStore(ObjectStore):
 
     def head(self, key: str) -> ObjectInfo | None:
         stored = self._objects.get(check_key(key))
-        return None if stored is None else stored[1]
+        if stored is None:
+            return None
+        return stored[1]
 
     def put(self, key: str, data: bytes) -> str:
         with self._lock:

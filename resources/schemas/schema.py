@@ -268,7 +268,9 @@ def is_storable(kind: str) -> bool:
 def decimal_digits(kind: str) -> tuple[int, int] | None:
     """Return the precision and scale of a decimal type, None for other types."""
     decimal = _DECIMAL.fullmatch(kind)
-    return None if decimal is None else (int(decimal[1]), int(decimal[2]))
+    if decimal is None:
+        return None
+    return (int(decimal[1]), int(decimal[2]))
 
 
 def repeated_names(names: Iterable[str]) -> list[str]:
@@ -291,7 +293,9 @@ def is_widening(narrow: str, wide: str) -> bool:
         return True
     from_decimal = decimal_digits(narrow)
     to_decimal = decimal_digits(wide)
-    room = to_decimal[0] - to_decimal[1] if to_decimal else 0
+    room = 0
+    if to_decimal:
+        room = to_decimal[0] - to_decimal[1]
     if from_decimal:
         more = room >= from_decimal[0] - from_decimal[1]
         return to_decimal is not None and more and to_decimal[1] >= from_decimal[1]
@@ -335,16 +339,18 @@ def arrow_type(kind: str) -> Any:
     digits = decimal_digits(kind)
     if digits is not None:
         return pa.decimal128(*digits)
-    return (
-        pa.timestamp("us", tz="UTC") if kind == "timestamp" else getattr(pa, _ARROW_TYPES[kind])()
-    )
+    if kind == "timestamp":
+        return pa.timestamp("us", tz="UTC")
+    return getattr(pa, _ARROW_TYPES[kind])()
 
 
 def type_from_arrow(field: pa.Field) -> str:
     """Return the Spark type of an Arrow column, or Arrow's own name for a type that no schema
     may have.
     """
-    kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
+    kind = field.type
+    if pt.is_dictionary(field.type):
+        kind = field.type.value_type
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         return "string"
     if pt.is_large_binary(kind) or pt.is_binary_view(kind):
@@ -480,7 +486,9 @@ def _misfit_error(
             count = half
     words, about = place(start)
     expected = expected_range(kind)
-    reason = expected if sensitive else f"{str(readable_value(column[start]))[:100]}, {expected}"
+    reason = expected
+    if not sensitive:
+        reason = f"{str(readable_value(column[start]))[:100]}, {expected}"
     step = "Cast the column, or correct the record."
     if pt.is_timestamp(column.type) and column.type.unit == "ns":
         step = (
@@ -627,7 +635,9 @@ def _without_missing(values: Sequence[object]) -> list[object] | None:
         return None
 
     made = [present(value) for value in values]
-    return made if missing else None
+    if missing:
+        return made
+    return None
 
 
 def is_missing(value: object) -> bool:
@@ -689,7 +699,9 @@ def _check_items(values: Sequence[object], array: pa.Array) -> None:
 
 
 def _as_python(value: object) -> object:
-    return value.as_py() if isinstance(value, pa.Scalar) else value
+    if isinstance(value, pa.Scalar):
+        return value.as_py()
+    return value
 
 
 @runtime_checkable
@@ -725,11 +737,10 @@ def to_arrow_table(
     if not isinstance(records, ArrowFrame):
         return _table_from_rows(records, what, schema, required)
     try:
-        table = (
-            pa.Table.from_pandas(records)
-            if _is_pandas(records)
-            else _without_views(pa.table(records))
-        )
+        if _is_pandas(records):
+            table = pa.Table.from_pandas(records)
+        else:
+            table = _without_views(pa.table(records))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if _is_one_column(records):
             problem = (
@@ -810,7 +821,9 @@ def _table_from_rows(
             raise SchemaMismatchError(
                 problem, "Give the column values of one type.", column=name
             ) from error
-    absent = {} if schema is None else {field.name: field.type for field in schema.to_arrow()}
+    absent = {}
+    if schema is not None:
+        absent = {field.name: field.type for field in schema.to_arrow()}
     return pa.table({name: pa.nulls(len(rows), kind) for name, kind in absent.items()} | columns)
 
 

@@ -92,7 +92,9 @@ def parse_moment(text: str) -> dt.datetime:
     if not any(form.matches(text + end) for end in ("", "Z", "T00Z")):
         raise ValueError(f"{_shown(text)} is no time")
     moment = dt.datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+    if moment.tzinfo:
+        return moment
+    return moment.replace(tzinfo=dt.UTC)
 
 
 def text_form(kind: str) -> TextForm | None:
@@ -163,7 +165,9 @@ def _exact_converter(kind: str) -> Callable[[str], Any]:
     if kind == "timestamp":
         return lambda text: dt.datetime.fromisoformat(text).astimezone(dt.UTC)
     digits = decimal_digits(kind)
-    return _integer_of(kind) if digits is None else _decimal_of(*digits)
+    if digits is None:
+        return _integer_of(kind)
+    return _decimal_of(*digits)
 
 
 def _integer_of(kind: str) -> Callable[[str], int]:
@@ -203,8 +207,6 @@ def _misfit(text: str, kind: str) -> str:
 
 
 def _shown(text: str) -> str:
-    return (
-        repr(text)
-        if len(text) <= _MAX_SHOWN
-        else f"{text[:_MAX_SHOWN]!r} … ({len(text)} characters)"
-    )
+    if len(text) <= _MAX_SHOWN:
+        return repr(text)
+    return f"{text[:_MAX_SHOWN]!r} … ({len(text)} characters)"

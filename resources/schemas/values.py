@@ -75,8 +75,12 @@ class UnreadableValue:
         """Return a description of the problem; `place` is the location of the row, `hidden`
         masks the value.
         """
-        value = "***" if hidden else self.text
-        where = f" of {place}" if place else ""
+        value = self.text
+        if hidden:
+            value = "***"
+        where = ""
+        if place:
+            where = f" of {place}"
         return f"column {self.column!r}{where} is {value}, which Python can't hold: {self.rule}"
 
     def error(
@@ -104,14 +108,14 @@ def first_unreadable(
         if _has_unreadable(column):
             row = next(iter(_unreadable_rows(column)))
             kind = column.type
-            kind = kind.value_type if pt.is_dictionary(kind) else kind
-            rule = (
-                f"{YEARS}, and {UTF8}"
-                if pt.is_nested(kind)
-                else YEARS
-                if pt.is_temporal(kind)
-                else UTF8
-            )
+            if pt.is_dictionary(kind):
+                kind = kind.value_type
+            if pt.is_nested(kind):
+                rule = f"{YEARS}, and {UTF8}"
+            elif pt.is_temporal(kind):
+                rule = YEARS
+            else:
+                rule = UTF8
             return UnreadableValue(name, row, _format_value(readable_value(column[row])), rule)
     return None
 
@@ -120,7 +124,9 @@ def expected_values(kind: str) -> str:
     """Return the rule for values of this Spark type, which is one of CHECKED_TYPES, as text for
     errors.
     """
-    return UTF8 if kind == "string" else YEARS
+    if kind == "string":
+        return UTF8
+    return YEARS
 
 
 def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> Any:
@@ -142,7 +148,12 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
     if pt.is_nested(kind):
         return [readable_value(item, errors) for item in scalar.values]
     if (pt.is_date(kind) or pt.is_timestamp(kind)) and _has_unreadable(pa.array([scalar], kind)):
-        unit: Any = "D" if pt.is_date32(kind) else "ms" if pt.is_date64(kind) else kind.unit
+        if pt.is_date32(kind):
+            unit: Any = "D"
+        elif pt.is_date64(kind):
+            unit = "ms"
+        else:
+            unit = kind.unit
         return format_spark_date(str(np.datetime64(scalar.value, unit)))
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
         return scalar.as_buffer().to_pybytes().decode(errors=errors)
@@ -168,7 +179,8 @@ def format_spark_date(text: str) -> str:
     day, _, time = digits.partition("T")
     year, _, rest = day.partition("-")
     sign = sign or ("+" if len(year) > 4 else "")
-    time = time.rstrip("0").rstrip(".") if "." in time else time
+    if "." in time:
+        time = time.rstrip("0").rstrip(".")
     return f"{sign}{int(year):04d}-{rest}" + (f" {time}" if time else "")
 
 
@@ -200,7 +212,9 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
-    a_day = 1 if pt.is_date32(kind) else _A_DAY["ms" if pt.is_date64(kind) else kind.unit]
+    a_day = 1
+    if not pt.is_date32(kind):
+        a_day = _A_DAY["ms" if pt.is_date64(kind) else kind.unit]
     return DAYS[0] * a_day, (DAYS[1] + 1) * a_day - 1
 
 
@@ -232,4 +246,6 @@ def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int
 
 def _format_value(value: Any) -> str:
     text = f"'{value}'" if isinstance(value, str) and value.isprintable() else repr(value)
-    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…"
+    if len(text) <= _MAX_CHARS:
+        return text
+    return f"{text[: _MAX_CHARS - 1]}…"

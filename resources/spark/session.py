@@ -130,24 +130,28 @@ def check_java() -> str:
     """
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
-    java = str(Path(home) / "bin" / "java") if home else on_path
+    java = on_path
+    if home:
+        java = str(Path(home) / "bin" / "java")
     version = _java_version(java)
     if java is not None and version is not None and version >= MINIMUM_JAVA:
         return java
     if home:
-        problem = "has no bin/java that runs" if version is None else f"is Java {version}"
+        problem = "has no bin/java that runs"
+        if version is not None:
+            problem = f"is Java {version}"
         found = f"JAVA_HOME, which takes precedence over the PATH, is {home!r}, which {problem}"
     else:
-        found = (
-            "no java is on the PATH"
-            if java is None
-            else f"{java} is {version or 'no java that runs'}"
-        )
+        found = "no java is on the PATH"
+        if java is not None:
+            found = f"{java} is {version or 'no java that runs'}"
     advice = (
         f"Install a Java {MINIMUM_JAVA} or 21 runtime (Debian, Ubuntu: apt install"
         " openjdk-17-jre-headless)."
     )
-    other = _java_version(on_path) if home else None
+    other = None
+    if home:
+        other = _java_version(on_path)
     if on_path is not None and other is not None and other >= MINIMUM_JAVA:
         advice = f"Unset JAVA_HOME: {on_path} on the PATH is Java {other}, which is recent enough."
     raise ConfigurationError(
@@ -164,7 +168,9 @@ def _java_version(java: str | None) -> int | None:
     except OSError:
         return None
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    return int(match[1]) if match else None
+    if match:
+        return int(match[1])
+    return None
 
 
 # Checking the syntax of expressions and queries by Spark's own parser, without a session.

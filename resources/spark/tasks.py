@@ -135,15 +135,15 @@ def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
 
 
 def _is_plain(value: object) -> bool:
-    return (
-        all(map(_is_plain, value))
-        if isinstance(value, tuple)
-        else isinstance(value, str | int | float)
-    )
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float)
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return value
 
 
 def error_class_name(error: AdjunctError) -> str:
@@ -156,7 +156,9 @@ def error_class_name(error: AdjunctError) -> str:
 def _error_class(name: str) -> type[AdjunctError] | None:
     """Return the class of this name in resources/errors.py."""
     kind = getattr(errors, name, None)
-    return kind if isinstance(kind, type) and issubclass(kind, AdjunctError) else None
+    if isinstance(kind, type) and issubclass(kind, AdjunctError):
+        return kind
+    return None
 
 
 def raise_error_column(
@@ -195,11 +197,9 @@ def find_adjunct_error(error: BaseException) -> AdjunctError | None:
     if isinstance(error, AdjunctError):
         return error
     if isinstance(error, OSError) and error.errno in (*DISK_FULL_ERRNOS, errno.EROFS):
-        what = (
-            "a temporary file"
-            if error.filename
-            else "a temporary file, or the output of this command"
-        )
+        what = "a temporary file, or the output of this command"
+        if error.filename:
+            what = "a temporary file"
         return file_error(error, error.filename or tempfile.gettempdir(), what)
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
@@ -237,9 +237,13 @@ def _corresponding_error(text: str) -> AdjunctError | None:
     cut_off = _CUT_OFF.search(text)
     unread = _UNREAD.search(text)
     damaged = _DAMAGED.search(text)
-    file = unread["file"] if unread else None
+    file = None
+    if unread:
+        file = unread["file"]
     if cut_off:  # the object itself may be intact
-        what = f"Spark's read of {file}" if file else "Spark's request to the store"
+        what = "Spark's request to the store"
+        if file:
+            what = f"Spark's read of {file}"
         problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
         return StoreUnavailableError(problem, "Run it again.", url=file)
     if file and damaged:
@@ -484,4 +488,6 @@ def _text_of(field: StructField) -> str | None:
         return f"to_json(named_struct('value', {name}))"
     if field.name.startswith("__") or not kind.startswith(("binary", "string", "char", "varchar")):
         return None
-    return name if kind == "string" else f"cast({name} as string)"
+    if kind == "string":
+        return name
+    return f"cast({name} as string)"

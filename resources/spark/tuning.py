@@ -99,7 +99,9 @@ def interpret_small_plans(
     ask for the session.
     """
     few = rows is not None and rows <= FEW_ROWS and spark is not IN_PROCESS
-    return use_interpreted_plans(spark()) if few else nullcontext()
+    if few:
+        return use_interpreted_plans(spark())
+    return nullcontext()
 
 
 def _set(session: SparkSession, settings: dict[str, str]) -> None:

@@ -87,7 +87,9 @@ def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression |
     if expression.star:
         return "all columns (*)"
     if expression.unread:
-        return "a subquery" if "subquery" in expression.unread else UNSURE
+        if "subquery" in expression.unread:
+            return "a subquery"
+        return UNSURE
     if unknown := unknown_functions(text):  # the parser also knows functions of other engines
         return f"function {unknown[0]}"
     compiler = _Compiler(dict(types))
@@ -327,16 +329,14 @@ def _literal(compiler: _Compiler, node: exp.Expr, sign: str = "") -> _Value:
 
 
 def _moment(text: str, kind: str) -> date | datetime:
-    pattern = (
-        r"\d{4}-\d\d-\d\d" if kind == "date" else r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d{6})?)?"
-    )
+    pattern = r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d{6})?)?"
+    if kind == "date":
+        pattern = r"\d{4}-\d\d-\d\d"
     try:
         if re.fullmatch(pattern, text, re.ASCII):
-            return (
-                date.fromisoformat(text)
-                if kind == "date"
-                else datetime.fromisoformat(text).replace(tzinfo=UTC)
-            )
+            if kind == "date":
+                return date.fromisoformat(text)
+            return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:
         pass
     raise _NotCompiled(f"the {kind} {text!r}")
@@ -727,7 +727,9 @@ def _product_of_constants(node: exp.Expr) -> int:
         if not part.find_ancestor(exp.DataType)
     ]
     sizes = [int(part.name) if part.name.isdecimal() else max(len(part.name), 2) for part in found]
-    return math.prod(max(size, 2) for size in sizes) if len(sizes) > 1 else 1
+    if len(sizes) > 1:
+        return math.prod(max(size, 2) for size in sizes)
+    return 1
 
 
 def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Value]) -> _Value:
@@ -749,7 +751,9 @@ def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Va
 
 def _digits(value: _Value) -> Digits | None:
     is_literal = value.type in INTEGERS and value.literal is not None
-    return (len(str(abs(value.literal))), 0) if is_literal else digits_as_decimal(value.type)
+    if is_literal:
+        return (len(str(abs(value.literal))), 0)
+    return digits_as_decimal(value.type)
 
 
 def _is_cast_literal(node: exp.Expr) -> bool:
@@ -809,23 +813,26 @@ def _search(name: str) -> Rule:
 
 def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
     text, value = compiler.sides(node)
-    pattern = value.literal if isinstance(value.literal, str) else "_"
+    pattern = "_"
+    if isinstance(value.literal, str):
+        pattern = value.literal
     part = pattern.strip("%")
     first = pattern.startswith("%")
     last = pattern.endswith("%")
     if "_" in part or "%" in part:
         raise _NotCompiled("LIKE with a pattern that is no prefix, suffix or part")
-    name = (
-        "match_substring"
-        if first and last
-        else "ends_with"
-        if first
-        else "starts_with"
-        if last
-        else "equal"
-    )
+    if first and last:
+        name = "match_substring"
+    elif first:
+        name = "ends_with"
+    elif last:
+        name = "starts_with"
+    else:
+        name = "equal"
     matched = _text_call(kernel(name, part), "boolean", text)
-    return _call(kernel("invert"), "boolean", matched) if node.args.get("negate") else matched
+    if node.args.get("negate"):
+        return _call(kernel("invert"), "boolean", matched)
+    return matched
 
 
 def _by_name(compiler: _Compiler, node: exp.Expr) -> _Value:

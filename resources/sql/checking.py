@@ -96,7 +96,8 @@ def nondeterministic_parts(text: str, types: Mapping[str, str | None]) -> list[s
         dict.fromkeys(call.name for call in calls(text) if call.name in _NONDETERMINISTIC_FUNCTIONS)
     )
     names += [match[1].lower() for match in _BARE.finditer(plain)]
-    names += ["unix_timestamp"] if _NO_TIME.search(plain) else []
+    if _NO_TIME.search(plain):
+        names += ["unix_timestamp"]
     return [f"{name}()" for name in names] + special
 
 
@@ -223,9 +224,8 @@ class _Scope:
 
     def _missing_column(self, expression: Expression, name: ColumnName) -> PlanningError:
         columns = self.columns or ()
-        if expression.column is not None:
-            where = ""
-        else:
+        where = ""
+        if expression.column is None:
             where = f" ({expression.text!r}{expression.place(name)})"
         problem = (
             f"{self.side} has no column {name.name!r}{where}; its columns there are"
@@ -351,7 +351,9 @@ def check_select(
         kind = replace(scope, aliases=before).check(item)
         if item.alias is not None:
             before[item.alias] = kind
-    kind = None if select.where is None else scope.check(select.where)
+    kind = None
+    if select.where is not None:
+        kind = scope.check(select.where)
     if kind not in (None, "boolean", "void"):
         raise scope.error(
             f"the where clause of {text!r} has the type {kind}: expected a condition.", next_step
@@ -447,8 +449,12 @@ def find_operand_problem(expression: Expression, types: Mapping[str, str | None]
         return None
     operands = Operands(types)
     for node in expression.tree.walk():
-        rule = None if _binds_differently_in_spark(node) else _RULES.get(type(node).__name__)
-        problem = None if rule is None else rule(operands, node)
+        rule = None
+        if not _binds_differently_in_spark(node):
+            rule = _RULES.get(type(node).__name__)
+        problem = None
+        if rule is not None:
+            problem = rule(operands, node)
         if (
             problem is not None and node.find_ancestor(exp.Lambda) is None
         ):  # in a lambda, a name may be a variable
@@ -482,15 +488,21 @@ class Operands(KnownTypes):
         type.
         """
         type_ = self.type(node)
-        return None if type_ == "void" else type_
+        if type_ == "void":
+            return None
+        return type_
 
     def group(self, node: exp.Expr | None) -> str | None:
         """Return the group of an operand's type ("number", "time", …), None where the type is
         unknown.
         """
         kind = self.kind(node)
-        word = None if kind is None else _WORD.match(kind)
-        return None if word is None else _GROUP_OF.get(word[0])
+        word = None
+        if kind is not None:
+            word = _WORD.match(kind)
+        if word is None:
+            return None
+        return _GROUP_OF.get(word[0])
 
     def describe(self, node: exp.Expr) -> str:
         """Return an operand with its type for messages."""
@@ -507,7 +519,9 @@ def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
     if len(node.expressions) > 1 and {"text", None} & set(map(operands.group, node.expressions)):
         return None  # all become strings, or are of one unknown type
     for other in others:
-        second = None if other is None else operands.group(other)
+        second = None
+        if other is not None:
+            second = operands.group(other)
         if other is None or second is None or _is_comparable(first, second, type(node).__name__):
             continue
         return f"compares {operands.describe(node.this)}, with {operands.describe(other)}"
@@ -563,10 +577,9 @@ def _expects(*groups: str) -> Rule:
         group = operands.group(operand)
         if group is None or group in groups:
             return None
+        expected = "a single value"
         if len(groups) < 4:
             expected = " or ".join(_GROUP_WORDS.get(name, name) for name in groups)
-        else:
-            expected = "a single value"
         return f"takes {operands.describe(operand)}: expected {expected}"
 
     return check
@@ -592,12 +605,16 @@ def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
 
 def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
-    text = schema.name if schema is not None and getattr(schema, "is_string", False) else ""
+    text = ""
+    if schema is not None and getattr(schema, "is_string", False):
+        text = schema.name
     if any(
         sign in text for sign in "'\"`{"
     ):  # names in quotes and comments; or a schema that is JSON
         return None
-    return f"reads JSON by {text!r}, which is not a schema" if _NO_DDL.search(text) else None
+    if _NO_DDL.search(text):
+        return f"reads JSON by {text!r}, which is not a schema"
+    return None
 
 
 _SCALARS = tuple(group for group in _GROUPS if group not in _NESTED)
@@ -662,7 +679,9 @@ def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tu
     operands = Operands(types)
     specials: dict[str, None] = {}
     for literal in tree.find_all(exp.Literal, bfs=False):
-        special = _TIME_LITERAL.fullmatch(literal.name) if literal.is_string else None
+        special = None
+        if literal.is_string:
+            special = _TIME_LITERAL.fullmatch(literal.name)
         if special is not None and _becomes_a_time(operands, literal):
             specials[special[1].lower()] = None
     return tuple(specials)
@@ -680,10 +699,9 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     if kind not in _COMPARES.split():
         return kind in _OF_TIMES.split()
     above = parent.parent
+    owner = parent
     if kind == "If" and above is not None and type(above).__name__ == "Case":
         owner = above
-    else:
-        owner = parent
     parts = [
         owner.this,
         *(owner.args.get(name) for name in ("expression", "low", "high")),

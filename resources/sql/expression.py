@@ -80,9 +80,13 @@ def find_syntax_error(text: str) -> str:
     if mistake:
         return mistake
     lone = _LONE.search(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
-    symbol = lone[lone.lastindex or 0] if lone else ""
+    symbol = ""
+    if lone:
+        symbol = lone[lone.lastindex or 0]
     ends_in_type = ">" in symbol and "<" in text  # x::array<int>
-    return f"an operand is missing next to {symbol!r}" if symbol and not ends_in_type else ""
+    if symbol and not ends_in_type:
+        return f"an operand is missing next to {symbol!r}"
+    return ""
 
 
 # Whether the parser certainly reads an expression as Spark does. It accepts more than Spark, drops
@@ -154,7 +158,9 @@ def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> s
     )
     for sign, nodes in _SIGNS.items():
         is_certain &= len(re.findall(sign, plain, re.IGNORECASE)) == sum(map(names.count, nodes))
-    return "" if is_certain and not any(map(_has_unsure_operand, tree.walk())) else UNSURE
+    if is_certain and not any(map(_has_unsure_operand, tree.walk())):
+        return ""
+    return UNSURE
 
 
 def _has_unsure_operand(node: exp.Expr) -> bool:
@@ -183,7 +189,9 @@ def nearest_names(name: str, there: Iterable[str], most: int = 3) -> tuple[str, 
 def did_you_mean(name: str, there: Iterable[str]) -> str:
     """Return "Did you mean 'spent'? ", or "" where no name is similar."""
     similar = [repr(known) for known in nearest_names(name, there)]
-    return f"Did you mean {' or '.join(similar)}? " if similar else ""
+    if similar:
+        return f"Did you mean {' or '.join(similar)}? "
+    return ""
 
 
 # Parsing, each text once. Plain column names are read without sqlglot, which is slow to import.
@@ -226,7 +234,9 @@ def parse_select(text: str, table: str) -> SelectParts | None:
 def _unquote(name: str | None) -> str | None:
     if name is None:
         return None
-    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+    if name.startswith("`"):
+        return name[1:-1].replace("``", "`")
+    return name
 
 
 def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
@@ -246,7 +256,9 @@ def calls(text: str) -> tuple[Call, ...]:
     """Return the calls of functions, with parentheses, in a text. Works even if the text can't
     be parsed.
     """
-    return grammar.find_calls(text) if "(" in text else ()
+    if "(" in text:
+        return grammar.find_calls(text)
+    return ()
 
 
 def unknown_functions(text: str) -> tuple[str, ...]:
@@ -267,7 +279,9 @@ def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
     its own.
     """
     found = tuple((call.name, call.is_over) for call in calls(text) if call.is_multi_record)
-    return () if found and parse_expression(text).unread else found
+    if found and parse_expression(text).unread:
+        return ()
+    return found
 
 
 @lru_cache(maxsize=65_536)
@@ -278,7 +292,9 @@ def window_clauses(text: str) -> tuple[WindowClause, ...]:
     if "over" not in text.lower():
         return ()
     tree = parse_expression(text).tree
-    return () if tree is None else tuple(grammar.find_window_clauses(tree))
+    if tree is None:
+        return ()
+    return tuple(grammar.find_window_clauses(tree))
 
 
 def other_records_construct(text: str) -> str:

@@ -123,7 +123,9 @@ def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
         (tree,) = parser.parse(tokens, text) if query else parser.parse_into(exp.Expr, tokens, text)
     except Exception as error:  # noqa: BLE001 - of what is no SQL, sqlglot fails with any
         return f"only Spark can parse it ({type(error).__name__})"
-    return "only Spark can parse it" if tree is None else tree
+    if tree is None:
+        return "only Spark can parse it"
+    return tree
 
 
 def find_clause_of_other_records(text: str) -> str:
@@ -156,7 +158,9 @@ def find_calls(text: str) -> tuple[Call, ...]:
     tokens = _tokens(text)
     calls = []
     for at, (token, following) in enumerate(pairwise(tokens)):
-        before = tokens[at - 1].token_type if at > 0 else None
+        before = None
+        if at > 0:
+            before = tokens[at - 1].token_type
         named = (
             token.token_type is not TokenType.IDENTIFIER
             and token.text.isidentifier()
@@ -199,8 +203,12 @@ def _unread_expression(text: str, why: str) -> Expression:
     is known.
     """
     match = None if "--" in text or "/*" in text else _ALIAS.fullmatch(text)
-    name = None if match is None else match["quoted"] or match["plain"]
-    alias = None if name is None else name.replace("``", "`")
+    name = None
+    if match is not None:
+        name = match["quoted"] or match["plain"]
+    alias = None
+    if name is not None:
+        alias = name.replace("``", "`")
     return Expression(text, alias, alias, unread=why)
 
 
@@ -232,7 +240,9 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     name = alias
     if isinstance(tree, exp.Column) and not isinstance(tree.this, exp.Star):
         name = alias or tree.name
-        column = tree.name if len(tree.parts) == 1 else None
+        column = None
+        if len(tree.parts) == 1:
+            column = tree.name
     return Expression(text, alias, name, column, tuple(_column_names(text, columns)), tree=tree)
 
 
@@ -312,7 +322,9 @@ def read_select(text: str, table: str) -> SelectParts | None:
     if not isinstance(tree, exp.Select) or len(list(tree.find_all(exp.Query))) > 1:
         return None
     source = tree.args.get("from_")
-    alias = None if source is None else _alias(source.this, table)
+    alias = None
+    if source is not None:
+        alias = _alias(source.this, table)
     if alias is not None and _nonempty_args(tree) <= _CLAUSES:
         return _read_single_table(text, tree, alias)
     sources = [source, *(tree.args.get("joins") or ())]
@@ -345,7 +357,9 @@ def _alias(source: exp.Expr, table: str) -> str | None:
     if not is_table or not _nonempty_args(source) <= {"this", "alias"}:
         return None
     alias = source.args.get("alias")
-    return None if alias is not None and alias.args.get("columns") else source.alias_or_name.lower()
+    if alias is not None and alias.args.get("columns"):
+        return None
+    return source.alias_or_name.lower()
 
 
 def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
@@ -363,7 +377,9 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
     where, group, having, order = (
         tree.args.get(name) for name in ("where", "group", "having", "order")
     )
-    later = [] if group is None else list(group.expressions)
+    later = []
+    if group is not None:
+        later = list(group.expressions)
     later += [] if having is None else [having.this]
     later += [] if order is None else [item.this for item in order.expressions]
     trees = [*tree.expressions, *later, *([] if where is None else [where.this])]

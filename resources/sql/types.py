@@ -29,7 +29,9 @@ def digits_as_decimal(type_: str | None) -> Digits | None:
     """
     if type_ in _INTEGER_DIGITS:
         return _INTEGER_DIGITS[type_], 0
-    return None if type_ is None else decimal_digits(type_)
+    if type_ is None:
+        return None
+    return decimal_digits(type_)
 
 
 def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
@@ -67,7 +69,9 @@ def sum_type(kind: str) -> str:
     digits = decimal_digits(kind)
     if digits is not None:
         return f"decimal({min(digits[0] + 10, _MAX_PRECISION)},{digits[1]})"
-    return "bigint" if kind in INTEGERS else "double"
+    if kind in INTEGERS:
+        return "bigint"
+    return "double"
 
 
 def rounded_type(digits: Digits, places: int) -> str | None:
@@ -82,7 +86,9 @@ def rounded_type(digits: Digits, places: int) -> str | None:
 
 
 def _decimal(precision: int, scale: int) -> str | None:
-    return f"decimal({precision},{scale})" if precision <= _MAX_PRECISION else None
+    if precision <= _MAX_PRECISION:
+        return f"decimal({precision},{scale})"
+    return None
 
 
 def element_type(type_: str | None) -> str | None:
@@ -103,12 +109,16 @@ def field_type(type_: str | None, field: str) -> str | None:
         return None
     if type_.startswith("array<"):
         of_one = field_type(inner, field)
-        return None if of_one is None else f"array<{of_one}>"
+        if of_one is None:
+            return None
+        return f"array<{of_one}>"
     if not type_.startswith("struct<"):
         return None
     fields = [part.partition(":") for part in _parts(inner)]
     kinds = [kind for name, _, kind in fields if name.lower() == field.lower()]
-    return kinds[0] if len(kinds) == 1 else None
+    if len(kinds) == 1:
+        return kinds[0]
+    return None
 
 
 def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
@@ -223,10 +233,14 @@ def _literal(known: KnownTypes, node: exp.Expr) -> str | None:
         return "string"
     whole, point, part = node.name.partition(".")
     if not f"{whole}{part}".isdigit():
-        return "double" if "e" in node.name.lower() else None
+        if "e" in node.name.lower():
+            return "double"
+        return None
     if point:
         digits = len(whole.lstrip("0")) + len(part)
-        return f"decimal({max(digits, 1)},{len(part)})" if digits <= 38 else None
+        if digits <= 38:
+            return f"decimal({max(digits, 1)},{len(part)})"
+        return None
     return _integer_type(int(whole))
 
 
@@ -240,23 +254,31 @@ def _integer_type(number: int) -> str | None:
 
 def _negation(known: KnownTypes, node: exp.Expr) -> str | None:
     # The sign is a part of the literal: -2147483648 is an int, and 2147483648 is not.
-    return _integer_type(-int(node.this.name)) if _is_whole(node.this) else _number(known, node)
+    if _is_whole(node.this):
+        return _integer_type(-int(node.this.name))
+    return _number(known, node)
 
 
 def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
     to = node.args["to"]
-    name = to.this.name if hasattr(to.this, "name") else ""
+    name = ""
+    if hasattr(to.this, "name"):
+        name = to.this.name
     if name == "DECIMAL":
         digits = [item.name for item in to.expressions]
         if len(digits) == 2 and all(map(str.isdigit, digits)):
             return f"decimal({digits[0]},{digits[1]})"
         return None
-    return None if to.expressions else _CAST_TO.get(name)
+    if to.expressions:
+        return None
+    return _CAST_TO.get(name)
 
 
 def _array(known: KnownTypes, node: exp.Expr) -> str | None:
     element = known.common_type(list(node.expressions))
-    return "array<…>" if element is None or "…" in element else f"array<{element}>"
+    if element is None or "…" in element:
+        return "array<…>"
+    return f"array<{element}>"
 
 
 def _inner(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -265,7 +287,9 @@ def _inner(known: KnownTypes, node: exp.Expr) -> str | None:
 
 def _number(known: KnownTypes, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
-    return kind if kind in NUMBERS or (kind or "").startswith("decimal(") else None
+    if kind in NUMBERS or (kind or "").startswith("decimal("):
+        return kind
+    return None
 
 
 def _rounded(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -291,8 +315,12 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
     kind = known.type(node.this)
     digits = digits_as_decimal(kind)
     if kind in NUMBERS or digits is None:
-        return "bigint" if kind in NUMBERS else None
-    return rounded_type(digits, 0) if digits[1] else kind
+        if kind in NUMBERS:
+            return "bigint"
+        return None
+    if digits[1]:
+        return rounded_type(digits, 0)
+    return kind
 
 
 def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
@@ -300,7 +328,9 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
 
     An integer literal has as many digits as its value.
     """
-    plain = node.this if node is not None and type(node).__name__ == "Neg" else node
+    plain = node
+    if node is not None and type(node).__name__ == "Neg":
+        plain = node.this
     if plain is not None and _is_whole(plain):
         return len(str(int(plain.name))), 0
     return digits_as_decimal(known.type(node))
@@ -314,7 +344,9 @@ def _arithmetic(known: KnownTypes, node: exp.Expr) -> str | None:
         other = _digits(known, node.args.get("expression"))
         if one is not None and other is not None:
             return arithmetic_type(type(node).__name__, one, other)
-        return "double" if {left, right} & {"float", "double"} else None
+        if {left, right} & {"float", "double"}:
+            return "double"
+        return None
     if left in INTEGERS and right in INTEGERS:
         return max(left, right, key=INTEGERS.index)
     if {left, right} <= {*INTEGERS, "double"} or {left, right} == {"float", "double"}:
@@ -343,17 +375,23 @@ def _divided(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _divided_whole(known: KnownTypes, node: exp.Expr) -> str | None:
-    return "bigint" if _operand_types(known, node) <= set(INTEGERS) else None
+    if _operand_types(known, node) <= set(INTEGERS):
+        return "bigint"
+    return None
 
 
 def _bits(known: KnownTypes, node: exp.Expr) -> str | None:
     kinds = _operand_types(known, node)
-    return kinds.pop() if len(kinds) == 1 and kinds <= set(INTEGERS) else None
+    if len(kinds) == 1 and kinds <= set(INTEGERS):
+        return kinds.pop()
+    return None
 
 
 def _joined(known: KnownTypes, node: exp.Expr) -> str | None:
     parts = node.expressions or [node.this, node.args.get("expression")]
-    return "string" if parts and all(known.type(part) == "string" for part in parts) else None
+    if parts and all(known.type(part) == "string" for part in parts):
+        return "string"
+    return None
 
 
 def _case(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -367,7 +405,9 @@ def _if(known: KnownTypes, node: exp.Expr) -> str | None:
 
 def _summed(known: KnownTypes, node: exp.Expr) -> str | None:
     kind = _number(known, node)
-    return None if kind is None else sum_type(kind)
+    if kind is None:
+        return None
+    return sum_type(kind)
 
 
 def _same_array(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -389,7 +429,9 @@ def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
         return "array<…>"
     variables = [variable.name.lower() for variable in function.expressions]
     made = known.within(dict(zip(variables, (element, "int"), strict=False))).type(function.this)
-    return "array<…>" if made is None or "…" in made else f"array<{made}>"
+    if made is None or "…" in made:
+        return "array<…>"
+    return f"array<{made}>"
 
 
 def _field(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -604,8 +646,12 @@ class KnownTypes:
 
     def type(self, node: exp.Expr | None) -> str | None:
         """Return the type of a syntax node; None where it is uncertain."""
-        rule = None if node is None else TYPE_RULES.get(type(node).__name__)
-        return None if rule is None or node is None else rule(self, node)
+        rule = None
+        if node is not None:
+            rule = TYPE_RULES.get(type(node).__name__)
+        if rule is None or node is None:
+            return None
+        return rule(self, node)
 
     def common_type(self, nodes: list[exp.Expr | None]) -> str | None:
         """Return the type to which Spark casts all of these nodes, ignoring nulls; None where it is

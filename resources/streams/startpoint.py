@@ -194,11 +194,9 @@ def describe_startpoint(startpoint: Startpoint) -> str:
     """
     if isinstance(startpoint, StartpointTimestamp):
         return f"timestamp {time_from_micros(startpoint.timestamp_ms * 1000).isoformat()}"
-    return (
-        f"offset {startpoint.offset}"
-        if isinstance(startpoint, StartpointSpecific)
-        else startpoint.kind
-    )
+    if isinstance(startpoint, StartpointSpecific):
+        return f"offset {startpoint.offset}"
+    return startpoint.kind
 
 
 @validated
@@ -216,9 +214,17 @@ def resolve_startpoint_to_offset(
     OffsetOutOfRangeError for an offset outside the partition.
     """
     check_startpoint(startpoint, f"the startpoint of {ssp}")
-    if isinstance(startpoint, StartpointTimestamp) and not system.implements(
-        "offset_for_timestamp"
-    ):
+    if isinstance(startpoint, StartpointTimestamp):
+        return _resolve_time(system, ssp, startpoint)
+    if isinstance(startpoint, StartpointSpecific):
+        return _resolve_specific(system, ssp, startpoint.offset)
+    return _find_bound(system, ssp, startpoint.kind)
+
+
+def _resolve_time(
+    system: StreamSystem, ssp: SystemStreamPartition, startpoint: StartpointTimestamp
+) -> str:
+    if not system.implements("offset_for_timestamp"):
         able = ", ".join(kind for kind in KINDS if kind != startpoint.kind)
         problem = (
             f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind"
@@ -226,20 +232,19 @@ def resolve_startpoint_to_offset(
         )
         step = f"Use a startpoint of a supported kind: {able}."
         raise ConfigurationError(problem, step, system=system.name, stream=ssp.qualified_stream)
-    if isinstance(startpoint, StartpointTimestamp):
-        offset = system.offset_for_timestamp(ssp, startpoint.timestamp_ms)
-        asked = f"asked where the startpoint {describe_startpoint(startpoint)} starts"
-        return check_offset(system, ssp, offset, asked)
+    offset = system.offset_for_timestamp(ssp, startpoint.timestamp_ms)
+    asked = f"asked where the startpoint {describe_startpoint(startpoint)} starts"
+    return check_offset(system, ssp, offset, asked)
 
-    def bound(which: str) -> str:
-        answer = (system.oldest if which == "oldest" else system.upcoming)([ssp]).get(ssp)
-        return check_offset(system, ssp, answer, f"asked for its {which} offset")
 
-    if not isinstance(startpoint, StartpointSpecific):
-        return bound(startpoint.kind)
-    offset = startpoint.offset
-    oldest = bound("oldest")
-    upcoming = bound("upcoming")
+def _find_bound(system: StreamSystem, ssp: SystemStreamPartition, which: str) -> str:
+    find = system.oldest if which == "oldest" else system.upcoming
+    return check_offset(system, ssp, find([ssp]).get(ssp), f"asked for its {which} offset")
+
+
+def _resolve_specific(system: StreamSystem, ssp: SystemStreamPartition, offset: str) -> str:
+    oldest = _find_bound(system, ssp, "oldest")
+    upcoming = _find_bound(system, ssp, "upcoming")
     try:
         above = system.compare(oldest, offset)
         below = system.compare(offset, upcoming)
@@ -256,7 +261,11 @@ def resolve_startpoint_to_offset(
         raise OffsetOutOfRangeError(problem, step, offset=offset, upcoming=upcoming, **about)
     # At a bound, return it as the system writes it: if the user wrote the same offset differently,
     # comparing the texts would show a range where there is none.
-    return oldest if above == 0 else upcoming if below == 0 else offset
+    if above == 0:
+        return oldest
+    if below == 0:
+        return upcoming
+    return offset
 
 
 def check_offset(
@@ -318,9 +327,8 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
                 looks = f": it looks like {unit} ({moment:%Y-%m-%d %H:%M} UTC)"
                 step = f"Give milliseconds: {value // n}."
                 break
-        shown = (
-            str(value) if abs(value) < 10**30 else f"of {value.bit_length():,} bits"
-        )  # Python can't format these
+        # Python can't format these
+        shown = str(value) if abs(value) < 10**30 else f"of {value.bit_length():,} bits"
         problem = (
             f"{what} {name} {shown} is not within the years 1 to 9999 in milliseconds since"
             f" 1970{looks}."

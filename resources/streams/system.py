@@ -80,10 +80,12 @@ def _parse_partition(text: str) -> SystemStreamPartition:
     many times.
     """
     parts = text.split(".")
-    # "03" and "٣" are digits too, but every partition must have a single name.
-    if len(parts) != 3 or not parts[2].isdecimal() or str(int(parts[2])) != parts[2]:
+    if len(parts) != 3 or not parts[2].isdecimal():
         raise _unreadable_partition(text)
-    return SystemStreamPartition(parts[0], parts[1], int(parts[2]))
+    number = int(parts[2])
+    if str(number) != parts[2]:  # "03" and "٣": every partition must have a single name
+        raise _unreadable_partition(text)
+    return SystemStreamPartition(parts[0], parts[1], number)
 
 
 def _unreadable_partition(text: object) -> errors.InvalidNameError:
@@ -154,7 +156,9 @@ def check_append(
         return None
     zoned = isinstance(valid_from, datetime) and valid_from.tzinfo is not None
     if version is None or not zoned or not common.fits_utc(valid_from):
-        what = "without end_of_dataset" if version is None else f"of version {version!r}"
+        what = "without end_of_dataset"
+        if version is not None:
+            what = f"of version {version!r}"
         problem = (
             f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time"
             " zone, of the "
@@ -235,11 +239,15 @@ def check_marker_partitions(
         )
         step = f"Give partitions from 0 to {count - 1}."
         raise errors.ConfigurationError(problem, step, argument="partitions", stream=stream)
-    if missing := [p for p in chosen if rows is not None and p not in rows]:
+    if rows is None:
+        return
+    missing = [p for p in chosen if p not in rows]
+    if missing:
         problem = f"marker {version!r} has no row count for partitions {missing} of {stream}."
         step = "Give a count for every partition that gets the marker, or no counts."
         raise errors.ConfigurationError(problem, step, argument="rows", stream=stream)
-    if negative := [p for p in chosen if rows is not None and rows[p] < 0]:
+    negative = [p for p in chosen if rows[p] < 0]
+    if negative:
         found = f"marker {version!r} has row counts below 0 for partitions {negative} of {stream}"
         raise common.argument_error(found, "counts from 0 on", argument="rows", stream=stream)
 
@@ -247,7 +255,9 @@ def check_marker_partitions(
 def _schema_from_stored(value: Any) -> Schema:
     """Return the columns of a stored document. Raises ValueError, as validators of pydantic do."""
     try:
-        return value if isinstance(value, Schema) else Schema.from_json(value)
+        if isinstance(value, Schema):
+            return value
+        return Schema.from_json(value)
     except errors.AdjunctError as error:
         raise ValueError(str(error)) from error
 
@@ -313,18 +323,17 @@ def check_same_declaration(
     None in `wanted` are not compared: an application creates its output without knowing what was
     configured since.
     """
+    differences = list(columns or ())
     if columns is None:
         difference = stored.columns.difference(wanted.columns)
-        columns = [f"columns: {difference}"] if difference else []
-    names = [
-        name
-        for name in type(wanted).model_fields
-        if name != "columns" and getattr(wanted, name) is not None
-    ]
-    values = [(name, getattr(stored, name), getattr(wanted, name)) for name in names]
-    if differences := columns + [
-        f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new
-    ]:
+        if difference:
+            differences.append(f"columns: {difference}")
+    for field_name in type(wanted).model_fields:
+        new = getattr(wanted, field_name)
+        old = getattr(stored, field_name)
+        if field_name != "columns" and new is not None and old != new:
+            differences.append(f"{field_name} is {new!r}, expected {old!r}")
+    if differences:
         name = common.split_stream_name(stream)[1]
         problem = f"stream {name!r} exists with another declaration: {'; '.join(differences)}."
         raise errors.StreamExistsError(problem, next_step, stream=stream)
@@ -439,11 +448,9 @@ class StreamInfo:
         """Return what happened to the stream since it had this identity, to follow "was" in a
         message.
         """
-        return (
-            f"repartitioned into {self.partitions}"
-            if self.was_repartitioned(before)
-            else "deleted and recreated"
-        )
+        if self.was_repartitioned(before):
+            return f"repartitioned into {self.partitions}"
+        return "deleted and recreated"
 
 
 @dataclass(frozen=True, slots=True)

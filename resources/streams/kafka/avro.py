@@ -104,7 +104,9 @@ def _without_null(declared: Any) -> Any:
     """
     if isinstance(declared, list):
         others = [branch for branch in declared if branch != "null"]
-        return others[0] if len(others) == 1 else declared
+        if len(others) == 1:
+            return others[0]
+        return declared
     return declared
 
 
@@ -115,7 +117,9 @@ def _type_and_logical(declared: Any) -> tuple[str, str | None]:
     kind = _without_null(declared)
     if isinstance(kind, dict):
         return str(kind["type"]), kind.get("logicalType")
-    return ("union", None) if isinstance(kind, list) else (str(kind), None)
+    if isinstance(kind, list):
+        return ("union", None)
+    return (str(kind), None)
 
 
 def avro_column_type(declared: Any) -> str:
@@ -150,7 +154,9 @@ def avro_converter(declared: Any) -> Converter | None:
         return _to_date
     if kind.startswith("decimal"):
         return partial(_to_decimal, int(kind.rstrip(")").split(",")[1]))
-    return _to_text if kind == "string" and not is_json_column(declared) else None
+    if kind == "string" and not is_json_column(declared):
+        return _to_text
+    return None
 
 
 def _to_timestamp(factor: int, value: Any) -> dt.datetime:
@@ -246,8 +252,12 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
     try:
         return [None if value is None else parse(value) for value in values]
     except (*formats.CONVERSION_ERRORS, AttributeError) as error:
-        form = "JSON of its Avro type" if is_json_column(declared) else f"an ISO {logical}"
-        reason = str(error) if isinstance(error, Unfit) else ""
+        form = "JSON of its Avro type"
+        if not is_json_column(declared):
+            form = f"an ISO {logical}"
+        reason = ""
+        if isinstance(error, Unfit):
+            reason = str(error)
         problem = f"{what} has a text that is not {form}{reason}."
         raise SchemaMismatchError(
             problem, "Correct the value, or declare another Avro type.", column=name
@@ -287,7 +297,9 @@ def _value_from_json(value: Any, declared: Any) -> Any:
         return dt.date.fromisoformat(value)
     if logical in _TIMES:
         return _parse_time(logical, value)
-    return base64.b64decode(value, validate=True) if name in ("bytes", "fixed") else value
+    if name in ("bytes", "fixed"):
+        return base64.b64decode(value, validate=True)
+    return value
 
 
 def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
@@ -360,11 +372,10 @@ class Avro:
         }
         mixed = [name for name, kind in declared.items() if is_json_column(kind)]
         own = parse_avro_schema(self.schema)
-        read_one = (
-            _registry_reader(self.schema, self.registry)
-            if self.registry
-            else _record_reader(own, None)
-        )
+        if self.registry:
+            read_one = _registry_reader(self.schema, self.registry)
+        else:
+            read_one = _record_reader(own, None)
 
         def parse(datum: bytes) -> dict[str, Any]:
             try:
@@ -374,11 +385,9 @@ class Avro:
             except Unfit:
                 raise
             except _UNREADABLE as error:
-                problem = (
-                    "it ends too early"
-                    if isinstance(error, EOFError | IndexError)
-                    else type(error).__name__
-                )
+                problem = "it ends too early"
+                if not isinstance(error, EOFError | IndexError):
+                    problem = type(error).__name__
                 raise Unfit(f"not Avro of its schema: {problem}") from error
             return record
 
@@ -428,7 +437,9 @@ class Avro:
         return write
 
     def describe(self) -> str:
-        return "Avro" if self.registry is None else "Avro of a schema registry"
+        if self.registry is None:
+            return "Avro"
+        return "Avro of a schema registry"
 
 
 def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]]:

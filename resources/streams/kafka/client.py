@@ -459,11 +459,9 @@ class KafkaAdmin:
 
         asked = self._connected().describe_topics(TopicCollection([topic]))
         description = self._answer(asked, f"topic {topic!r}", {"UNKNOWN_TOPIC_OR_PART"})
-        return (
-            None
-            if description is None
-            else (str(description.topic_id), len(description.partitions))
-        )
+        if description is None:
+            return None
+        return (str(description.topic_id), len(description.partitions))
 
     def config(self, topic: str) -> Mapping[str, str]:
         """Return the settings of a topic by Kafka's names; none if we are not authorized to read
@@ -544,7 +542,9 @@ class KafkaAdmin:
     def _connected(self) -> AdminClient:
         with self._lock:
             if self._client is None:
-                own = {} if "log_level" in self.settings.client else {"log_level": _WARNINGS}
+                own = {}
+                if "log_level" not in self.settings.client:
+                    own = {"log_level": _WARNINGS}
                 self._client = new_client("admin", self.settings, own, self._refusals)
             return self._client
 

@@ -121,9 +121,10 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
         body = MarkerHeader.model_validate_json(header or b"", strict=True)
         _check_members(header or b"")
     except (ValidationError, _WrongMember) as error:
-        reason = (
-            first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
-        )
+        if isinstance(error, ValidationError):
+            reason = first_validation_problem(error)
+        else:
+            reason = str(error)
         problem = (
             f"{ssp}: the end-of-dataset marker at offset {message.offset()} is"
             f" {(header or b'')[:200]!r}: "
@@ -198,7 +199,9 @@ def check_topic_identity(topic: TopicFacts, partition: int) -> None:
     """
     described = KafkaAdmin(topic.settings).describe(topic.topic)
     if described is None or described[0] != topic.identity:
-        now = "missing" if described is None else described[0]
+        now = "missing"
+        if described is not None:
+            now = described[0]
         problem = (
             f"{topic.ssp(partition)}: topic {topic.topic!r} was deleted or recreated while it was"
             " read: its id "

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -64,24 +65,14 @@ def build_column(
     (_ARROW_TYPES); without it, only Arrow converts.
     """
     kind = arrow_type(field.type)
-    ready = _ARROW_TYPES.get(field.type)
-    types = set(map(type, values)) - {type(None)}
-    if (ready is not None and types <= ready) or convert is None:
-        try:
-            made = pa.array(values, kind)
-            if convert is None or field.type != "double" or not pc.any(pc.is_inf(made)).as_py():
-                return made
-        except CONVERSION_ERRORS:
-            pass
-    try:
-        if convert is not None:
-            return pa.array([None if value is None else convert(value) for value in values], kind)
-    except CONVERSION_ERRORS:
-        pass
+    with suppress(*CONVERSION_ERRORS):
+        return _build_at_once(values, field, convert)
     kept: list[Any] = []
     for row, value in enumerate(values):
+        converted = None
         try:
-            converted = value if value is None or convert is None else convert(value)
+            if value is not None:
+                converted = value if convert is None else convert(value)
             pa.array([converted], kind)
         except CONVERSION_ERRORS as error:
             reason = str(error) if isinstance(error, Unfit) else ""
@@ -92,6 +83,20 @@ def build_column(
             converted = None
         kept.append(converted)
     return pa.array(kept, kind)
+
+
+def _build_at_once(values: list[Any], field: Field, convert: Converter | None) -> pa.Array:
+    """Return a column of these values. Raises one of CONVERSION_ERRORS if one does not fit."""
+    kind = arrow_type(field.type)
+    if convert is None:
+        return pa.array(values, kind)
+    types = set(map(type, values)) - {type(None)}
+    if types <= _ARROW_TYPES.get(field.type, frozenset()):
+        with suppress(*CONVERSION_ERRORS):
+            made = pa.array(values, kind)
+            if field.type != "double" or not pc.any(pc.is_inf(made)).as_py():
+                return made
+    return pa.array([None if value is None else convert(value) for value in values], kind)
 
 
 class Unfit(ValueError):
@@ -106,17 +111,23 @@ def describe_value(value: object) -> str:
     """Return a description of a value, with at most MAX_SHOWN characters of it, never all of a
     longer text.
     """
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int | float | Decimal):
         text = str(value)
-        return text if len(text) <= MAX_SHOWN else f"a number of {len(text)} digits"
+        if len(text) <= MAX_SHOWN:
+            return text
+        return f"a number of {len(text)} digits"
     if isinstance(value, str):
         return f"the text {json.dumps(shorten_text(value), ensure_ascii=False)}"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
     return f"a {type(value).__name__}"
 
 
@@ -127,9 +138,8 @@ def shorten_text(text: str) -> str:
     if not text:
         return text
     shown = text[: min(MAX_SHOWN - 1, (len(text) + 1) // 2)]
-    return (
-        shown.encode("utf-8", "backslashreplace").decode() + "…"
-    )  # a lone surrogate can't be printed
+    # A lone surrogate can't be printed.
+    return shown.encode("utf-8", "backslashreplace").decode() + "…"
 
 
 def _converter(
@@ -178,16 +188,19 @@ def json_converter(field: Field, timestamps: str | None) -> Converter:
     if kind == "string":
         return _json_text
     if kind == "timestamp" and timestamps is not None:
-        factor = 1000 if timestamps == "millis" else 1
-        reason = f": expected a whole number of {'milli' if factor == 1000 else 'micro'}seconds"
+        factor = 1
+        reason = ": expected a whole number of microseconds"
+        if timestamps == "millis":
+            factor = 1000
+            reason = ": expected a whole number of milliseconds"
         return _converter(
             _is_int, lambda value: _EPOCH + dt.timedelta(microseconds=value * factor), reason
         )
     if kind.startswith("decimal"):
         return _decimal
-    return _TEXT_FORMS.get(kind) or _converter(
-        (lambda value: type(value) is bool) if kind == "boolean" else _is_int
-    )
+    if kind == "boolean":
+        return _converter(lambda value: type(value) is bool)
+    return _TEXT_FORMS.get(kind, _converter(_is_int))
 
 
 def text_converter(field: Field) -> Converter:
@@ -283,12 +296,11 @@ def row_reader(
                     rows[row] = parse(message)
                 except Unfit as error:
                     problems[row] = str(error)
-        return [
-            build_column(
-                [row.get(field.name) for row in rows], field, convert_of.get(field.name), problems
-            )
-            for field in schema.fields
-        ]
+        columns = []
+        for each in schema.fields:
+            values = [row.get(each.name) for row in rows]
+            columns.append(build_column(values, each, convert_of.get(each.name), problems))
+        return columns
 
     return read
 
@@ -346,7 +358,6 @@ def schema_from_declaration(given: Schema | str, what: str) -> Schema:
     return schema
 
 
-FastJsonReader = Callable[[Sequence[bytes | None]], "list[pa.Array] | None"]
 # The column types for which Arrow's JSON parser accepts the same values as the exact reader.
 _FAST_TYPES = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "double"})
 # Arrow accepts these as numbers, though they are not JSON. A match inside a string only costs time:
@@ -356,7 +367,9 @@ _MOST_BYTES = 1 << 30
 _MAX_FAILURES = 3
 
 
-def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader:
+def fast_json_reader(
+    schema: Schema, names: Mapping[str, str]
+) -> Callable[[Sequence[bytes | None]], list[pa.Array] | None]:
     """Return a function that reads a batch of messages by Arrow's JSON parser, three times as fast
     as `row_reader`.
 
@@ -364,32 +377,36 @@ def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader
     another result; after three such batches in a row, for all. `names` are the field names of
     columns whose names differ.
     """
-    if any(field.type not in _FAST_TYPES for field in schema.fields):
-        return lambda data: None
-    vain = 0
+    if _FAST_TYPES.issuperset(field.type for field in schema.fields):
+        return FastJsonReader(schema, names)
+    return lambda data: None
 
-    def read(data: Sequence[bytes | None]) -> list[pa.Array] | None:
-        nonlocal vain
-        if not data or vain >= _MAX_FAILURES:
+
+@dataclass(slots=True)
+class FastJsonReader:
+    """Reads batches of messages by Arrow's JSON parser, until `failures` in a row reach a limit."""
+
+    schema: Schema
+    names: Mapping[str, str]
+    failures: int = 0
+
+    def __call__(self, data: Sequence[bytes | None]) -> list[pa.Array] | None:
+        if not data or self.failures >= _MAX_FAILURES:
             return None
-        arrays = _read_fast(data, schema, names)
-        vain = vain + 1 if arrays is None else 0
+        arrays = _read_fast(data, self.schema, self.names)
+        if arrays is None:
+            self.failures += 1
+        else:
+            self.failures = 0
         return arrays
-
-    return read
 
 
 def _read_fast(
     data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]
 ) -> list[pa.Array] | None:
     messages = [b"{}" if message is None else message for message in data]
-    # Each message must begin and end like an object, and there must be as many objects as messages.
-    # Otherwise a message of two objects could make up for an empty one, and a message that is only
-    # `null` would crash Arrow.
-    if not all(message[:1] == b"{" and message[-1:] == b"}" for message in messages):
-        return None
     text = b"\n".join(messages)
-    if len(text) > _MOST_BYTES or text.count(b"\n") != len(messages) - 1:
+    if not _is_one_object_a_line(text, messages):
         return None
     if (b"NaN" in text or b"Inf" in text) and _INVALID_NUMBER.search(text):
         return None
@@ -405,24 +422,31 @@ def _read_fast(
     if table.num_rows != len(messages):
         return None
     columns = [column.combine_chunks() for column in table.columns]
-    # Arrow reads a number just above the greatest double as infinity; it rejects larger ones.
-    if any(
-        pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py()
-        for column in columns
-    ):
-        return None
-    nulls = [
-        (field.name, column)
-        for field, column in zip(fields, columns, strict=True)
-        if column.null_count
-    ]
-    if any(_may_differ_by_case(messages, name, column) for name, column in nulls):
-        return None
+    for each, column in zip(fields, columns, strict=True):
+        # Arrow reads a number just above the greatest double as infinity; it rejects larger ones.
+        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+            return None
+        if _may_differ_by_case(messages, each.name, column):
+            return None
     return columns
+
+
+def _is_one_object_a_line(text: bytes, messages: Sequence[bytes]) -> bool:
+    """Return whether each message begins and ends like an object, and there are as many lines as
+    messages.
+
+    Otherwise a message of two objects could make up for an empty one, and a message that is only
+    `null` would crash Arrow.
+    """
+    if len(text) > _MOST_BYTES or text.count(b"\n") != len(messages) - 1:
+        return False
+    return all(message[:1] == b"{" and message[-1:] == b"}" for message in messages)
 
 
 def _may_differ_by_case(messages: Sequence[bytes], name: str, column: pa.Array) -> bool:
     """Whether a message without a value in this field may have it under a name in another case."""
+    if not column.null_count:
+        return False
     quoted = f'"{name}"'.encode()
     lowered = quoted.lower()
     for row in pc.indices_nonzero(column.is_null()).to_pylist():
@@ -500,17 +524,17 @@ class Json:
             if type(record) is not dict:
                 raise Unfit(f"{describe_value(record)} where a JSON object belongs")
             check_cases(record, fields)
-            return (
-                record | {column: record.get(name) for column, name in named.items()}
-                if named
-                else record
-            )
+            if not named:
+                return record
+            return record | {column: record.get(name) for column, name in named.items()}
 
         exactly = row_reader(parse, schema, converts)
 
         def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
             columns = quick(data)
-            return exactly(data, problems) if columns is None else columns
+            if columns is None:
+                return exactly(data, problems)
+            return columns
 
         return read
 
@@ -522,13 +546,11 @@ class Json:
         ]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            texts = [
-                _json_texts(column, field, f"{what}: column {field.name!r}", self.timestamps)
-                for column, field in zip(columns, fields, strict=True)
-            ]
-            named = [
-                [head + text for text in column] for head, column in zip(heads, texts, strict=True)
-            ]
+            named = []
+            for column, each, head in zip(columns, fields, heads, strict=True):
+                name = f"{what}: column {each.name!r}"
+                texts = _json_texts(column, each, name, self.timestamps)
+                named.append([head + text for text in texts])
             return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]
 
         return write
@@ -547,27 +569,23 @@ _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
     """Return the values of a column as JSON texts."""
     kind = field.type
+    form: Callable[[Any], str] = str
     if kind in ("float", "double"):
-        values = column.to_pylist()
-        if any(value is not None and not math.isfinite(value) for value in values):
+        if pc.any(pc.invert(pc.is_finite(column))).as_py():
             problem = f"{what} has NaN or an infinity, which JSON can't represent."
             raise SchemaMismatchError(
                 problem, "Replace it by null, or use Avro.", column=field.name
             )
-        return ["null" if value is None else repr(value) for value in values]
-    if kind == "timestamp" and timestamps is not None:
-        unit = "ms" if timestamps == "millis" else "us"
-        counted = column.cast(pa.timestamp(unit, tz="UTC"), safe=True).cast(pa.int64()).to_pylist()
-        return ["null" if value is None else str(value) for value in counted]
-    if kind == "binary":
         values = column.to_pylist()
-        return [
-            "null" if value is None else f'"{base64.b64encode(value).decode()}"' for value in values
-        ]
-    texts = format_texts(column, kind)
-    if kind in ("string", "date", "timestamp"):
-        return ["null" if text is None else _quote(text) for text in texts]
-    return ["null" if text is None else text for text in texts]
+        form = repr
+    elif kind == "timestamp" and timestamps is not None:
+        unit = "ms" if timestamps == "millis" else "us"
+        values = column.cast(pa.timestamp(unit, tz="UTC"), safe=True).cast(pa.int64()).to_pylist()
+    else:
+        values = format_texts(column, kind)
+        if kind in ("string", "date", "timestamp", "binary"):
+            form = _quote
+    return ["null" if value is None else form(value) for value in values]
 
 
 @validated
@@ -675,7 +693,9 @@ class KeyText:
                 )
 
     def columns(self) -> Schema:
-        text = self.key if " " in self.key.strip() else f"{self.key.strip()} STRING"
+        text = self.key
+        if " " not in self.key.strip():
+            text = f"{self.key.strip()} STRING"
         return Schema.from_ddl(text, "a Kafka key")
 
     def reader(self) -> FormatReader:
@@ -687,21 +707,20 @@ class KeyText:
         kinds = [field.type for field in self.columns().fields]
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            texts = [
-                format_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)
-            ]
+            texts = list(map(format_texts, columns, kinds))
             if len(texts) == 1:
                 return [None if text is None else text.encode() for text in texts[0]]  # type: ignore[misc]
-            made = zip(*texts, strict=True)
-            return [
-                json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
-                for parts in made
-            ]
+            keys = []
+            for parts in zip(*texts, strict=True):
+                keys.append(json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode())
+            return keys
 
         return write
 
     def describe(self) -> str:
-        return "a text" if len(self.columns().fields) == 1 else "a JSON array of texts"
+        if len(self.columns().fields) == 1:
+            return "a text"
+        return "a JSON array of texts"
 
 
 def _split_key(schema: Schema, data: bytes) -> dict[str, Any]:

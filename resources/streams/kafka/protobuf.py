@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,9 @@ def is_nested(field: Any) -> bool:
     """
     if _is_repeated(field):
         return True
-    full = field.message_type.full_name if field.message_type is not None else _TIMESTAMP
+    full = _TIMESTAMP
+    if field.message_type is not None:
+        full = field.message_type.full_name
     return full != _TIMESTAMP and full not in _WRAPPERS
 
 
@@ -131,7 +134,7 @@ def field_getter(field: Any) -> Callable[[Any], Any]:
     convert: Callable[[Any], Any] = lambda value: value  # noqa: E731
     if field.message_type is not None:
         is_time = field.message_type.full_name == _TIMESTAMP
-        convert = _to_datetime if is_time else lambda value: value.value
+        convert = _to_datetime if is_time else attrgetter("value")
     elif field.enum_type is not None:
         names = field.enum_type.values_by_number
         convert = lambda number: names[number].name if number in names else str(number)  # noqa: E731
@@ -189,8 +192,9 @@ def set_field(message: Any, field: Any, value: Any, what: str) -> None:
         elif field.message_type is not None and field.message_type.full_name == _TIMESTAMP:
             getattr(message, field.name).FromDatetime(value)
         elif field.message_type is not None:
-            number = field.message_type.full_name == "google.protobuf.UInt64Value"
-            getattr(message, field.name).value = int(value) if number else value
+            if field.message_type.full_name == "google.protobuf.UInt64Value":
+                value = int(value)
+            getattr(message, field.name).value = value
         elif field.enum_type is not None:
             known = field.enum_type.values_by_name
             setattr(message, field.name, known[value].number if value in known else int(value))
@@ -240,7 +244,9 @@ class Protobuf:
         formats.check_malformed(self.malformed, self.columns(), "a Protobuf format")
 
     def __repr__(self) -> str:
-        size = len(self.descriptor_set) if isinstance(self.descriptor_set, bytes) else 0
+        size = 0
+        if isinstance(self.descriptor_set, bytes):
+            size = len(self.descriptor_set)
         return (
             f"Protobuf({self.message!r}, {size} bytes of descriptors, registry={self.registry!r})"
         )
@@ -273,9 +279,9 @@ class Protobuf:
             from google.protobuf.unknown_fields import UnknownFieldSet
 
             try:
-                bare = (
-                    datum if self.registry is None else _without_head(datum, self.registry, indexes)
-                )
+                bare = datum
+                if self.registry is not None:
+                    bare = _without_head(datum, self.registry, indexes)
                 made = message.FromString(bare)
                 for unknown in UnknownFieldSet(made):
                     if unknown.field_number in numbers:
@@ -284,7 +290,9 @@ class Protobuf:
                             f" another type (wire type {unknown.wire_type})"
                         )
                 record = {name: value(made) for name, value in get.items()}
-                return record | nested_json(made, nested, get) if nested else record
+                if nested:
+                    return record | nested_json(made, nested, get)
+                return record
             except Unfit:
                 raise
             except (DecodeError, ValueError, OverflowError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +31,7 @@ from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,
     MAX_SHOWN,
     Format,
+    FormatReader,
     Raw,
     RawKey,
     RowProblems,
@@ -95,7 +96,9 @@ class KafkaTopic:
     @property
     def key_names(self) -> tuple[str, ...]:
         """The columns of the declared key, which determine a record's partition; () without one."""
-        return () if self.key is None else self.key.columns().names
+        if self.key is None:
+            return ()
+        return self.key.columns().names
 
     def key_format(self) -> Format | None:
         """Return the format of keys: the declared one; else raw bytes if the values are raw, or
@@ -113,30 +116,35 @@ class KafkaTopic:
         different types.
         """
         key = self.key_format()
-        value = self.value
-        shared = set(key.columns().names) & set(value.columns().names) if key else set()
-        fields = [
-            field for field in (key.columns().fields if key else ()) if field.name not in shared
-        ]
-        for name in shared:
-            assert key is not None
-            here = key.columns().field(name).type
-            there = value.columns().field(name).type
-            if here != there:
-                problem = (
-                    f"Kafka column {name!r} is {here} in the key ({key.describe()}) and {there} in"
-                    " the value "
-                )
-                problem += f"({value.describe()})."
-                raise ConfigurationError(
-                    problem, "Declare the same type in both, or use two names.", column=name
-                )
-        fields += value.columns().fields
-        malformed = dict.fromkeys(side.malformed for side in (key, value) if side is not None)
-        fields += [Field(name, "binary") for name in malformed if name != FAIL]
+        fields = []
+        malformed = []
+        if key is not None:
+            fields += self._columns_only_in_key(key)
+            malformed.append(key.malformed)
+        fields += self.value.columns().fields
+        malformed.append(self.value.malformed)
+        fields += [Field(name, "binary") for name in dict.fromkeys(malformed) if name != FAIL]
         if self.headers is not None:
             fields.append(Field(self.headers, "string"))
         return Schema(tuple(fields))
+
+    def _columns_only_in_key(self, key: Format) -> list[Field]:
+        columns = self.value.columns()
+        fields = []
+        for here in key.columns().fields:
+            if here.name not in columns:
+                fields.append(here)
+                continue
+            there = columns.field(here.name)
+            if here.type != there.type:
+                problem = (
+                    f"Kafka column {here.name!r} is {here.type} in the key ({key.describe()}) and"
+                    f" {there.type} in the value ({self.value.describe()})."
+                )
+                raise ConfigurationError(
+                    problem, "Declare the same type in both, or use two names.", column=here.name
+                )
+        return fields
 
     def written_schema(self) -> Schema:
         """Return the columns that are written: all except those for malformed bytes."""
@@ -161,53 +169,38 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     has a column for malformed bytes. `stream` ("kafka.flights") is for errors. Create one in each
     task.
     """
-    schema = topic.schema()
-    key = topic.key_format()
-    value = topic.value
-    read_value = value.reader()
-    read_key = key.reader() if key else None
-    key_names = key.columns().names if key else ()
-    shared = [name for name in key_names if name in value.columns().names]
-    only_for_tombstones = len(shared) == len(key_names)
-    out = records_schema(schema)
+    out = records_schema(topic.schema())
+    value = _SideReader("value", topic.value, topic.value.reader())
+    key = None
+    form = topic.key_format()
+    if form is not None:
+        key = _SideReader("key", form, form.reader())
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
-        data = batch.column(VALUE).to_pylist()
-        keys = batch.column(KEY).to_pylist()
         tombstones = batch.column(VALUE).is_null()
-        bad_values: RowProblems = {}
-        bad_keys: RowProblems = {}
-        columns = dict(zip(value.columns().names, read_value(data, bad_values), strict=True))
-        if read_key is not None and not (
-            only_for_tombstones and shared and not batch.column(VALUE).null_count
-        ):
-            wanted = keys
-            if only_for_tombstones:
-                wanted = [
-                    key if none is None else None for key, none in zip(keys, data, strict=True)
-                ]
-            of_keys = dict(zip(key_names, read_key(wanted, bad_keys), strict=True))
-            for name in shared:
-                of_keys[name] = pc.if_else(tombstones, of_keys[name], columns[name])
-            columns |= of_keys
-        if bad_keys or bad_values:
-            rows = pa.array([row in bad_keys or row in bad_values for row in range(len(data))])
-            columns = {
-                name: pc.if_else(rows, pa.scalar(None, column.type), column)
-                for name, column in columns.items()
-            }
-        sides: list[tuple[str, Format | None, Sequence[bytes | None], RowProblems]]
-        sides = [("key", key, keys, bad_keys), ("value", value, data, bad_values)]
-        for which, form, given, bad in sides:
-            if form is None:
-                continue
-            if form.malformed != FAIL:
-                kept = pa.array(
-                    [given[row] if row in bad else None for row in range(len(given))], pa.binary()
-                )
-                columns[form.malformed] = pc.coalesce(columns.get(form.malformed, kept), kept)
+        columns, bad_values = value.read(batch.column(VALUE).to_pylist())
+        sides = [(value, VALUE, bad_values)]
+        if key is not None:
+            keys = _keys_to_read(batch, key.names, columns)
+            bad_keys: RowProblems = {}
+            if keys is not None:
+                of_keys, bad_keys = key.read(keys)
+                for name in of_keys.keys() & columns.keys():
+                    of_keys[name] = pc.if_else(tombstones, of_keys[name], columns[name])
+                columns |= of_keys
+            sides.insert(0, (key, KEY, bad_keys))
+        unreadable = {row for _, _, bad in sides for row in bad}
+        if unreadable:
+            rows = pa.array([row in unreadable for row in range(batch.num_rows)])
+            for name, column in columns.items():
+                columns[name] = pc.if_else(rows, pa.scalar(None, column.type), column)
+        for side, name, bad in sides:
+            if side.form.malformed != FAIL:
+                kept = side.select_malformed(batch.column(name), bad)
+                column = side.form.malformed
+                columns[column] = pc.coalesce(columns.get(column, kept), kept)
             elif bad:
-                raise _unreadable_error(batch, which, form, given, bad, stream)
+                raise side.unreadable_error(batch, batch.column(name).to_pylist(), bad, stream)
         if topic.headers is not None:
             columns[topic.headers] = _headers_json(batch.column(HEADERS))
         columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
@@ -219,52 +212,92 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     return run
 
 
-def _unreadable_error(
-    batch: pa.RecordBatch,
-    which: str,
-    form: Format,
-    data: Sequence[bytes | None],
-    bad: RowProblems,
-    stream: str,
-) -> SchemaMismatchError:
-    """Return the error for the first message that can't be read."""
-    row = min(bad)
-    partition = batch.column(PARTITION)[row].as_py()
-    offset = batch.column(OFFSET)[row].as_py()
-    problem = (
-        f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as "
-    )
-    problem += f"{form.describe()}: {bad[row]}. It is {_describe_bytes(data[row] or b'')}."
-    if len(bad) > 1:
-        problem += (
-            f" {len(bad) - 1} more of the next {len(data) - row - 1} messages can't be read either."
+def _keys_to_read(
+    batch: pa.RecordBatch, names: Collection[str], in_value: Collection[str]
+) -> list[bytes | None] | None:
+    """Return the keys to read, None for the others; None if there are none to read.
+
+    If the values have all columns of the key, only the keys of tombstones are read.
+    """
+    keys: list[bytes | None] = batch.column(KEY).to_pylist()
+    if any(name not in in_value for name in names):
+        return keys
+    values = batch.column(VALUE)
+    if not values.null_count:
+        return None
+    is_read = values.is_null().to_pylist()
+    return [key if read else None for key, read in zip(keys, is_read, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _SideReader:
+    """Reads one side of messages, "key" or "value"."""
+
+    which: str
+    form: Format
+    reader: FormatReader
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.form.columns().names
+
+    def read(self, data: Sequence[bytes | None]) -> tuple[dict[str, pa.Array], RowProblems]:
+        """Return the columns by name, and the reason for each row that can't be read."""
+        bad: RowProblems = {}
+        return dict(zip(self.names, self.reader(data, bad), strict=True)), bad
+
+    def select_malformed(self, data: pa.Array, bad: RowProblems) -> pa.Array:
+        """Return the bytes of the rows that can't be read; null for the others."""
+        is_bad = pa.array([row in bad for row in range(len(data))])
+        return pc.if_else(is_bad, data, pa.scalar(None, pa.binary()))
+
+    def unreadable_error(
+        self, batch: pa.RecordBatch, data: Sequence[bytes | None], bad: RowProblems, stream: str
+    ) -> SchemaMismatchError:
+        """Return the error for the first message that can't be read."""
+        row = min(bad)
+        partition = batch.column(PARTITION)[row].as_py()
+        offset = batch.column(OFFSET)[row].as_py()
+        problem = (
+            f"{stream}.{partition}: the {self.which} of the message at offset {offset} can't be"
+            f" read as {self.form.describe()}: {bad[row]}. It is"
+            f" {_describe_bytes(data[row] or b'')}."
         )
-    step = (
-        "Correct the producer, and skip the message with a startpoint; or declare malformed=COLUMN"
-        " in the format of "
-    )
-    step += f"the {which}, to store the bytes of such messages in that column."
-    return SchemaMismatchError(problem, step, stream=stream)
+        if len(bad) > 1:
+            problem += (
+                f" {len(bad) - 1} more of the next {len(data) - row - 1} messages can't be read"
+                " either."
+            )
+        step = (
+            "Correct the producer, and skip the message with a startpoint; or declare"
+            f" malformed=COLUMN in the format of the {self.which}, to store the bytes of such"
+            " messages in that column."
+        )
+        return SchemaMismatchError(problem, step, stream=stream)
 
 
 def _describe_bytes(data: bytes) -> str:
     """Return the size and the beginning of a message for errors, never all of it."""
-    text = (
-        data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")
-    )  # a character may be cut
-    readable = text and text.isprintable() and "\ufffd" not in text
-    shown = formats.shorten_text(text[: MAX_SHOWN * 2] if readable else data[:MAX_SHOWN].hex())
-    return f"{len(data)} bytes: {shown}" if data else "empty"
+    if not data:
+        return "empty"
+    # A character may be cut.
+    text = data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")
+    shown = data[:MAX_SHOWN].hex()
+    if text and text.isprintable() and "\ufffd" not in text:
+        shown = text[: MAX_SHOWN * 2]
+    return f"{len(data)} bytes: {formats.shorten_text(shown)}"
 
 
 def _headers_json(headers: pa.Array) -> pa.Array:
     """Return the headers of each message as JSON: a list of [name, base64 of the value or null]."""
     made = []
     for of_message in headers.to_pylist():
-        pairs = [
-            [h["name"], None if h["value"] is None else base64.b64encode(h["value"]).decode()]
-            for h in of_message or ()
-        ]
+        pairs = []
+        for header in of_message or ():
+            value = header["value"]
+            if value is not None:
+                value = base64.b64encode(value).decode()
+            pairs.append([header["name"], value])
         made.append(json.dumps(pairs, ensure_ascii=False, separators=(",", ":")))
     return pa.array(made, pa.string())
 
@@ -292,11 +325,8 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     ]
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     ddl = [f"{KEY} BINARY", f"{VALUE} BINARY"]
-    ddl += (
-        [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"]
-        if topic.headers is not None
-        else []
-    )
+    if topic.headers is not None:
+        ddl += [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"]
     ddl += [f"`{name}` {types[name]}" for name in around]
 
     def encoded(batches: Iterator[Any]) -> Iterator[Any]:
@@ -325,7 +355,11 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     written = topic.written_schema()
     subject = topic.name_for(split_stream_name(stream)[1])
     write_value = value.writer(stream, f"{subject}-value")
-    write_key = key.writer(stream, f"{subject}-key") if key else None
+    key_names: tuple[str, ...] = ()
+    write_key = None
+    if key is not None:
+        key_names = key.columns().names
+        write_key = key.writer(stream, f"{subject}-key")
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         names = batch.schema.names
@@ -337,31 +371,32 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
 
         records = fit_to_schema(table, written, stream, location).combine_chunks()
         check_readable(records, written, stream, stream=stream)
-        columns = [(name, records.column(name)) for name in written.names]
-        flat = {
-            name: c.chunk(0) if c.num_chunks == 1 else c.combine_chunks() for name, c in columns
-        }
+        flat = {name: _flatten(records.column(name)) for name in written.names}
         none = pa.array(np.zeros(batch.num_rows, bool))
         keep = pc.invert(around.get(TOMBSTONE, none).fill_null(False))
         present = [flat[name].filter(keep) for name in value.columns().names]
         made = iter(write_value(present))
         values = [next(made) if kept else None for kept in keep.to_pylist()]
         out = {KEY: pa.nulls(batch.num_rows, pa.binary()), VALUE: pa.array(values, pa.binary())}
-        if write_key is not None and key is not None:
-            out[KEY] = pa.array(
-                write_key([flat[name] for name in key.columns().names]), pa.binary()
-            )
+        if write_key is not None:
+            out[KEY] = pa.array(write_key([flat[name] for name in key_names]), pa.binary())
         if topic.headers is not None:
             out[HEADERS] = _headers_from_json(flat[topic.headers], topic.headers, stream)
-        return pa.RecordBatch.from_pydict(out | {k: v for k, v in around.items() if k not in out})
+        for name, column in around.items():
+            out.setdefault(name, column)
+        return pa.RecordBatch.from_pydict(out)
 
     return run
 
 
+def _flatten(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _check_columns(given: Schema, written: Schema, stream: str) -> None:
-    fits = set(given.names) == set(written.names) and all(
-        is_widening(given.field(field.name).type, field.type) for field in written.fields
-    )
+    fits = set(given.names) == set(written.names)
+    if fits:
+        fits = all(is_widening(given.field(each.name).type, each.type) for each in written.fields)
     if not fits:
         problem = f"{stream}: the records do not have its columns: {written.difference(given)}."
         raise SchemaMismatchError(problem, f"Select exactly {written.ddl()}.", stream=stream)
@@ -373,13 +408,13 @@ def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
     made: list[Any] = []
     try:
         for text in texts.to_pylist():
-            pairs = json.loads(text) if text is not None else []
-            if any(n is None for n, _ in pairs):
-                raise TypeError("a header without a name")
-            values = [None if v is None else base64.b64decode(v, validate=True) for _, v in pairs]
-            made.append(
-                [{"name": n, "value": value} for (n, _), value in zip(pairs, values, strict=True)]
-            )
+            headers = []
+            for header, value in [] if text is None else json.loads(text):
+                if header is None:
+                    raise TypeError("a header without a name")
+                data = None if value is None else base64.b64decode(value, validate=True)
+                headers.append({"name": header, "value": data})
+            made.append(headers)
         return pa.array(made, kind)
     except (ValueError, TypeError) as error:
         problem = f"{stream}: column {name!r} has a text that is not a list of headers."

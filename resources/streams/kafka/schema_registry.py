@@ -244,7 +244,9 @@ class SchemaRegistry:
             body = None
         if status < 300 and isinstance(body, dict):
             return body
-        details = body if isinstance(body, dict) else {}
+        details = {}
+        if isinstance(body, dict):
+            details = body
         if status == 404 and details.get("error_code") in _NOT_FOUND_CODES:
             return None
         reason = str(details.get("message", ""))[:300]
@@ -253,11 +255,9 @@ class SchemaRegistry:
             raise SchemaMismatchError(
                 f"{what} rejects the schema for {path}: {reason or status}.", step, url=self.url
             )
-        step = (
-            "Check the login or token."
-            if status in (401, 403)
-            else "Check whether its URL is that of a registry."
-        )
+        step = "Check whether its URL is that of a registry."
+        if status in (401, 403):
+            step = "Check the login or token."
         raise ConfigurationError(
             f"{what} answers {path} with HTTP {status}. {reason}".rstrip(), step, url=self.url
         )

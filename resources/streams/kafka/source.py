@@ -127,7 +127,9 @@ def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...
         else:
             edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
             shares += [(replace(wanted, start=start, end=end),) for start, end in pairwise(edges)]
-    return [*shares, tuple(few)] if few else shares
+    if few:
+        return [*shares, tuple(few)]
+    return shares
 
 
 def read_record_batches(
@@ -138,11 +140,11 @@ def read_record_batches(
     """
     declared = topic.declared
     raw = declared.key is None and declared.headers is None and isinstance(declared.value, Raw)
-    decoded = (
-        partial(_raw_records, declared)
-        if raw
-        else record_formats.create_decoder(declared, str(topic))
-    )
+    decoded: Callable[[Any], Any]
+    if raw:
+        decoded = partial(_raw_records, declared)
+    else:
+        decoded = record_formats.create_decoder(declared, str(topic))
     for wanted, got in read_ranges(topic, ranges):
         kept = got
         headers = [message.headers() for message in got]
@@ -222,4 +224,6 @@ def _timestamps(ms: list[int]) -> pa.Array:
 
 def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
     epoch = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
-    return int(epoch) if epoch and epoch.isdigit() and len(epoch) < 10 else 0
+    if epoch and epoch.isdigit() and len(epoch) < 10:
+        return int(epoch)
+    return 0

@@ -105,7 +105,9 @@ class DeclaredTopics:
         if topic is not None:
             return topic
         created = self._created.get(stream) or self._find_created(self._namespace.read(), stream)
-        return KafkaTopic() if created is None else created.known()
+        if created is None:
+            return KafkaTopic()
+        return created.known()
 
     def topics(self) -> dict[str, str]:
         """Return the topic names of the streams that were declared or created, by stream."""
@@ -673,7 +675,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return the oldest offsets and the upcoming offsets by partition, requested in this
         order.
         """
-        wanted = partitions if self._answers is None else range(facts.partitions)
+        wanted = partitions
+        if self._answers is not None:
+            wanted = range(facts.partitions)
         oldest = self.admin.oldest
         upcoming = self.admin.upcoming
         return self._ask_once(
@@ -684,7 +688,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def _offsets_at_time(
         self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int
     ) -> dict[int, int]:
-        wanted = partitions if self._answers is None else range(facts.partitions)
+        wanted = partitions
+        if self._answers is not None:
+            wanted = range(facts.partitions)
 
         def ask() -> dict[int, int]:
             # The ends first, so that a record that arrives meanwhile is not skipped.

@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,8 @@ def find_sequence(
 
 
 def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult:
-    first, after = (dict(enumerate(map(str, offsets))) for offsets in (sent.first, sent.next))
+    first = dict(enumerate(map(str, sent.first)))
+    after = dict(enumerate(map(str, sent.next)))
     return AppendResult(first, after, sent.rows, duplicate)
 
 
@@ -113,12 +114,15 @@ def record_sequence(
     is the oldest; files that were appended by hand are counted by themselves.
     """
     window = tuple(sorted((*producers.get(producer, ()), sent)))[-WINDOW:]
-    others = {name: entry for name, entry in producers.items() if name != producer}
+    after = dict(producers)
+    after.pop(producer, None)
+    after[producer] = window
     is_file = producer.startswith(FILE_PRODUCER)
-    alike = [name for name in others if name.startswith(FILE_PRODUCER) == is_file]
-    for name in alike[: max(0, len(alike) + 1 - (FILE_PRODUCERS if is_file else PRODUCERS))]:
-        del others[name]
-    return {**others, producer: window}
+    room = FILE_PRODUCERS if is_file else PRODUCERS
+    alike = [name for name in after if name.startswith(FILE_PRODUCER) == is_file]
+    for name in alike[: max(0, len(alike) - room)]:
+        del after[name]
+    return after
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +143,18 @@ class NewMarker:
 
     def content(self) -> list[object]:
         rows = sorted(self.rows.items()) if isinstance(self.rows, Mapping) else self.rows
-        validity = [] if self.valid_from is None else [self.valid_from]
-        return [self.version, list(self.partitions), rows, self.checksum, *validity]
+        content: list[object] = [self.version, list(self.partitions), rows, self.checksum]
+        if self.valid_from is not None:
+            content.append(self.valid_from)
+        return content
+
+    def entry(self, partition: int, offset: int, delivered: int) -> MarkerEntry:
+        """Return the marker at an offset; `delivered` records precede it since the previous one."""
+        rows = delivered
+        if isinstance(self.rows, Mapping):
+            rows = self.rows[partition]
+        facts = (self.checksum, self.rows is None, self.valid_from)
+        return MarkerEntry(partition, offset, self.version, rows, *facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +163,7 @@ class Append:
 
     The fields from `digest` on are set once its files are written: `attempt` is their folder,
     `seen` the identity of the stream that they were written for, `columns` the index of their
-    columns (see `StreamState.with_columns_at`), and `chained` as in `Segment`. `fold` is the index
-    page that the commit may add.
+    columns (see `StreamState.with_columns_at`), and `chained` as in `Segment`.
     """
 
     stream: str
@@ -165,14 +178,13 @@ class Append:
     seen: str = ""
     columns: int = 0
     chained: bool = False
-    fold: Fold | None = field(default=None, compare=False)
 
 
 def decide_append(
-    state: StreamState, append: Append, now_ms: int
+    state: StreamState, append: Append, now_ms: int, fold: Fold | None = None
 ) -> tuple[StreamState | None, AppendResult]:
     """Return the stream's state after the append (None if the sequence was appended before), and
-    the append's result.
+    the append's result. `fold` is the index page that the commit may add.
 
     Raises ProducerConflictError for other contents under the sequence, and CommitConflictError if
     the stream was recreated or the files may have been deleted meanwhile.
@@ -200,7 +212,7 @@ def decide_append(
             "Nothing was added. Append again; if that fails at once, correct this machine's clock."
         )
         raise CommitConflictError(problem, step, stream=f"lake.{append.stream}")
-    state = manifest.apply_fold(state, append.fold)
+    state = manifest.apply_fold(state, fold)
     appended = max(now_ms, state.appended)  # segments stay in order even if a clock lags
     segment = _build_segment(state, append, appended)
     sent = SentSequence(
@@ -226,15 +238,12 @@ def _build_segment(state: StreamState, append: Append, appended: int) -> Segment
     for file in append.files:
         offsets[file.partition] += file.rows
     markers = []
-    marker = append.marker
-    for partition in marker.partitions if marker else ():
-        assert marker is not None
-        offset = offsets[partition]
-        delivered = offset - state.marked_until[partition]
-        rows = marker.rows[partition] if isinstance(marker.rows, Mapping) else delivered
-        facts = (marker.checksum, marker.rows is None, marker.valid_from)
-        markers.append(MarkerEntry(partition, offset, marker.version, rows, *facts))
-        offsets[partition] += 1
+    if append.marker is not None:
+        for partition in append.marker.partitions:
+            offset = offsets[partition]
+            delivered = offset - state.marked_until[partition]
+            markers.append(append.marker.entry(partition, offset, delivered))
+            offsets[partition] += 1
     return Segment(
         id=state.next_segment,
         attempt=append.attempt,
@@ -267,13 +276,10 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
         types = dict(data.dtypes)
     names = types.keys() - OPTIONAL_META.keys()
     for place in range(len(state.earlier), -1, -1):
-        fields = state.with_columns_at(place).columns.fields
-        known = {field.name for field in fields}
-        if (
-            known <= names
-            and names - known <= set(order_by)
-            and all(_fits(types[f.name], f.type) for f in fields)
-        ):
+        columns = state.with_columns_at(place).columns
+        known = set(columns.names)
+        same_names = known <= names and names - known <= set(order_by)
+        if same_names and all(_fits(types[each.name], each.type) for each in columns.fields):
             return place
     return len(state.earlier)
 
@@ -294,22 +300,23 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
     kept = {*before.names, *OPTIONAL_META, *order_by}
     if _is_table(data):
         table = data.select([name for name in data.column_names if name in kept])
-        for place, each in [
-            (table.schema.get_field_index(field.name), field) for field in before.fields
-        ]:
+        for each in before.fields:
+            place = table.schema.get_field_index(each.name)
             if place >= 0:
                 with suppress(pa.ArrowInvalid):
-                    table = table.set_column(
-                        place, each.name, table.column(place).cast(schemas.arrow_type(each.type))
-                    )
+                    column = table.column(place).cast(schemas.arrow_type(each.type))
+                    table = table.set_column(place, each.name, column)
         return table
-    types = dict(data.dtypes)
     columns = []
-    for name in [name for name in data.columns if name in kept]:
+    for name, given in data.dtypes:
+        if name not in kept:
+            continue
         column = schemas.named_column(name)
-        kind = before.field(name).type if name in before else types[name]
-        narrows = kind != types[name] and schemas.is_widening(kind, types[name])
-        columns.append(column.try_cast(kind).alias(name) if narrows else column)
+        if name in before:
+            kind = before.field(name).type
+            if kind != given and schemas.is_widening(kind, given):
+                column = column.try_cast(kind).alias(name)
+        columns.append(column)
     return data.select(*columns)
 
 
@@ -337,9 +344,8 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
     if EPOCH in table.column_names:
         epochs = _optional_column(table, EPOCH, what)
-        epochs = pc.if_else(
-            pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs
-        )  # null for 0 saves space
+        # Null for 0 saves space.
+        epochs = pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)
         if epochs.null_count < len(epochs):
             marked = marked.append_column(EPOCH, epochs)
     for name in POSITION:
@@ -375,45 +381,49 @@ def conform_frame(
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.columns
     schemas.check_column_names(df.columns, schema, what, {*OPTIONAL_META, *order_by})
-    columns = []
+    _check_frame_types(types, schema, what)
+    columns = [schemas.named_column(f.name).cast(f.type).alias(f.name) for f in schema.fields]
+    times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
+    if declaration.timestamp is not None:
+        times = F.coalesce(times, schemas.named_column(declaration.timestamp))
+    columns.append(times.cast("timestamp").alias(TIMESTAMP))
+    tombstones = F.lit(False)
+    if TOMBSTONE in types:
+        tombstones = F.coalesce(F.col(TOMBSTONE), tombstones)
+    columns.append(tombstones.cast("boolean").alias(TOMBSTONE))
+    if EPOCH in types:
+        columns.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
+    for name, kind in POSITION.items():
+        if name in types:
+            columns.append(F.col(name).cast(kind).alias(name))
+    for name in dict.fromkeys(order_by):
+        if name not in schema and name not in OPTIONAL_META:
+            columns.append(schemas.named_column(name))
+    return df.select(*columns)
+
+
+def _check_frame_types(types: Mapping[str, str], schema: Schema, what: str) -> None:
     for each in schema.fields:
-        if types[each.name] != each.type and not _is_widening(types[each.name], each.type):
+        given = types[each.name]
+        if given != each.type and not _is_widening(given, each.type):
             problem = (
-                f"{what}: column {each.name!r} holds {types[each.name]} where the schema says"
-                f" {each.type}."
+                f"{what}: column {each.name!r} holds {given} where the schema says {each.type}."
             )
             raise SchemaMismatchError(
                 problem, f"Cast it: F.col({each.name!r}).cast({each.type!r}).", column=each.name
             )
-        columns.append(schemas.named_column(each.name).cast(each.type).alias(each.name))
     for name, kind in OPTIONAL_META.items():
         if types.get(name, kind) not in (kind, "void"):
             problem = f"{what}: column {name!r} holds {types[name]}, expected {kind}."
             raise SchemaMismatchError(problem, "Cast it, or leave it out.", column=name)
-    times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
-    if declaration.timestamp is not None:
-        times = F.coalesce(times, schemas.named_column(declaration.timestamp))
-    tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in types else F.lit(False)
-    optional = [
-        times.cast("timestamp").alias(TIMESTAMP),
-        tombstones.cast("boolean").alias(TOMBSTONE),
-    ]
-    if EPOCH in types:
-        optional.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
-    optional += [
-        F.col(name).cast(kind).alias(name) for name, kind in POSITION.items() if name in types
-    ]
-    rest = [
-        name for name in dict.fromkeys(order_by) if name not in schema and name not in OPTIONAL_META
-    ]
-    return df.select(*columns, *optional, *map(schemas.named_column, rest))
 
 
 def _is_widening(given: str, expected: str) -> bool:
     if given == "void":  # F.lit(None): a column without values has every type
         return True
-    both = given in _INTEGERS and expected in _INTEGERS
-    return both and _INTEGERS.index(given) < _INTEGERS.index(expected)
+    if given not in _INTEGERS or expected not in _INTEGERS:
+        return False
+    return _INTEGERS.index(given) < _INTEGERS.index(expected)
 
 
 def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
@@ -431,7 +441,9 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     if sources is not None or len(missing) == len(POSITION):
         return data
     names = [name for name in POSITION if name in there]
-    return data.drop_columns(names) if _is_table(data) else data.drop(*names)
+    if _is_table(data):
+        return data.drop_columns(names)
+    return data.drop(*names)
 
 
 def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) -> list[str]:
@@ -441,10 +453,8 @@ def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) 
     So a retry has the same digest, whatever the form of its records. Source positions are not part
     of it.
     """
-    return [
-        *declaration.columns.names,
-        *(name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there),
-    ]
+    optional = [name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there]
+    return [*declaration.columns.names, *optional]
 
 
 _COMMIT_ATTEMPTS = 100
@@ -534,11 +544,13 @@ class LakeAppends(StreamStates):
         """
         what = f"stream {append.stream!r}"
         data = _select_positions(data, append.sources, what)
-        now = len(state.earlier)
         sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
-        columns = match_columns(state, data, order_by) if sent is None else min(sent.columns, now)
-        declaration = state.with_columns_at(columns)
-        if sent is not None:
+        if sent is None:
+            columns = match_columns(state, data, order_by)
+            declaration = state.with_columns_at(columns)
+        else:
+            columns = min(sent.columns, len(state.earlier))
+            declaration = state.with_columns_at(columns)
             data = select_earlier_columns(data, declaration.columns, order_by)
             if sent.partitions:
                 declaration = declaration.model_copy(update={"partitions": sent.partitions})
@@ -559,31 +571,33 @@ class LakeAppends(StreamStates):
                 files = write_arrow_buckets(data, self.lake.store, folder, layout, options)
             else:
                 data = conform_frame(data, declaration, order_by, what)
+                digested = tuple(_digested_columns(declaration, data.columns))
                 files = write_buckets(
                     data,
                     self.lake.store,
                     folder,
                     declaration.layout_of(data.columns),
-                    options,
+                    replace(options, digested=digested),
                     order_by=tuple(order_by),
                     partitioned=partitioned,
                     one_task=one_task,
-                    digested=_digested_columns(declaration, data.columns),
                 )
         except SchemaMismatchError as error:
             error.stream = f"lake.{append.stream}"
             raise
-        marker = append.marker and replace(
-            append.marker, partitions=tuple(range(declaration.partitions))
-        )
-        facts = [
-            (file.bucket, file.rows, file.sha256 if file.digest is None else file.digest)
-            for file in files
-        ]
+        marker = append.marker
+        marked: Sequence[object] = ()
+        if marker is not None:
+            marker = replace(marker, partitions=tuple(range(declaration.partitions)))
+            marked = marker.content()
+        facts = []
+        for file in files:
+            digest = file.sha256 if file.digest is None else file.digest
+            facts.append((file.bucket, file.rows, digest))
         written = replace(
             append,
             marker=marker,
-            digest=content_digest(facts, marker.content() if marker else ()),
+            digest=content_digest(facts, marked),
             attempt=attempt,
             files=tuple(FileEntry.of(file) for file in files),
             seen=state.id,
@@ -613,45 +627,46 @@ class LakeAppends(StreamStates):
         valid_micros = system.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
         sent = find_sequence(state.producers, producer, sequence, stream)
-        count = (
-            sent.partitions
-            if sent is not None and sent.partitions
-            else state.declaration.partitions
-        )
-        chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
+        count = state.declaration.partitions
+        if sent is not None and sent.partitions:
+            count = sent.partitions
+        chosen = tuple(sorted(set(range(count) if partitions is None else partitions)))
         system.check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
-        counts = (
-            None if rows is None else {p: int(count) for p, count in rows.items()}
-        )  # JSON has no NumPy integers
+        # JSON has no NumPy integers
+        counts = None
+        if rows is not None:
+            counts = {p: int(count) for p, count in rows.items()}
         marker = NewMarker(version, chosen, counts, checksum, valid_micros)
         started = self.now_ms()
-        digest = content_digest((), marker.content())
         append = Append(
             stream,
             producer,
             sequence,
             started,
             marker,
-            None,
-            digest,
-            f"{started:013d}",
+            digest=content_digest((), marker.content()),
+            attempt=f"{started:013d}",
             seen=state.id,
         )
         return self._commit(state, append)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         sent = find_sequence(self.state(stream)[1].producers, producer, sequence, stream)
-        return None if sent is None else result_from_sequence(sent, duplicate=True)
+        if sent is None:
+            return None
+        return result_from_sequence(sent, duplicate=True)
 
     def _commit(self, seen: StreamState, append: Append) -> AppendResult:
         result: list[AppendResult] = []
-        append = replace(append, fold=self._write_fold(append.stream, seen))
+        fold = self._write_fold(append.stream, seen)
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             state = self._parse(self._require_commit(append.stream, commit))
-            after, decided = decide_append(state, append, self.now_ms())
+            after, decided = decide_append(state, append, self.now_ms(), fold)
             result[:] = [decided]
-            return None if after is None else after.body()
+            if after is None:
+                return None
+            return after.body()
 
         self._transact(append.stream, decide, append.producer)
         return result[0]
@@ -664,17 +679,16 @@ class LakeAppends(StreamStates):
         Where that has lost against another writer before, it decides over the current commit.
         """
         known = {} if self._snapshot is None else self._snapshot
-        read = known.pop(
-            stream, None
-        )  # after a conflict or a commit it is no longer the current one
-        seen = None
-        if read is not None and stream not in self._contended:
-            seen = read[0]
+        # After a conflict or a commit, what was read is no longer the current commit.
+        read, state = known.pop(stream, (None, None))
+        seen = None if stream in self._contended else read
         commit = self.log(stream).transact(decide, by=by, attempts=_COMMIT_ATTEMPTS, seen=seen)
-        if seen is not None and commit is not None and commit.number > seen.number + 1:
+        if commit is None:
+            return None
+        if seen is not None and commit.number > seen.number + 1:
             self._contended.add(stream)
-        if read is not None and commit is read[0]:
-            known[stream] = read
+        if state is not None and commit is read:
+            known[stream] = commit, state
         return commit
 
     def _write_fold(self, stream: str, state: StreamState) -> Fold | None:

@@ -75,12 +75,50 @@ class Lineage:
 
     @classmethod
     def of(cls, state: StreamState) -> Lineage:
-        rewritings = (*state.rewritten_before, *((state.rewritten,) if state.rewritten else ()))
-        return cls((*(rewriting.id for rewriting in rewritings), state.id), rewritings)
+        ids = [rewriting.id for rewriting in state.rewritings]
+        return cls((*ids, state.id), state.rewritings)
 
     def index_of(self, identity: str) -> int | None:
         """Return the index of this identity in `ids`; None if the stream never had it."""
-        return self.ids.index(identity) if identity in self.ids else None
+        if identity in self.ids:
+            return self.ids.index(identity)
+        return None
+
+    def find_replayed(
+        self, identity: str, stream: str, reads: Sequence[Mapping[str, Coverage]]
+    ) -> _Replayed | None:
+        """Return the repartitioning of this identity if its records were replayed later, else
+        None.
+
+        `reads` are the reader's coverages of the identities in `ids`.
+        """
+        at = self.index_of(identity)
+        if at is None:
+            return None
+        for later in range(len(self.ids) - 1, at, -1):
+            extent = _reread_extent(self.rewritings[later - 1], stream, reads[later])
+            if extent != "none":
+                whole = extent == "all" and not self._has_loss_between(at, later)
+                return _Replayed(self.rewritings[at], whole)
+        return None
+
+    def _has_loss_between(self, at: int, later: int) -> bool:
+        """Return whether retention dropped records between the repartitionings `at` and `later`.
+
+        Then the dropped records can't be mapped to older partitions.
+        """
+        return any(
+            max(rewriting.oldest) > any(before.oldest)
+            for before, rewriting in pairwise(self.rewritings[at:later])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """A repartitioning whose records were replayed: all of them (`whole`), or a part."""
+
+    rewriting: RepartitionRecord
+    whole: bool
 
 
 LineageOf = Callable[[str], Lineage | None]
@@ -105,25 +143,18 @@ def _find_replaced_by_repartition(
         application, _, identity = reader.partition("@")
         for name in sorted({_stream(source) for source in partitions}):
             lineage = lineage_of(name)
-            at = lineage.index_of(identity) if lineage is not None else None
-            if lineage is None or at is None or at + 1 == len(lineage.ids):
+            if lineage is None:
                 continue
-            for later in range(len(lineage.ids) - 1, at, -1):
-                rewriting = lineage.rewritings[later - 1]
-                again = _reread_extent(
-                    rewriting, name, read.get(f"{application}@{lineage.ids[later]}", {})
-                )
-                if again == "none":
-                    continue
-                if again == "part" or _has_loss_between(lineage, at, later):
-                    raise _repartitioned_error(stream, reader, name)
-                was = lineage.rewritings[at]
-                replaced += [
-                    SupersededRange(reader, f"{name}.{p}", start, end, EVERY_EPOCH)
-                    for p, (start, end) in enumerate(zip(was.oldest, was.ended, strict=True))
-                    if start < end
-                ]
-                break
+            reads = [read.get(f"{application}@{each}", {}) for each in lineage.ids]
+            replayed = lineage.find_replayed(identity, name, reads)
+            if replayed is None:
+                continue
+            if not replayed.whole:
+                raise _repartitioned_error(stream, reader, name)
+            was = replayed.rewriting
+            for p, (start, end) in enumerate(zip(was.oldest, was.ended, strict=True)):
+                if start < end:
+                    replaced.append(SupersededRange(reader, f"{name}.{p}", start, end, EVERY_EPOCH))
     return replaced
 
 
@@ -141,12 +172,10 @@ def translate_coverage(
         for source in partitions:
             ssp = SystemStreamPartition.parse(source)
             lineage = lineage_of(ssp.qualified_stream)
-            at = lineage.index_of(identity) if lineage is not None else None
-            if (
-                lineage
-                and at
-                and any(f"{application}@{earlier}" in before for earlier in lineage.ids[:at])
-            ):
+            if lineage is None:
+                continue
+            at = lineage.index_of(identity) or 0
+            if any(f"{application}@{earlier}" in before for earlier in lineage.ids[:at]):
                 coverage = known.setdefault(reader, {}).get(source, Coverage())
                 until = max(coverage.until, lineage.rewritings[at - 1].next[ssp.partition])
                 known[reader][source] = coverage.model_copy(update={"until": until})
@@ -159,26 +188,16 @@ def _reread_extent(
     """Return how many of the records that were repartitioned have been replayed from the new
     partitions.
     """
-    first = 1 if any(rewriting.oldest) else 0
-    epochs = [
-        piece.epoch
-        for p, end in enumerate(rewriting.next)
-        for piece in split_by_epoch(read.get(f"{stream}.{p}", Coverage()).replayed, first, end)
-    ]
+    first = int(any(rewriting.oldest))
+    epochs: list[int] = []
+    for p, end in enumerate(rewriting.next):
+        replayed = read.get(f"{stream}.{p}", Coverage()).replayed
+        epochs += [piece.epoch for piece in split_by_epoch(replayed, first, end)]
     if not any(epochs):
         return "none"
-    return "all" if all(epochs) else "part"
-
-
-def _has_loss_between(lineage: Lineage, at: int, later: int) -> bool:
-    """Return whether retention dropped records between the repartitionings `at` and `later`.
-
-    Then the dropped records can't be mapped to older partitions.
-    """
-    return any(
-        max(rewriting.oldest) > any(before.oldest)
-        for before, rewriting in pairwise(lineage.rewritings[at:later])
-    )
+    if all(epochs):
+        return "all"
+    return "part"
 
 
 def _stream(source: str) -> str:
@@ -235,10 +254,9 @@ def _find_upstream_replacements(
     unknown: set[str] = set()
     for reader, partitions in sorted(state.read.items()):
         identity = reader.partition("@")[2]
-        for name in sorted(
-            {_stream(source) for source in partitions}
-            - {of for by, of in rewritten if by == reader}
-        ):
+        for name in sorted({_stream(source) for source in partitions}):
+            if (reader, name) in rewritten:
+                continue
             above = state_of(name)
             if above is None or Lineage.of(above).index_of(identity) is None:
                 unknown.add(name)
@@ -263,10 +281,10 @@ def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
     state = state_of(name)
     if state is None or name in seen:
         return False
+    if list_superseded(state.read):
+        return True
     sources = {_stream(source) for read in state.read.values() for source in read}
-    return bool(list_superseded(state.read)) or any(
-        _is_replayed(state_of, each, {*seen, name}) for each in sources
-    )
+    return any(_is_replayed(state_of, each, {*seen, name}) for each in sources)
 
 
 def _find_replaced_upstream(
@@ -282,9 +300,10 @@ def _find_replaced_upstream(
     """
     application = reader.partition("@")[0]
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
-    behind = [
-        source for source, end in ends.items() if partitions.get(source, Coverage()).until != end
-    ]
+    behind = []
+    for source, end in ends.items():
+        if partitions.get(source, Coverage()).until != end:
+            behind.append(source)
     if behind:
         why = (
             f"{name} was replayed, and {application!r} has not read all of it yet (in"
@@ -313,11 +332,11 @@ def _find_replaced_upstream(
         for partition in part.column(PARTITION).unique().to_pylist():
             rows = part.filter(pc.equal(part.column(PARTITION), partition))
             kept.setdefault(partition, []).append(rows.column(OFFSET).to_numpy())
-    return [
-        SupersededRange(reader, source, start, end, EVERY_EPOCH)
-        for p, (source, until) in enumerate(ends.items())
-        for start, end in _find_gaps(kept.get(p, []), until)
-    ]
+    replaced = []
+    for p, (source, until) in enumerate(ends.items()):
+        for start, end in _find_gaps(kept.get(p, []), until):
+            replaced.append(SupersededRange(reader, source, start, end, EVERY_EPOCH))
+    return replaced
 
 
 def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
@@ -337,8 +356,10 @@ def _state_lookup(streams: ReadStreams) -> StateOf:
     @cache
     def state_of(name: str) -> StreamState | None:
         system, stream = split_stream_name(name)
+        if system != streams.name:
+            return None
         try:
-            return streams.state(stream)[1] if system == streams.name else None
+            return streams.state(stream)[1]
         except StreamNotFoundError:
             return None
 
@@ -348,7 +369,14 @@ def _state_lookup(streams: ReadStreams) -> StateOf:
 def lineage_lookup(streams: ReadStreams) -> LineageOf:
     """Return a function from a stream such as "lake.orders" to its lineage."""
     state_of = _state_lookup(streams)
-    return lambda name: Lineage.of(state) if (state := state_of(name)) is not None else None
+
+    def lineage_of(name: str) -> Lineage | None:
+        state = state_of(name)
+        if state is None:
+            return None
+        return Lineage.of(state)
+
+    return lineage_of
 
 
 def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationError:

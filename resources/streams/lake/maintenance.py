@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -43,6 +43,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     FileEntry,
     IndexEntry,
     LakeStreamDeclaration,
+    MarkerEntry,
     Retention,
     Segment,
     StreamFiles,
@@ -153,29 +154,26 @@ def merge_files(
     prefix = stored.prefix
     options = WriteOptions(prefix, range_of=TIMESTAMP)
     layout = declaration.layout_of((EPOCH, *find_position_columns(stored, run)))
+    folder = manifest.data_folder(prefix, attempt)
+    parts: dict[int, list[tuple[Segment, FileEntry]]] = defaultdict(list)
+    markers: list[MarkerEntry] = []
+    positioned = True
+    for segment in run:
+        markers += segment.markers
+        if segment.files:
+            positioned &= segment.positioned
+        for file in segment.files:
+            parts[file.partition].append((segment, file))
     files: list[FileEntry] = []
-    for partition in sorted({file.partition for segment in run for file in segment.files}):
-        parts = [
-            (segment, file)
-            for segment in run
-            for file in segment.files
-            if file.partition == partition
-        ]
-        rows = (
-            conform_to_layout(_rebase_rows(rows, segment, partition, run[0]), layout)
-            for segment, file in parts
-            for rows in iter_file_rows(stored, segment, file, layout)
-        )
-        writer = BucketFileWriter(
-            stored.store, manifest.data_folder(prefix, attempt), partition, layout, options
-        )
-        done = write_bucket_file(writer, rows)
-        expected = sum(file.rows for _, file in parts)
-        check_row_count(
-            prefix, f"compaction of partition {partition}", done.rows if done else 0, expected
-        )
+    for partition, merged in sorted(parts.items()):
+        writer = BucketFileWriter(stored.store, folder, partition, layout, options)
+        done = write_bucket_file(writer, _iter_merged_rows(stored, layout, merged, run[0]))
+        written = 0
         if done is not None:
+            written = done.rows
             files.append(FileEntry.of(done))
+        expected = sum(file.rows for _, file in merged)
+        check_row_count(prefix, f"compaction of partition {partition}", written, expected)
     return Segment(
         id=0,  # assigned by the commit
         attempt=attempt,
@@ -183,10 +181,21 @@ def merge_files(
         next=run[-1].next,
         appended=run[-1].appended,
         files=tuple(files),
-        markers=tuple(marker for segment in run for marker in segment.markers),
-        positioned=all(segment.positioned for segment in run if segment.files),
+        markers=tuple(markers),
+        positioned=positioned,
         chained=any(segment.chained for segment in run),
     )
+
+
+def _iter_merged_rows(
+    stored: StreamFiles,
+    layout: BucketLayout,
+    merged: Iterable[tuple[Segment, FileEntry]],
+    first: Segment,
+) -> Iterator[pa.Table]:
+    for segment, file in merged:
+        for rows in iter_file_rows(stored, segment, file, layout):
+            yield conform_to_layout(_rebase_rows(rows, segment, file.partition, first), layout)
 
 
 def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[str, ...]:
@@ -198,9 +207,11 @@ def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[
     """
     if any(segment.positioned and segment.files for segment in run):
         return tuple(POSITION)
-    files = ((segment, file) for segment in run for file in segment.files)
-    there = any(SOURCE in open_segment_file(stored, *place).schema_arrow.names for place in files)
-    return tuple(POSITION) if there else ()
+    for segment in run:
+        for file in segment.files:
+            if SOURCE in open_segment_file(stored, segment, file).schema_arrow.names:
+                return tuple(POSITION)
+    return ()
 
 
 def iter_file_rows(
@@ -264,9 +275,11 @@ def count_expired(
         limit = now_ms - int(retention.max_age.total_seconds() * 1000)
         for count, segment in enumerate(segments, 1):
             at = segment.appended if segment.appended <= now_ms else stored(segment)
-            if at is not None and at > limit:
+            if at is None:
+                continue
+            if at > limit:
                 break
-            drop = drop if at is None else count
+            drop = count
     if retention.max_bytes is not None:
         size = sum(segment.size for segment in segments[drop:])
         while size > retention.max_bytes:
@@ -279,10 +292,12 @@ def _stored_ms(stored: StreamFiles, segment: Segment) -> int | None:
     """Return when a segment's files were stored, in ms since the epoch by the store's clock;
     None if it has none.
     """
-    for file in segment.files:
-        info = stored.store.head(segment.key_of(stored.prefix, file))
-        return None if info is None else int(info.modified.timestamp() * 1000)
-    return None
+    if not segment.files:
+        return None
+    info = stored.store.head(segment.key_of(stored.prefix, segment.files[0]))
+    if info is None:
+        return None
+    return int(info.modified.timestamp() * 1000)
 
 
 def plan_merges(
@@ -415,51 +430,65 @@ def _plan_maintenance(
     Writes index pages, deletes nothing.
     """
     leaves = manifest.list_leaves(state, pages)
-    segments = [segment for _, inside in leaves for segment in inside]
-    position = {segment.id: at for at, segment in enumerate(segments)}
+    segments: list[Segment] = []
+    for _, inside in leaves:
+        segments += inside
     drop = count_expired(segments, state.declaration.retention, now_ms, partial(_stored_ms, pages))
-    number = state.next_segment
-    replaced: dict[int, Segment | None] = {segment.id: None for segment in segments[:drop]}
-    used = []
+    used = _find_usable_merges(merges, segments[drop:], state.horizon)
+    waiting = tuple(entry for entry in state.dropped if entry.at >= horizon)
+    if not drop and not used:
+        if waiting == state.dropped:
+            return _Plan(None)
+        return _Plan(state.model_copy(update={"dropped": waiting}))
+    gone: dict[int, Segment | None] = {segment.id: None for segment in segments[:drop]}
+    for number, merge in enumerate(used, state.next_segment):
+        gone |= {segment.id: None for segment in merge.run}
+        gone[merge.run[0].id] = merge.into.model_copy(update={"id": number})
+    after = manifest.rebuild_index(state, _replace_segments(leaves, gone), pages)
+    removed = []
+    for segment in segments:
+        if segment.id in gone and segment.files:
+            removed.append(segment.folder(pages.prefix))
+    pages_before = manifest.list_page_keys(state, pages)
+    removed += sorted(pages_before - manifest.list_page_keys(after, pages))
+    update = {
+        "next_segment": state.next_segment + len(used),
+        "dropped": (*waiting, *(DroppedKey(key, now_ms) for key in removed)),
+    }
+    return _Plan(after.model_copy(update=update), tuple(segments[:drop]), tuple(used))
+
+
+def _find_usable_merges(
+    merges: Iterable[_Merge], segments: Sequence[Segment], horizon: int
+) -> list[_Merge]:
+    """Return the merges whose inputs are all among the segments, and whose files still exist."""
+    position = {segment.id: at for at, segment in enumerate(segments)}
+    usable = []
     for merge in merges:
+        if int(merge.into.attempt[:13]) < horizon:
+            continue  # so slow that other maintenance may have deleted its files
         at = position.get(merge.run[0].id)
-        lost = (
-            int(merge.into.attempt[:13]) < state.horizon
-        )  # so slow that other maintenance may have deleted its files
-        if (
-            lost
-            or at is None
-            or at < drop
-            or tuple(segments[at : at + len(merge.run)]) != merge.run
-        ):
-            continue
-        replaced |= dict.fromkeys((segment.id for segment in merge.run), None)
-        replaced[merge.run[0].id] = merge.into.model_copy(update={"id": number})
-        number += 1
-        used.append(merge)
-    forgotten = tuple(entry for entry in state.dropped if entry.at >= horizon)
-    if not replaced:
-        return _Plan(
-            None if forgotten == state.dropped else state.model_copy(update={"dropped": forgotten})
-        )
+        if at is not None and tuple(segments[at : at + len(merge.run)]) == merge.run:
+            usable.append(merge)
+    return usable
+
+
+def _replace_segments(
+    leaves: Iterable[tuple[IndexEntry, Sequence[Segment]]], new: Mapping[int, Segment | None]
+) -> list[IndexEntry]:
+    """Return the leaves of the index with new segments by the id of the old ones; None removes a
+    segment.
+    """
     kept: list[IndexEntry] = []
     for entry, inside in leaves:
-        if not any(segment.id in replaced for segment in inside):
+        if new.keys().isdisjoint(segment.id for segment in inside):
             kept.append(entry)
             continue
-        new = [replaced.get(segment.id, segment) for segment in inside]
-        kept += [segment for segment in new if segment is not None]
-    before = manifest.list_page_keys(state, pages)
-    after = manifest.rebuild_index(state, kept, pages)
-    removed = [
-        segment.folder(pages.prefix)
-        for segment in segments
-        if segment.id in replaced and segment.files
-    ]
-    removed += sorted(before - manifest.list_page_keys(after, pages))
-    dropped = (*forgotten, *(DroppedKey(key, now_ms) for key in removed))
-    after = after.model_copy(update={"next_segment": number, "dropped": dropped})
-    return _Plan(after, tuple(segments[:drop]), tuple(used))
+        for segment in inside:
+            instead = new.get(segment.id, segment)
+            if instead is not None:
+                kept.append(instead)
+    return kept
 
 
 def _find_unreachable(
@@ -473,8 +502,8 @@ def _find_unreachable(
     """
     store = streams.lake.store
     prefix = streams.lake.stream_prefix(stream)
-    waiting = {entry.key for entry in state.dropped}
-    reached = {segment.folder(prefix) for segment in manifest.list_segments(state, pages)} | waiting
+    reached = {entry.key for entry in state.dropped} | manifest.list_page_keys(state, pages)
+    reached |= {segment.folder(prefix) for segment in manifest.list_segments(state, pages)}
     for attempts in list_retained_attempts(streams.lake, stream).values():
         reached |= {manifest.data_folder(prefix, attempt) for attempt in attempts}
 
@@ -482,19 +511,15 @@ def _find_unreachable(
     for item in store.list(f"{prefix}/data/"):
         attempt = item.key.removeprefix(f"{prefix}/data/").split("/")[0]
         started = attempt[:13]
-        if (
-            started.isdecimal()
-            and int(started) < horizon
-            and manifest.data_folder(prefix, attempt) not in reached
-        ):
+        is_old = started.isdecimal() and int(started) < horizon
+        if is_old and manifest.data_folder(prefix, attempt) not in reached:
             unreached.append(item)
-    listed = manifest.list_page_keys(state, pages) | waiting
-    pages_left = [item for item in store.list(f"{prefix}/pages/") if item.key not in listed]
-    unreached += [item for item in pages_left if item.modified.timestamp() * 1000 < horizon]
+    for item in store.list(f"{prefix}/pages/"):
+        if item.key not in reached and item.modified.timestamp() * 1000 < horizon:
+            unreached.append(item)
     unreached += streams.log(stream).list_old_manifests(time_from_micros(horizon * 1000))
-    return [(item.key, item.size) for item in unreached] + _find_old_reader_manifests(
-        streams.lake, stream
-    )
+    objects = [(item.key, item.size) for item in unreached]
+    return objects + _find_old_reader_manifests(streams.lake, stream)
 
 
 def _find_old_reader_manifests(lake: Lake, stream: str) -> list[tuple[str, int]]:
@@ -506,6 +531,7 @@ def _find_old_reader_manifests(lake: Lake, stream: str) -> list[tuple[str, int]]
         folder, _, name = item.key.rpartition("/manifests/")
         if folder and name:
             by_reader.setdefault(folder, []).append((item.key, item.size))
-    return [
-        item for manifests in by_reader.values() for item in sorted(manifests)[:-_MANIFESTS_KEPT]
-    ]
+    old = []
+    for manifests in by_reader.values():
+        old += sorted(manifests)[:-_MANIFESTS_KEPT]
+    return old

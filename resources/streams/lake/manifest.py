@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import Field, model_validator
@@ -100,7 +100,9 @@ def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[s
         if span.start >= span.end:
             continue
         before = mine.get(span.source, Coverage())
-        replayed = _add_range(before.replayed, span) if span.epoch else before.replayed
+        replayed = before.replayed
+        if span.epoch:
+            replayed = _add_range(before.replayed, span)
         mine[span.source] = Coverage(until=max(before.until, span.end), replayed=replayed)
     return after
 
@@ -109,12 +111,11 @@ def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
     """Return the ranges whose results in earlier epochs are replaced, by reader, source
     partition and offset.
     """
-    return [
-        SupersededRange(reader, source, *span)
-        for reader, partitions in sorted(read.items())
-        for source, coverage in sorted(partitions.items())
-        for span in coverage.replayed
-    ]
+    superseded = []
+    for reader, partitions in sorted(read.items()):
+        for source, coverage in sorted(partitions.items()):
+            superseded += [SupersededRange(reader, source, *span) for span in coverage.replayed]
+    return superseded
 
 
 def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[SupersededRange]:
@@ -135,12 +136,12 @@ def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[Superse
 def _add_range(replayed: Sequence[ReplayedRange], span: SourceRange) -> tuple[ReplayedRange, ...]:
     ranges = (*replayed, ReplayedRange(span.start, span.end, span.epoch))
     merged: list[ReplayedRange] = []
-    for start, end in pairwise(
-        sorted({edge for known in ranges for edge in (known.start, known.end)})
-    ):
-        epoch = max(
-            (known.epoch for known in ranges if known.start <= start < known.end), default=0
-        )
+    edges = {known.start for known in ranges} | {known.end for known in ranges}
+    for start, end in pairwise(sorted(edges)):
+        epoch = 0
+        for known in ranges:
+            if known.start <= start < known.end:
+                epoch = max(epoch, known.epoch)
         if merged and (merged[-1].end, merged[-1].epoch) == (start, epoch):
             merged[-1] = merged[-1]._replace(end=end)
         elif epoch:
@@ -297,8 +298,11 @@ class Segment(StoredDocument):
         """
         for file in self.files:
             if file.partition == partition:
-                untimed = self.appended * 1000 if file.untimed else None
-                return max(time for time in (file.latest, untimed) if time is not None)
+                if file.latest is None:
+                    return self.appended * 1000
+                if file.untimed:
+                    return max(file.latest, self.appended * 1000)
+                return file.latest
         return None
 
     def folder(self, prefix: str) -> str:
@@ -420,9 +424,10 @@ class StreamState(StoredDocument):
     @model_validator(mode="after")
     def _index_is_whole(self) -> StreamState:
         n = self.declaration.partitions
-        for name, values in (("oldest", self.oldest), ("marked_until", self.marked_until)):
-            if len(values) != n:
-                raise ValueError(f"{name} has {len(values)} partitions, expected {n}")
+        for name in ("oldest", "marked_until"):
+            count = len(getattr(self, name))
+            if count != n:
+                raise ValueError(f"{name} has {count} partitions, expected {n}")
         at: tuple[int, ...] = self.oldest
         for entry in self.entries():
             if not len(entry.base) == len(entry.next) == n:
@@ -445,17 +450,26 @@ class StreamState(StoredDocument):
             return self.declaration
         return self.declaration.model_copy(update={"columns": self.earlier[columns]})
 
+    @property
+    def rewritings(self) -> tuple[RepartitionRecord, ...]:
+        """All repartitionings, oldest first."""
+        if self.rewritten is None:
+            return ()
+        return (*self.rewritten_before, self.rewritten)
+
     def with_declaration(self, declaration: LakeStreamDeclaration) -> StreamState:
         """Return the state with another declaration; the replaced columns are added to
         `earlier`.
         """
         replaced = self.declaration.columns
-        earlier = self.earlier if declaration.columns == replaced else (*self.earlier, replaced)
+        earlier = self.earlier
+        if declaration.columns != replaced:
+            earlier = (*self.earlier, replaced)
         return self.model_copy(update={"declaration": declaration, "earlier": earlier})
 
     def entries(self) -> list[IndexEntry]:
         """Return the entries in the manifest itself, oldest first."""
-        return [*(page for level in reversed(self.levels) for page in level), *self.tail]
+        return [*chain.from_iterable(reversed(self.levels)), *self.tail]
 
     @classmethod
     def empty(cls, declaration: LakeStreamDeclaration) -> StreamState:
@@ -497,17 +511,18 @@ class StreamFiles:
 
     def read(self, page: Page) -> tuple[IndexEntry, ...]:
         """Return the page's entries. Raises MalformedDocumentError or ManifestMismatchError."""
-        if page.key not in self._cache:
-            items = commit_log.read_page(self.store, PageRef(page.key, page.count, page.sha256))
-            kind: type[Segment] | type[Page] = Segment if page.level == 1 else Page
-            where = f"page {page.key!r} in {self.store.url}"
-            while len(self._cache) >= _MAX_CACHED_PAGES:
-                self._cache.pop(next(iter(self._cache)), None)
-            self._cache[page.key] = tuple(
-                commit_log.decode_body(kind, item, where, "is malformed", _RESTORE)
-                for item in items
-            )
-        return self._cache[page.key]
+        if page.key in self._cache:
+            return self._cache[page.key]
+        kind: type[Segment] | type[Page] = Segment if page.level == 1 else Page
+        where = f"page {page.key!r} in {self.store.url}"
+        items = commit_log.read_page(self.store, PageRef(page.key, page.count, page.sha256))
+        entries = tuple(
+            commit_log.decode_body(kind, item, where, "is malformed", _RESTORE) for item in items
+        )
+        while len(self._cache) >= _MAX_CACHED_PAGES:
+            self._cache.pop(next(iter(self._cache)), None)
+        self._cache[page.key] = entries
+        return entries
 
     def write(self, level: int, entries: Sequence[IndexEntry]) -> Page:
         """Store consecutive index entries as a new page of this level; return its summary."""
@@ -526,11 +541,17 @@ class StreamFiles:
             rows=sum(entry.rows for entry in entries),
             size=sum(entry.size for entry in entries),
             marked=sum(entry.marked for entry in entries),
-            latest_us=tuple(
-                max((t for e in entries if (t := e.latest(p)) is not None), default=None)
-                for p in range(len(entries[0].base))
-            ),
+            latest_us=tuple(_find_latest(entries, p) for p in range(len(entries[0].base))),
         )
+
+
+def _find_latest(entries: Iterable[IndexEntry], partition: int) -> int | None:
+    times = []
+    for entry in entries:
+        latest = entry.latest(partition)
+        if latest is not None:
+            times.append(latest)
+    return max(times, default=None)
 
 
 def walk_segments(
@@ -570,35 +591,36 @@ def overlaps_spans(entry: IndexEntry, spans: Mapping[int, Span]) -> bool:
     """Return whether the entry contains an offset of one of these spans, which are [start, end)
     by partition.
     """
-    return any(
-        entry.base[p] < end and start < entry.next[p]
-        for p, (start, end) in spans.items()
-        if start < end
-    )
+    for p, (start, end) in spans.items():
+        if max(start, entry.base[p]) < min(end, entry.next[p]):
+            return True
+    return False
 
 
 def has_records_in(segment: Segment, spans: Mapping[int, Span]) -> bool:
     """Return whether one of the segment's files may contain a record of these spans."""
-    return any(
-        overlaps_spans(segment, {f.partition: spans.get(f.partition, (0, 0))})
-        for f in segment.files
-    )
+    for file in segment.files:
+        p = file.partition
+        if p in spans and overlaps_spans(segment, {p: spans[p]}):
+            return True
+    return False
 
 
 def find_markers(
     state: StreamState, files: StreamFiles, spans: Mapping[int, Span]
 ) -> list[MarkerEntry]:
     """Return the markers in these spans, oldest first."""
-    segments = walk_segments(
-        state, files, lambda entry: entry.marked > 0 and overlaps_spans(entry, spans)
-    )
-    return [
-        marker
-        for segment in segments
-        for marker in segment.markers
-        if marker.partition in spans
-        and spans[marker.partition][0] <= marker.offset < spans[marker.partition][1]
-    ]
+
+    def may_have_some(entry: IndexEntry) -> bool:
+        return entry.marked > 0 and overlaps_spans(entry, spans)
+
+    found = []
+    for segment in walk_segments(state, files, may_have_some):
+        for marker in segment.markers:
+            start, end = spans.get(marker.partition, (0, 0))
+            if start <= marker.offset < end:
+                found.append(marker)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -650,18 +672,13 @@ def list_leaves(
     """Return the pages of level 1, each with its segments, then the tail's segments, each with
     itself; oldest first.
     """
-    return [
-        (
-            entry,
-            (
-                (entry,)
-                if isinstance(entry, Segment)
-                else cast("tuple[Segment, ...]", files.read(entry))
-            ),
-        )
-        for entry in _walk(state, files, lowest=1)
-        if isinstance(entry, Segment) or entry.level == 1
-    ]
+    leaves: list[tuple[IndexEntry, tuple[Segment, ...]]] = []
+    for entry in _walk(state, files, lowest=1):
+        if isinstance(entry, Segment):
+            leaves.append((entry, (entry,)))
+        elif entry.level == 1:
+            leaves.append((entry, cast("tuple[Segment, ...]", files.read(entry))))
+    return leaves
 
 
 def list_page_keys(state: StreamState, files: StreamFiles) -> set[str]:
@@ -684,8 +701,9 @@ def rebuild_index(
         if isinstance(entry, Segment):
             tail.append(entry)
             continue
-        level += [files.write(1, tail[at : at + FAN_OUT]) for at in range(0, len(tail), FAN_OUT)]
-        tail = []
+        while tail:
+            level.append(files.write(1, tail[:FAN_OUT]))
+            del tail[:FAN_OUT]
         level.append(entry)
     while len(tail) >= 2 * FAN_OUT:
         level.append(files.write(1, tail[:FAN_OUT]))
@@ -698,7 +716,9 @@ def rebuild_index(
             del level[:FAN_OUT]
         levels.append(tuple(level))
         level = above
-    oldest = kept[0].base if kept else state.next
+    oldest = state.next
+    if kept:
+        oldest = kept[0].base
     return state.model_copy(update={"tail": tuple(tail), "levels": tuple(levels), "oldest": oldest})
 
 

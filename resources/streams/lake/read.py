@@ -80,25 +80,40 @@ def read_tables(
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
 
     def read(part: tuple[Segment, FileEntry, Span]) -> Iterator[pa.Table]:
-        return (finish(table.cast(schema)) for table in _read_file(files, *part, schema.names))
+        for table in _read_file(files, *part, schema.names):
+            yield finish(table.cast(schema))
 
-    parts = [
-        (segment, file, span)
-        for partition, span in sorted(spans.items())
-        for segment in segments
-        for file in segment.files
-        if file.partition == partition and manifest.overlaps_spans(segment, {partition: span})
-    ]
-    read_files = map_in_threads(lambda part: list(read(part)), parts) if whole else map(read, parts)
-    yield from chain.from_iterable(read_files)
+    parts = _find_parts(segments, spans)
+    if whole:
+        yield from chain.from_iterable(map_in_threads(lambda part: list(read(part)), parts))
+    else:
+        for part in parts:
+            yield from read(part)
+
+
+def _find_parts(
+    segments: Sequence[Segment], spans: Mapping[int, Span]
+) -> list[tuple[Segment, FileEntry, Span]]:
+    """Return the files that may have records of the spans, by partition and offset."""
+    parts = []
+    for partition, span in sorted(spans.items()):
+        for segment in segments:
+            if not manifest.overlaps_spans(segment, {partition: span}):
+                continue
+            for file in segment.files:
+                if file.partition == partition:
+                    parts.append((segment, file, span))
+    return parts
 
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then
     those of POSITION.
     """
-    more = (*RECORD_META_COLUMNS, *(POSITION.items() if positions else ()))
-    return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more)])
+    more = dict(RECORD_META_COLUMNS)
+    if positions:
+        more |= POSITION
+    return pa.schema([*schema, *(pa.field(name, arrow_type(more[name])) for name in more)])
 
 
 def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> pq.ParquetFile:
@@ -156,12 +171,10 @@ def _read_file(
     high = span[1] - base
     parquet = open_segment_file(files, segment, file)
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
-        if (
-            isinstance(least, int)
-            and isinstance(greatest, int)
-            and (greatest < low or least >= high)
-        ):
+        if isinstance(greatest, int) and greatest < low:
             continue
+        if isinstance(least, int) and least >= high:
+            break  # rows are in order
         # Columns added after the file was written are missing here, and read as null.
         table = parquet.read_row_group(group, columns=[*columns, ROW])
         rows = table.column(ROW).to_numpy()
@@ -205,7 +218,9 @@ def _find_row_at_time(
     parquet = open_segment_file(files, segment, file)
     appended = segment.appended * 1000
     for group, _, greatest, nulls in iter_row_groups(parquet, TIMESTAMP):
-        latest = time_us if greatest is None else to_microseconds(cast("datetime", greatest))
+        latest = time_us
+        if greatest is not None:
+            latest = to_microseconds(cast("datetime", greatest))
         if latest < time_us and not (nulls and appended >= time_us):
             continue
         table = parquet.read_row_group(group, columns=[ROW, TIMESTAMP])
@@ -243,34 +258,35 @@ def find_row_ranges(
     segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int
 ) -> RowRanges:
     """Return which rows of the segments are in the spans, which are [start, end) by partition."""
-    wanted = tuple(sorted(p for p, (start, end) in spans.items() if start < end))
-    files = [
-        (i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files
-    ]
+    wanted = {p for p, (start, end) in spans.items() if start < end}
+    has_others = False
     lows = [0] * len(segments) * partitions
     highs = [0] * len(segments) * partitions
     clipped_low = set()
     clipped_high = set()
     rows = []
     longest = 0
-    for i, segment, p in files:
-        if p not in wanted:
-            continue
-        start, end = spans[p]
-        width = segment.next[p] - segment.base[p]
-        low = max(start - segment.base[p], 0)
-        high = min(end - segment.base[p], width)
-        lows[i * partitions + p], highs[i * partitions + p] = low, high
-        longest = max(longest, width)
-        if low > 0:
-            clipped_low.add(i)
-        if high < width:
-            clipped_high.add(i)
-        if low < high:
-            rows.append((low, high))
+    for i, segment in enumerate(segments):
+        for p in {file.partition for file in segment.files}:
+            if p not in wanted:
+                has_others = True
+                continue
+            start, end = spans[p]
+            width = segment.next[p] - segment.base[p]
+            low = max(start - segment.base[p], 0)
+            high = min(end - segment.base[p], width)
+            lows[i * partitions + p] = low
+            highs[i * partitions + p] = high
+            longest = max(longest, width)
+            if low > 0:
+                clipped_low.add(i)
+            if high < width:
+                clipped_high.add(i)
+            if low < high:
+                rows.append((low, high))
     intervals = _merge_intervals(rows)
     return RowRanges(
-        None if {p for _, _, p in files} <= set(wanted) else wanted,
+        tuple(sorted(wanted)) if has_others else None,
         () if intervals == ((0, longest),) else intervals,
         tuple(sorted(clipped_low)),
         tuple(sorted(clipped_high)),
@@ -289,7 +305,9 @@ def _merge_intervals(rows: Iterable[Span]) -> tuple[Span, ...]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], high))
         else:
             merged.append((low, high))
-    return tuple(merged) if len(merged) <= _MAX_INTERVALS else ((merged[0][0], merged[-1][1]),)
+    if len(merged) <= _MAX_INTERVALS:
+        return tuple(merged)
+    return ((merged[0][0], merged[-1][1]),)
 
 
 def read_frame(
@@ -332,12 +350,11 @@ def read_frame(
     }
     for condition in _row_conditions(find_row_ranges(segments, spans, n), place, len(segments)):
         frame = frame.where(condition)
-    own = [named_column(name) for name in schema.names]
-    return frame.select(
-        *own,
-        *[meta[name].alias(name) for name in RECORD_META],
-        *[F.col(name) for name in POSITION if positions],
-    )
+    columns = [named_column(name) for name in schema.names]
+    columns += [meta[name].alias(name) for name in RECORD_META]
+    if positions:
+        columns += map(F.col, POSITION)
+    return frame.select(*columns)
 
 
 def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
@@ -346,7 +363,9 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     Its timestamps and tombstones are columns: if they were literals, Spark would find that filters
     on them never match, and remove the scan from the plan, with its buckets.
     """
-    kinds = {**dict(RECORD_META_COLUMNS), **(POSITION if positions else {})}
+    kinds = dict(RECORD_META_COLUMNS)
+    if positions:
+        kinds |= POSITION
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
         *[named_column(name) for name in own],
@@ -365,11 +384,8 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
         # Spark skips files by this filter, but also evaluates it for every row, so it compares
         # suffixes, which is fast.
         name = F.col("_metadata.file_name")
-        yield reduce(
-            or_,
-            [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions]
-            or [F.lit(False)],
-        )
+        in_one = [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions]
+        yield reduce(or_, in_one or [F.lit(False)])
     if cut.rows:
         yield reduce(or_, [(F.col(ROW) >= low) & (F.col(ROW) < high) for low, high in cut.rows])
     if cut.clipped_low:
@@ -482,7 +498,9 @@ class LakeReads(StreamStates, NumberedOffsets):
             spark, at.files, at.state.declaration, at.segments, at.spans, positions=wanted
         )
         frame = lineage.filter_latest_frame(frame, at.replaced)
-        return frame if positions else frame.drop(*POSITION)
+        if positions:
+            return frame
+        return frame.drop(*POSITION)
 
     def read_arrow(
         self,
@@ -519,14 +537,18 @@ class LakeReads(StreamStates, NumberedOffsets):
         at = self._locate(ranges, **options)
         declared = at.state.declaration.columns
         positions = options.get("positions", False)
-        schema = declared if columns is None else declared.select(columns)
+        schema = declared
+        if columns is not None:
+            schema = declared.select(columns)
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
 
         wanted = positions or bool(at.replaced)
 
         def finish(table: pa.Table) -> pa.Table:
             latest = lineage.filter_latest(table, at.replaced)
-            return latest.drop_columns(list(POSITION)) if wanted and not positions else latest
+            if wanted and not positions:
+                return latest.drop_columns(list(POSITION))
+            return latest
 
         yield from read_tables(
             at.files, schema, at.segments, at.spans, positions=wanted, whole=whole, finish=finish
@@ -551,53 +573,43 @@ class LakeReads(StreamStates, NumberedOffsets):
         _, state = self.state(stream)
         spans = spans_from_ranges(state, ranges)
         files = self.files_of(stream)
-        segments = list(
-            manifest.walk_segments(
-                state, files, lambda entry: manifest.overlaps_spans(entry, spans)
+        walked = manifest.walk_segments(
+            state, files, lambda entry: manifest.overlaps_spans(entry, spans)
+        )
+        segments = list(walked)
+        replaced = []
+        if epochs == "latest":
+            replaced = lineage.find_replaced_results(
+                self, stream, state, segments, without_position
             )
-        )
-        latest = epochs == "latest"
-        replaced = (
-            lineage.find_replaced_results(self, stream, state, segments, without_position)
-            if latest
-            else []
-        )
         return _Located(state, files, segments, spans, replaced)
 
     def all_ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
         """Return the ranges of all records that the stream holds now."""
         _, state = self.state(stream)
-        spans = enumerate(zip(state.oldest, state.next, strict=True))
-        return {
-            SystemStreamPartition(self.name, stream, p): OffsetRange(str(a), str(b))
-            for p, (a, b) in spans
-        }
+        ranges = {}
+        for p, (start, end) in enumerate(zip(state.oldest, state.next, strict=True)):
+            ssp = SystemStreamPartition(self.name, stream, p)
+            ranges[ssp] = OffsetRange(str(start), str(end))
+        return ranges
 
     def markers(
         self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None
     ) -> list[Marker]:
         _, state = self.state(stream)
         ssps = [SystemStreamPartition(self.name, stream, p) for p in range(len(state.next))]
-        since = dict.fromkeys(ssps, "0") if since is None else since
-        known = set(ssps)
-        starts = {
-            ssp.partition: system.parse_offset(offset, str(ssp))
-            for ssp, offset in since.items()
-            if ssp in known
-        }
-        spans = {p: (start, state.next[p]) for p, start in starts.items()}
+        if since is None:
+            since = dict.fromkeys(ssps, "0")
+        spans = {}
+        for ssp in ssps:
+            if ssp in since:
+                start = system.parse_offset(since[ssp], str(ssp))
+                spans[ssp.partition] = (start, state.next[ssp.partition])
         found = []
         for entry in manifest.find_markers(state, self.files_of(stream), spans):
-            since_when = (
-                None if entry.valid_from is None else system.time_from_micros(entry.valid_from)
-            )
-            facts = (
-                str(entry.offset),
-                entry.version,
-                entry.rows,
-                entry.checksum,
-                entry.counted,
-                since_when,
-            )
-            found.append(Marker(ssps[entry.partition], *facts))
+            valid_from = None
+            if entry.valid_from is not None:
+                valid_from = system.time_from_micros(entry.valid_from)
+            marked = (entry.version, entry.rows, entry.checksum, entry.counted, valid_from)
+            found.append(Marker(ssps[entry.partition], str(entry.offset), *marked))
         return found

@@ -9,7 +9,7 @@ reads the same records again, and of two concurrent readers one commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self, Unpack
@@ -152,11 +152,9 @@ class NewRecords:
             log.commit(self._parent, self._position.model_dump(mode="json"), by=self.by)
         except CommitConflictError as conflict:
             now = log.current()
-            who = (
-                f"{now.by} committed batch {now.number} at {now.created_at}"
-                if now
-                else "the reader was removed"
-            )
+            who = "the reader was removed"
+            if now:
+                who = f"{now.by} committed batch {now.number} at {now.created_at}"
             problem = (
                 f"reader {self.reader!r} of lake.{self.stream}: batch {self.number} can't be"
                 f" committed: {who}."
@@ -198,65 +196,84 @@ def read_new(
     # Read the position first, so that the stream's state is at least as new.
     parent = _reader_log(lake, stream, reader).current()
     _, state = streams.state(stream)
-    position = _follow_repartitions(_parse(parent, lake), state) if parent is not None else None
-    if position is None:
-        position = ReaderPosition(
-            stream=state.id, offsets=state.oldest if start == "oldest" else state.next
-        )
-        position = position.model_copy(update={"read": state.read if start == "upcoming" else {}})
-    elif problem := _find_problem(position, state):
-        raise OffsetOutOfRangeError(
-            f"reader {reader!r} can't continue in lake.{stream}: {problem}.",
-            f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or"
-            " remove_reader in Python.",
-            stream=f"lake.{stream}",
-        )
+    if parent is not None:
+        number = parent.number + 1
+        position = _resume_position(lake, stream, reader, parent, state)
+    else:
+        number = 1
+        position = _first_position(state, start)
     ssps = streams.partitions(stream)
-    begins = [
-        max(offset, oldest) for offset, oldest in zip(position.offsets, state.oldest, strict=True)
-    ]
-    lost = {
-        ssp: OffsetRange(str(offset), str(begin))
-        for ssp, offset, begin in zip(ssps, position.offsets, begins, strict=True)
-        if offset < begin
-    }
+    begins = []
+    lost = {}
+    for ssp, offset, oldest in zip(ssps, position.offsets, state.oldest, strict=True):
+        begins.append(max(offset, oldest))
+        if offset < oldest:
+            lost[ssp] = OffsetRange(str(offset), str(oldest))
     if lost and on_lost == "fail":
-        positions = ", ".join(
-            f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()
-        )
-        raise OffsetOutOfRangeError(
-            f"reader {reader!r}: retention has passed its position in {positions}: the records in"
-            " between are lost.",
-            'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may'
-            " stand still.",
-            stream=f"lake.{stream}",
-        )
+        raise _lost_error(stream, reader, lost)
     ends = _divide_limit(begins, state.next, max_records)
-    ranges = {
-        ssp: OffsetRange(str(begin), str(end))
-        for ssp, begin, end in zip(ssps, begins, ends, strict=True)
-    }
+    ranges = {}
+    for ssp, begin, end in zip(ssps, begins, ends, strict=True):
+        ranges[ssp] = OffsetRange(str(begin), str(end))
     # Until the reader is at the stream's end, keep the earlier coverage: the results that replace
     # those it has read may still be unread, so every batch up to the end reports what is replaced.
     at_end = parent is None or ends == state.next
-    after = ReaderPosition(
-        stream=state.id, offsets=ends, read=state.read if at_end else position.read
-    )
+    read = state.read if at_end else position.read
+    after = ReaderPosition(stream=state.id, offsets=ends, read=read)
     known = translate_coverage(position.read, state.read, lineage_lookup(streams))
     replaced = manifest.find_replaced_since(known, state.read)
-    records = streams.records_between(ranges)
-    number = 1 if parent is None else parent.number + 1
-    facts = (
+    return NewRecords(
         stream,
         reader,
         by or f"reader {reader}",
         ranges,
         lost,
         tuple(replaced),
-        records,
+        streams.records_between(ranges),
         number,
+        streams,
+        parent,
+        after,
     )
-    return NewRecords(*facts, streams, parent, after)
+
+
+def _first_position(state: StreamState, start: Literal["oldest", "upcoming"]) -> ReaderPosition:
+    if start == "oldest":
+        return ReaderPosition(stream=state.id, offsets=state.oldest)
+    return ReaderPosition(stream=state.id, offsets=state.next, read=state.read)
+
+
+def _resume_position(
+    lake: Lake, stream: str, reader: str, parent: Commit, state: StreamState
+) -> ReaderPosition:
+    """Return the reader's position in the current partitions. Raises OffsetOutOfRangeError if the
+    reader can't continue.
+    """
+    position = _follow_repartitions(_parse(parent, lake), state)
+    problem = _find_problem(position, state)
+    if problem:
+        raise OffsetOutOfRangeError(
+            f"reader {reader!r} can't continue in lake.{stream}: {problem}.",
+            f"Start over as a new reader: adjunct stream remove-reader {stream} {reader}; or"
+            " remove_reader in Python.",
+            stream=f"lake.{stream}",
+        )
+    return position
+
+
+def _lost_error(
+    stream: str, reader: str, lost: Mapping[SystemStreamPartition, OffsetRange]
+) -> OffsetOutOfRangeError:
+    positions = ", ".join(
+        f"{ssp} (at {span.start}, the oldest left is {span.end})" for ssp, span in lost.items()
+    )
+    return OffsetOutOfRangeError(
+        f"reader {reader!r}: retention has passed its position in {positions}: the records in"
+        " between are lost.",
+        'Accept the loss with on_lost="oldest", and keep the stream longer than the reader may'
+        " stand still.",
+        stream=f"lake.{stream}",
+    )
 
 
 @validated
@@ -266,32 +283,33 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
     """
     stream = unqualify_stream_name(LAKE, stream)
     _, state = LakeStreams(lake).state(stream)
-    keys = [item.key for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/")]
+    names = []
+    for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
+        if item.key.endswith("/CURRENT"):
+            names.append(item.key.split("/")[-2])
     readers = []
-    for name in sorted(key.split("/")[-2] for key in keys if key.endswith("/CURRENT")):
+    for name in sorted(names):
         commit = _reader_log(lake, stream, name).current()
         if commit is not None:
             position = _follow_repartitions(_parse(commit, lake), state)
-            behind = 0
-            lost = 0
-            problem = _find_problem(position, state)
-            if not problem:
-                for offset, oldest, upcoming in zip(
-                    position.offsets, state.oldest, state.next, strict=True
-                ):
-                    behind += upcoming - max(offset, oldest)
-                    lost += max(oldest - offset, 0)
-            facts = (
-                position.offsets,
-                behind,
-                lost,
-                commit.number,
-                commit.created_at,
-                commit.by,
-                problem,
-            )
-            readers.append(ReaderInfo(name, *facts))
+            readers.append(_describe_reader(name, position, commit, state))
     return readers
+
+
+def _describe_reader(
+    name: str, position: ReaderPosition, commit: Commit, state: StreamState
+) -> ReaderInfo:
+    behind = 0
+    lost = 0
+    problem = _find_problem(position, state)
+    if not problem:
+        for offset, oldest, upcoming in zip(
+            position.offsets, state.oldest, state.next, strict=True
+        ):
+            behind += upcoming - max(offset, oldest)
+            lost += max(oldest - offset, 0)
+    made = (commit.number, commit.created_at, commit.by)
+    return ReaderInfo(name, position.offsets, behind, lost, *made, problem)
 
 
 @validated
@@ -334,10 +352,9 @@ def _find_problem(position: ReaderPosition, state: StreamState) -> str:
         return f"the stream was deleted and recreated (it is {state.id}, and was {position.stream})"
     if len(position.offsets) != len(state.next):
         return f"the stream has {len(state.next)} partitions now, and had {len(position.offsets)}"
-    if any(
-        offset > upcoming for offset, upcoming in zip(position.offsets, state.next, strict=True)
-    ):
-        return "the stream ends before the reader's position: it has lost records"
+    for offset, upcoming in zip(position.offsets, state.next, strict=True):
+        if offset > upcoming:
+            return "the stream ends before the reader's position: it has lost records"
     return ""
 
 

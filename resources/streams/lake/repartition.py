@@ -31,6 +31,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     MarkerEntry,
     RepartitionRecord,
     Segment,
+    SentSequence,
     StreamFiles,
     StreamState,
 )
@@ -51,6 +52,11 @@ class RewriteStep:
 
     segment: Segment
     ranges: Ranges
+
+    @property
+    def key(self) -> tuple[int, Ranges]:
+        """What identifies the step in another attempt."""
+        return self.segment.id, self.ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,94 +83,115 @@ def plan_rewrite(
     `partitions` is the old number of partitions. Raises ConfigurationError for markers that differ
     between partitions, or contain checksums of records.
     """
-    marked: list[list[tuple[MarkerEntry, int]]] = [[] for _ in range(partitions)]
+    marked: list[list[MarkerEntry]] = [[] for _ in range(partitions)]
+    appended: dict[int, int] = {}
     for segment in segments:
         for marker in segment.markers:
-            marked[marker.partition].append((marker, segment.appended))
-    _check_markers(stream, [[marker for marker, _ in in_partition] for in_partition in marked])
+            in_partition = marked[marker.partition]
+            appended[len(in_partition)] = segment.appended
+            in_partition.append(marker)
+    _check_same_versions(stream, marked)
     result: list[RewriteStep | MarkerBarrier] = []
     starts = [0] * partitions
-    for index in range(len(marked[0]) + 1):
-        last = index == len(marked[0])
-        ends = [segments[-1].next[p] if last and segments else 0 for p in range(partitions)]
-        if not last:
-            ends = [marked[p][index][0].offset for p in range(partitions)]
-        counts = [0] * partitions
-        for segment in segments:
-            ranges = tuple(
-                (
-                    max(starts[p] - segment.base[p], 0),
-                    min(ends[p], segment.next[p]) - segment.base[p],
-                )
-                for p in range(partitions)
-            )
-            filled = {file.partition for file in segment.files}
-            for p, (low, high) in enumerate(ranges):
-                counts[p] += max(high - low, 0)
-            if any(low < high for p, (low, high) in enumerate(ranges) if p in filled):
-                result.append(RewriteStep(segment, ranges))
-        if not last:
-            markers = [in_partition[index][0] for in_partition in marked]
-            given = [marker.rows for marker in markers]
-            miscounted = sum(
-                abs(rows - count)
-                for rows, count in zip(given, counts, strict=True)
-                if rows is not None
-            )
-            appended = max(in_partition[index][1] for in_partition in marked)
-            first = markers[0]
-            wrong = None if None in given else miscounted
-            valid_from = next(
-                (marker.valid_from for marker in markers if marker.valid_from is not None), None
-            )
-            result.append(MarkerBarrier(first.version, first.checksum, wrong, appended, valid_from))
-            starts = [end + 1 for end in ends]
+    for index, markers in enumerate(zip(*marked, strict=True)):
+        _check_checksums(stream, markers)
+        valid_from = _find_valid_from(stream, markers)
+        ends = [marker.offset for marker in markers]
+        steps, counts = _plan_steps(segments, starts, ends)
+        version = markers[0].version
+        miscounted = _count_differences(markers, counts)
+        result += steps
+        result.append(
+            MarkerBarrier(version, markers[0].checksum, miscounted, appended[index], valid_from)
+        )
+        starts = [end + 1 for end in ends]
+    if segments:
+        result += _plan_steps(segments, starts, segments[-1].next)[0]
     return result
 
 
-def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None:
-    def error(reason: str, next_step: str) -> ConfigurationError:
-        problem = f"stream {stream!r} can't be repartitioned now: {reason}."
-        return ConfigurationError(problem, next_step, stream=f"lake.{stream}")
+def _plan_steps(
+    segments: Sequence[Segment], starts: Sequence[int], ends: Sequence[int]
+) -> tuple[list[RewriteStep], list[int]]:
+    """Return the steps for the rows at [start, end) of each old partition, and how many offsets
+    these are by partition.
+    """
+    steps = []
+    counts = [0] * len(starts)
+    for segment in segments:
+        filled = {file.partition for file in segment.files}
+        ranges = []
+        has_rows = False
+        for p, start in enumerate(starts):
+            low = max(start - segment.base[p], 0)
+            high = min(ends[p], segment.next[p]) - segment.base[p]
+            ranges.append((low, high))
+            if low < high:
+                counts[p] += high - low
+                has_rows |= p in filled
+        if has_rows:
+            steps.append(RewriteStep(segment, tuple(ranges)))
+    return steps, counts
 
+
+def _count_differences(markers: Iterable[MarkerEntry], counts: Iterable[int]) -> int | None:
+    difference = 0
+    for marker, count in zip(markers, counts, strict=True):
+        if marker.rows is None:
+            return None
+        difference += abs(marker.rows - count)
+    return difference
+
+
+def _check_same_versions(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None:
     sequences = [[marker.version for marker in in_partition] for in_partition in marked]
     for p, versions in enumerate(sequences):
         if versions != sequences[0]:
-            raise error(
+            raise _not_now_error(
+                stream,
                 f"partition 0 has the markers of {', '.join(sequences[0]) or 'no version'}, but"
                 f" partition {p} those of {', '.join(versions) or 'no version'}. Expected the same"
                 " markers in all partitions",
                 "Append the missing markers (append_markers), or let retention drop these records.",
             )
-    for markers in zip(*marked, strict=True):
-        of_version = f"the markers of version {markers[0].version!r} have"
-        checksums = [parse_records_checksum(marker.checksum) for marker in markers]
-        if any(checksums) or len({marker.checksum for marker in markers}) > 1:
-            problem = (
-                f"{of_version} checksums of the records in each partition, which would not match"
-                " other partitions"
-            )
-            raise error(
-                problem,
-                "Let retention drop the version first, or deliver it into a stream of another"
-                " name.",
-            )
-        times = {
-            marker.valid_from: marker.partition
-            for marker in markers
-            if marker.valid_from is not None
-        }
-        if len(times) > 1:
-            listed = ", ".join(
-                f"{time_from_micros(time)} in partition {p}" for time, p in sorted(times.items())
-            )
-            step = (
-                "Let retention drop the version first, or deliver it with one time into a stream of"
-                " another name."
-            )
-            raise error(
-                f"{of_version} different valid_from times ({listed}). Expected one time", step
-            )
+
+
+def _check_checksums(stream: str, markers: Sequence[MarkerEntry]) -> None:
+    checksums = {marker.checksum for marker in markers}
+    if len(checksums) > 1 or any(map(parse_records_checksum, checksums)):
+        raise _not_now_error(
+            stream,
+            f"the markers of version {markers[0].version!r} have checksums of the records in each"
+            " partition, which would not match other partitions",
+            "Let retention drop the version first, or deliver it into a stream of another name.",
+        )
+
+
+def _find_valid_from(stream: str, markers: Sequence[MarkerEntry]) -> int | None:
+    """Return the time from which the version of these markers is valid, None without one. Raises
+    ConfigurationError if the markers differ in it.
+    """
+    times: dict[int, int] = {}
+    for marker in markers:
+        if marker.valid_from is not None:
+            times[marker.valid_from] = marker.partition
+    if len(times) > 1:
+        listed = ", ".join(
+            f"{time_from_micros(time)} in partition {p}" for time, p in sorted(times.items())
+        )
+        raise _not_now_error(
+            stream,
+            f"the markers of version {markers[0].version!r} have different valid_from times"
+            f" ({listed}). Expected one time",
+            "Let retention drop the version first, or deliver it with one time into a stream of"
+            " another name.",
+        )
+    return next(iter(times), None)
+
+
+def _not_now_error(stream: str, reason: str, next_step: str) -> ConfigurationError:
+    problem = f"stream {stream!r} can't be repartitioned now: {reason}."
+    return ConfigurationError(problem, next_step, stream=f"lake.{stream}")
 
 
 def repartition(
@@ -193,14 +220,12 @@ def repartition(
         check(state)
         # Write files from before the horizon again: maintenance may have deleted them, as no index
         # lists them yet.
-        for collected in [
-            key for key, (attempt, _) in written.items() if int(attempt[:13]) < state.horizon
-        ]:
-            del written[collected]
+        for key, (attempt, _) in list(written.items()):
+            if int(attempt[:13]) < state.horizon:
+                del written[key]
         for step in steps:
-            if isinstance(step, RewriteStep) and (step.segment.id, step.ranges) not in written:
-                piece = _write_step(streams, stream, state.declaration, declaration, step)
-                written[step.segment.id, step.ranges] = piece
+            if isinstance(step, RewriteStep) and step.key not in written:
+                written[step.key] = _write_step(streams, stream, state, declaration, step)
         after = _build_state(streams, state, declaration, steps, written, reason)
         replaced = [segment.folder(pages.prefix) for segment in old if segment.files]
         replaced += sorted(manifest.list_page_keys(state, pages))
@@ -243,9 +268,9 @@ def plan_repartitioning(
 def _write_step(
     streams: LakeStreams,
     stream: str,
-    old: LakeStreamDeclaration,
+    state: StreamState,
     new: LakeStreamDeclaration,
-    cut: RewriteStep,
+    step: RewriteStep,
 ) -> WrittenFiles:
     """Write the rows of a step to the new partitions, ordered by old partition and row."""
     stored = streams.files_of(stream)
@@ -253,50 +278,47 @@ def _write_step(
     attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"
     folder = manifest.data_folder(prefix, attempt)
     options = WriteOptions(prefix, number_rows=True, range_of=TIMESTAMP)
-    hidden = (EPOCH, *find_position_columns(stored, [cut.segment]))
-    before = old.layout_of(hidden)
+    hidden = (EPOCH, *find_position_columns(stored, [step.segment]))
+    before = state.declaration.layout_of(hidden)
     layout = new.layout_of(hidden)
     writers: dict[int, BucketFileWriter] = {}
-    expected = 0
+    done: list[FileEntry] = []
     try:
-        for file in cut.segment.files:
-            low, high = cut.ranges[file.partition]
-            expected += max(high - low, 0)
-            for rows in (
-                _read_rows(stored, before, cut.segment, file, low, high) if low < high else ()
-            ):
-                numbers = assign_buckets([rows.column(name) for name in new.key], new.partitions)
-                for bucket in np.unique(numbers).tolist():
-                    if bucket not in writers:
-                        writers[bucket] = BucketFileWriter(
-                            stored.store, folder, bucket, layout, options
-                        )
-                    writers[bucket].write(rows.take(np.nonzero(numbers == bucket)[0]))
-        done = [
-            made for _, writer in sorted(writers.items()) if (made := writer.finish()) is not None
-        ]
+        for rows in _read_rows(stored, before, step):
+            numbers = assign_buckets([rows.column(name) for name in new.key], new.partitions)
+            for bucket in np.unique(numbers).tolist():
+                if bucket not in writers:
+                    writers[bucket] = BucketFileWriter(
+                        stored.store, folder, bucket, layout, options
+                    )
+                writers[bucket].write(rows.take(np.nonzero(numbers == bucket)[0]))
+        for _, writer in sorted(writers.items()):
+            made = writer.finish()
+            if made is not None:
+                done.append(FileEntry.of(made))
     finally:
         for writer in writers.values():
             writer.discard()
-    what = f"repartitioning of segment {cut.segment.id}"
+    expected = 0
+    for file in step.segment.files:
+        low, high = step.ranges[file.partition]
+        expected += max(high - low, 0)
+    what = f"repartitioning of segment {step.segment.id}"
     check_row_count(prefix, what, sum(file.rows for file in done), expected)
-    return attempt, tuple(FileEntry.of(file) for file in done)
+    return attempt, tuple(done)
 
 
-def _read_rows(
-    stored: StreamFiles,
-    layout: BucketLayout,
-    segment: Segment,
-    file: FileEntry,
-    low: int,
-    high: int,
-) -> Iterator[pa.Table]:
-    """Yield the file's rows [low, high) with the stream's current columns and hidden ones, but
-    without `__row`.
+def _read_rows(stored: StreamFiles, layout: BucketLayout, step: RewriteStep) -> Iterator[pa.Table]:
+    """Yield the step's rows with the stream's current columns and hidden ones, but without
+    `__row`.
     """
-    for table in iter_file_rows(stored, segment, file, layout):
-        first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
-        yield conform_to_layout(table.slice(first, last - first), layout).drop_columns([ROW])
+    for file in step.segment.files:
+        low, high = step.ranges[file.partition]
+        if low >= high:
+            continue
+        for table in iter_file_rows(stored, step.segment, file, layout):
+            first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
+            yield conform_to_layout(table.slice(first, last - first), layout).drop_columns([ROW])
 
 
 def _build_state(
@@ -309,76 +331,98 @@ def _build_state(
 ) -> StreamState:
     """Return the state after the repartitioning, with all segments in `tail`."""
     n = declaration.partitions
+    now = streams.now_ms()
     # Offsets from 0 would mean that no record was ever dropped (`StreamInfo.has_all_keys`).
-    first = 1 if any(state.oldest) else 0
-    at = (first,) * n
+    oldest = (int(any(state.oldest)),) * n
     whole = all(old <= marked for old, marked in zip(state.oldest, state.marked_until, strict=True))
-    marked = at if whole else (0,) * n
+    marked = oldest if whole else (0,) * n
+    at = oldest
     segments: list[Segment] = []
     counted = [0] * n
     for step in steps:
-        base = at
         number = len(segments)
         if isinstance(step, RewriteStep):
-            attempt, files = written[step.segment.id, step.ranges]
-            rows = {file.partition: file.rows for file in files}
-            at = tuple(offset + rows.get(p, 0) for p, offset in enumerate(base))
-            counted = [count + rows.get(p, 0) for p, count in enumerate(counted)]
-            update = {
-                "id": number,
-                "attempt": attempt,
-                "base": base,
-                "next": at,
-                "files": files,
-                "markers": (),
-            }
-            segment = step.segment.model_copy(update=update)
+            segment = _rewritten_segment(step, number, at, written[step.key])
+            counted = [
+                count + after - before
+                for count, before, after in zip(counted, at, segment.next, strict=True)
+            ]
         else:
-            if step.miscounted is not None:
-                counted[0] += step.miscounted  # an incomplete version stays incomplete
-            row_counts = counted if step.miscounted is not None else [None] * n
-            facts = (step.checksum, False, step.valid_from)
-            markers = tuple(
-                MarkerEntry(p, base[p], step.version, row_counts[p], *facts) for p in range(n)
-            )
-            at = marked = tuple(offset + 1 for offset in base)
+            segment = _marker_segment(step, number, at, counted, now)
+            marked = segment.next
             counted = [0] * n
-            times = {"attempt": f"{streams.now_ms():013d}", "appended": step.appended}
-            segment = Segment(
-                id=number, base=base, next=at, markers=markers, positioned=True, **times
-            )
+        at = segment.next
         segments.append(segment)
-    producers = {
-        # A retried append is still found, but without offsets: those in the new partitions are not
-        # known.
-        name: tuple(
-            sent._replace(
-                first=(), next=(), partitions=sent.partitions or state.declaration.partitions
-            )
-            for sent in window
-        )
-        for name, window in state.producers.items()
-    }
     rewritten = RepartitionRecord(
-        id=state.id,
-        ended=state.next,
-        next=at,
-        at=streams.now_ms(),
-        reason=reason,
-        oldest=state.oldest,
+        id=state.id, ended=state.next, next=at, at=now, reason=reason, oldest=state.oldest
     )
-    before = (*state.rewritten_before, *((state.rewritten,) if state.rewritten else ()))
     after = {
         "declaration": declaration,
         "id": uuid.uuid4().hex,
-        "oldest": (first,) * n,
+        "oldest": oldest,
         "next": at,
         "marked_until": marked,
         "tail": tuple(segments),
         "levels": (),
-        "producers": producers,
+        "producers": _forget_offsets(state),
         "next_segment": len(segments),
         "rewritten": rewritten,
-        "rewritten_before": before,
+        "rewritten_before": state.rewritings,
     }
     return state.model_copy(update=after)
+
+
+def _rewritten_segment(
+    step: RewriteStep, number: int, base: tuple[int, ...], piece: WrittenFiles
+) -> Segment:
+    attempt, files = piece
+    after = list(base)
+    for file in files:
+        after[file.partition] += file.rows
+    update = {
+        "id": number,
+        "attempt": attempt,
+        "base": base,
+        "next": tuple(after),
+        "files": files,
+        "markers": (),
+    }
+    return step.segment.model_copy(update=update)
+
+
+def _marker_segment(
+    barrier: MarkerBarrier, number: int, base: tuple[int, ...], counted: Sequence[int], now_ms: int
+) -> Segment:
+    markers = []
+    for p, offset in enumerate(base):
+        rows: int | None = counted[p]
+        if barrier.miscounted is None:
+            rows = None
+        elif p == 0:
+            rows = counted[0] + barrier.miscounted  # an incomplete version stays incomplete
+        facts = (barrier.version, rows, barrier.checksum, False, barrier.valid_from)
+        markers.append(MarkerEntry(p, offset, *facts))
+    return Segment(
+        id=number,
+        attempt=f"{now_ms:013d}",
+        base=base,
+        next=tuple(offset + 1 for offset in base),
+        appended=barrier.appended,
+        markers=tuple(markers),
+        positioned=True,
+    )
+
+
+def _forget_offsets(state: StreamState) -> dict[str, tuple[SentSequence, ...]]:
+    """Return the stream's producers without the offsets of their appends.
+
+    A retried append is still found, but where its records are in the new partitions is not known.
+    """
+    producers = {}
+    for name, window in state.producers.items():
+        sent = []
+        for each in window:
+            partitions = each.partitions or state.declaration.partitions
+            sent.append(each._replace(first=(), next=(), partitions=partitions))
+        producers[name] = tuple(sent)
+    return producers

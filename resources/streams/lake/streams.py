@@ -93,7 +93,7 @@ def evolve_declaration(
     The order of columns does not matter, since records are matched by name. Raises
     StreamExistsError for other changes.
     """
-    fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
+    fixed = [*stored.key, *filter(None, [stored.timestamp])]
     columns = incompatible_changes(
         stored.columns, wanted.columns, fixed, "the key or the record's time"
     )
@@ -108,11 +108,9 @@ def evolve_declaration(
         " --reason ….",
     )
     now = evolve_schema(stored.columns, wanted.columns)
-    return (
-        stored
-        if now.to_json() == stored.columns.to_json()
-        else stored.model_copy(update={"columns": now})
-    )
+    if now.to_json() == stored.columns.to_json():
+        return stored
+    return stored.model_copy(update={"columns": now})
 
 
 def _describe_stream(name: str, state: StreamState) -> StreamInfo:
@@ -121,8 +119,8 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
     rewritten = state.rewritten
     repartitioned = None
     if rewritten is not None:
-        ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
-        repartitioned = Repartitioning(rewritten.id, ended, went_on)
+        ended = tuple(map(str, rewritten.ended))
+        repartitioned = Repartitioning(rewritten.id, ended, tuple(map(str, rewritten.next)))
     facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
     return StreamInfo(
         name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned
@@ -174,7 +172,9 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
                 return StreamState.empty(declaration).body()
             state = self._parse(commit)
             now = evolve_declaration(name, state.declaration, declaration)
-            return None if now is state.declaration else state.with_declaration(now).body()
+            if now is state.declaration:
+                return None
+            return state.with_declaration(now).body()
 
         commit = self._transact(name, decide, "create")
         return _describe_stream(name, self._parse(self._require_commit(name, commit)))
@@ -247,7 +247,9 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             state = self._parse(self._require_commit(stream, commit))
             now = state.declaration.model_copy(update=update)
-            return None if now == state.declaration else state.with_declaration(now).body()
+            if now == state.declaration:
+                return None
+            return state.with_declaration(now).body()
 
         self._transact(stream, decide, "configure")
 
@@ -285,7 +287,9 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         by_stream: dict[str, tuple[int, ...]] = {}
         for ssp in ssps:
             stream = system.require_one_stream(self.name, [ssp])
-            offsets = by_stream[stream] = by_stream.get(stream) or select(self.state(stream)[1])
+            if stream not in by_stream:
+                by_stream[stream] = select(self.state(stream)[1])
+            offsets = by_stream[stream]
             system.check_partition(ssp, len(offsets))
             result[ssp] = str(offsets[ssp.partition])
         return result
@@ -309,10 +313,8 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
 
 def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
     """Return the stream systems of these streams ("lake.orders"), by the system's name."""
-    return {
-        name: open_system(lake, name)
-        for name in {split_stream_name(stream)[0] for stream in streams}
-    }
+    names = {split_stream_name(stream)[0] for stream in streams}
+    return {name: open_system(lake, name) for name in names}
 
 
 def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
@@ -321,11 +323,11 @@ def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
     The positions of named readers stay, so that these notice that the stream was deleted.
     """
     log = streams.log(stream)
-    return {
-        key: size
-        for key, size in commit_log.list_log_objects(log).items()
-        if not key.startswith(f"{log.prefix}/readers/")
-    }
+    sizes = commit_log.list_log_objects(log)
+    for key in list(sizes):
+        if key.startswith(f"{log.prefix}/readers/"):
+            del sizes[key]
+    return sizes
 
 
 def delete_stream(
@@ -338,17 +340,14 @@ def delete_stream(
     fail because of missing files.
     """
     log = streams.log(stream)
-    last = (
-        seen
-        if commit_log.is_deletion_commit(seen)
-        else commit_log.commit_deletion(log, seen, reason=reason, by=by)
-    )
+    last = seen
+    if not commit_log.is_deletion_commit(seen):
+        last = commit_log.commit_deletion(log, seen, reason=reason, by=by)
     sizes = list_deletable_objects(streams, stream)
     now = log.current()
     if now is None or now.id != last.id:
-        return DeletedObjects(
-            0, 0, left=True
-        )  # recreated meanwhile: its `maintain` deletes the rest
+        # It was recreated meanwhile: its `maintain` deletes the rest.
+        return DeletedObjects(0, 0, left=True)
     # Nobody writes to a deleted stream, so the listed objects are those of the old one.
     keys = commit_log.exclude_newer_manifests(log, last, sizes)
     log.store.delete_many(keys)
