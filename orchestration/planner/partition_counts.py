@@ -200,23 +200,27 @@ def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple
     Without the limit, there are as many as the input, dataset or intermediate stream with most
     partitions has. Every task reads all partitions of broadcast inputs.
     """
-    divided = [stream for stream in streams if stream.role not in ("output", *BROADCAST)]
-    total = max((stream.partitions or 0 for stream in divided), default=0)
-    count = task_count(total, limit)
-    called = "Partition" if count == total else "Task"
     inputs = [stream for stream in streams if stream.role == "input"]
     shared = [stream for stream in streams if stream.role == "broadcast-input"]
-    datasets = {stream.dataset: stream for stream in streams if stream.dataset is not None}
-    whole = [name for name, stream in datasets.items() if stream.partitions is None]
-    broadcast = (*(stream.name for stream in shared), *whole)
-    everywhere = _list_partitions(shared, 0, 1)
+    total = 0
+    buckets: dict[str, int] = {}
+    broadcast = [stream.name for stream in shared]
+    for stream in streams:
+        if stream.role not in ("output", *BROADCAST):
+            total = max(total, stream.partitions or 0)
+        if stream.dataset is not None and stream.partitions is None:
+            broadcast.append(stream.dataset)
+        elif stream.dataset is not None:
+            buckets[stream.dataset] = stream.partitions
+    count = task_count(total, limit)
+    called = "Partition" if count == total else "Task"
     tasks = []
     for task in range(count):
-        owned = _list_partitions(inputs, task, count)
-        buckets: list[str] = []
-        for name, stream in datasets.items():
-            buckets += [f"{name}.{at}" for at in range(task, stream.partitions or 0, count)]
-        tasks.append(Task(f"{called} {task}", (*owned, *everywhere), tuple(buckets), broadcast))
+        owned: list[str] = []
+        for dataset, partitions in buckets.items():
+            owned += [f"{dataset}.{at}" for at in range(task, partitions, count)]
+        ssps = (*_list_partitions(inputs, task, count), *_list_partitions(shared, 0, 1))
+        tasks.append(Task(f"{called} {task}", ssps, tuple(owned), tuple(broadcast)))
     return tuple(tasks)
 
 
