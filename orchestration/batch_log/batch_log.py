@@ -85,6 +85,10 @@ class ResolvedStartpoint(RequestedPosition):
     offset: str
     resolved_at: datetime
 
+    def is_of(self, request: str, stream: str | None) -> bool:
+        """Whether it is of this request, and of the stream with this identity."""
+        return self.id == request and self.stream == stream
+
 
 class AppliedStartpoint(RequestedPosition):
     """The latest startpoint that a commit of offsets applied to a partition, and the epoch that it

@@ -208,9 +208,11 @@ def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple
     for stream in streams:
         if stream.role not in ("output", *BROADCAST):
             total = max(total, stream.partitions or 0)
-        if stream.dataset is not None and stream.partitions is None:
+        if stream.dataset is None:
+            continue
+        if stream.partitions is None:
             broadcast.append(stream.dataset)
-        elif stream.dataset is not None:
+        else:
             buckets[stream.dataset] = stream.partitions
     count = task_count(total, limit)
     called = "Partition" if count == total else "Task"

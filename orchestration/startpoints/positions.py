@@ -66,12 +66,12 @@ def choose_first_positions(
     positions: dict[SystemStreamPartition, str] = {}
     for source in app.inputs.values():
         stream = streams[source.stream]
-        kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
         was_recreated = stream.info.was_recreated(state.offsets.streams.get(stream.name))
-        if source.reset_offset:
-            kept = {} if is_first or was_recreated or len(kept) < len(stream.partitions) else kept
-        elif was_recreated:
+        if was_recreated and not source.reset_offset:
             kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
+        else:
+            kept = _keep_positions(source, stream, state, resets=is_first or was_recreated)
+        positions |= kept
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
         choice = choose_default_offset(source, stream.info, stream.system)
         if kept and fresh:
@@ -80,7 +80,8 @@ def choose_first_positions(
             _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
             choice = "oldest"
         edges = stream.oldest if choice == "oldest" else stream.upcoming
-        positions |= kept | {ssp: edges[ssp] for ssp in fresh}
+        for ssp in fresh:
+            positions[ssp] = edges[ssp]
     return positions
 
 
@@ -153,6 +154,19 @@ class InputPositions:
     stuck_replays: list[tuple[Replay, str]] = field(default_factory=list)
 
 
+def _keep_positions(
+    source: Input, stream: StreamSnapshot, state: ApplicationState, *, resets: bool
+) -> dict[SystemStreamPartition, str]:
+    """Return the checkpoint of a stream; none if the input is reset now (`resets`), or because the
+    stream has new partitions.
+    """
+    kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
+    has_added = len(kept) < len(stream.partitions)
+    if source.reset_offset and (resets or has_added):
+        return {}
+    return kept
+
+
 def input_positions(
     app: Application,
     streams: Mapping[str, StreamSnapshot],
@@ -165,34 +179,44 @@ def input_positions(
     Partitions that were added since the start of the run wait for the next run.
     """
     positions = InputPositions()
-    for replay in (
-        sorted(state.offsets.replays.values(), key=replay_order) if app.startpoints else ()
-    ):
-        positions.replays.setdefault(replay.ssp, replay)
+    if app.startpoints:
+        for replay in sorted(state.offsets.replays.values(), key=replay_order):
+            positions.replays.setdefault(replay.ssp, replay)
     for _, replay in sorted(positions.replays.items()):
-        if why := _describe_stuck(replay, streams):
+        why = _describe_stuck(replay, streams)
+        if why:
             positions.stuck_replays.append((replay, why))
     for stream in streams.values():
         if stream.info.was_recreated(state.offsets.streams.get(stream.name)):
             continue  # the checkpoint has offsets of the former stream
         for ssp in stream.partitions:
-            if ssp not in state.checkpoint or ssp in held:
-                continue
-            startpoint = state.offsets.resolved.get(ssp)
-            oldest = stream.oldest[ssp]
-            upcoming = stream.upcoming[ssp]
-            start = startpoint.offset if startpoint else state.checkpoint[ssp]
-            if startpoint is not None:
-                positions.startpoints[ssp] = startpoint
-            if stream.system.compare(start, upcoming) > 0:
-                positions.past_end[ssp] = (start, upcoming)
-                continue
-            if stream.system.compare(start, oldest) < 0:
-                if startpoint is None or startpoint.position != "oldest":
-                    positions.lost[ssp] = OffsetRange(start, oldest)
-                start = oldest
-            positions.unread[ssp] = OffsetRange(start, upcoming)
+            if ssp in state.checkpoint and ssp not in held:
+                _add_position(positions, stream, ssp, state)
     return positions
+
+
+def _add_position(
+    positions: InputPositions,
+    stream: StreamSnapshot,
+    ssp: SystemStreamPartition,
+    state: ApplicationState,
+) -> None:
+    """Add where reading of one partition continues, or why it is not read."""
+    start = state.checkpoint[ssp]
+    startpoint = state.offsets.resolved.get(ssp)
+    if startpoint is not None:
+        positions.startpoints[ssp] = startpoint
+        start = startpoint.offset
+    oldest = stream.oldest[ssp]
+    upcoming = stream.upcoming[ssp]
+    if stream.system.compare(start, upcoming) > 0:
+        positions.past_end[ssp] = (start, upcoming)
+        return
+    if stream.system.compare(start, oldest) < 0:
+        if startpoint is None or startpoint.position != "oldest":
+            positions.lost[ssp] = OffsetRange(start, oldest)
+        start = oldest
+    positions.unread[ssp] = OffsetRange(start, upcoming)
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
