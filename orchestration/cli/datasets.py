@@ -416,26 +416,21 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
     output.show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
     if not every:
         output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
-    else:
-        deleted = ["deleted", *[""] * (len(values) - 1)]
-        rows = [
-            [
-                *(
-                    "" if time is None else str(time.astimezone(UTC).replace(tzinfo=None))
-                    for time in interval
-                ),
-                *(deleted if part.entry is None else [part.entry[column] for column in values]),
-            ]
-            for part in newest
-            for interval in [(part.valid_from, part.valid_to)]
-        ]
-        if len(newest) < len(every):
-            part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)"
-        else:
-            part_of_all = ""
-        title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
-        output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
-    output.fail_if_missing([every or None])
+        output.fail_if_missing([None])
+    rows = []
+    for part in newest:
+        cells = ["deleted", *[""] * (len(values) - 1)]
+        if part.entry is not None:
+            cells = [part.entry[column] for column in values]
+        rows.append([_format_utc(part.valid_from), _format_utc(part.valid_to), *cells])
+    title = f"{name} {', '.join(texts[0])} over time, in UTC"
+    if len(newest) < len(every):
+        title += f", the newest {len(newest)} of {len(every)} (--limit)"
+    output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+
+
+def _format_utc(time: datetime | None) -> str:
+    return "" if time is None else str(time.astimezone(UTC).replace(tzinfo=None))
 
 
 def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:

@@ -4,7 +4,7 @@ other positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -254,20 +254,19 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
     """Return lines on what a commit changed, at this partition (None: at all, with only the
     first of many lines).
     """
-    starts = {
-        at: [f"{start.position} is at offset {start.offset} ({start.by}: {start.reason})"]
-        for at, start in change.resolved.items()
-    }
+    starts: dict[SystemStreamPartition, list[str]] = {}
+    moves: dict[SystemStreamPartition, list[str]] = {}
+    for at, resolved in change.resolved.items():
+        text = f"{resolved.position} is at offset {resolved.offset}"
+        starts[at] = [f"{text} ({resolved.by}: {resolved.reason})"]
     for at, start in change.applied.items():
         text = f"{start.position} applied, epoch {start.epoch} ({start.by}: {start.reason})"
         starts.setdefault(at, []).append(text)
-    moves: dict[SystemStreamPartition, list[str]] = {}
     for at, (before, after) in change.moved.items():
+        steps = [before or "none", after or "none"]
         if at in change.applied and change.batch is not None:
-            by = f"{change.applied[at].offset} -> "
-        else:
-            by = ""
-        moves[at] = [f"{before or 'none'} -> {by}{after or 'none'}"]
+            steps.insert(1, str(change.applied[at].offset))
+        moves[at] = [" -> ".join(steps)]
     for replay in change.replays:
         if replay.what != "moved":
             text = f"replay from {replay.position}, epoch {replay.epoch}, {replay.what}"
@@ -275,13 +274,20 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
         if replay.what in ("moved", "ended"):
             moves.setdefault(replay.ssp, []).append(f"{replay.before} -> {replay.after} (replay)")
     lines = [] if change.note is None else [change.note]
-    for of_kind in (starts, moves):
-        shown = [
-            f"{at}: {text}" for at, texts in of_kind.items() if ssp in (None, at) for text in texts
-        ]
-        if ssp is None and len(shown) > _MAX_LINES + 1:
-            shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more"]
-        lines += shown
+    return [*lines, *_list_texts(starts, ssp), *_list_texts(moves, ssp)]
+
+
+def _list_texts(
+    texts: Mapping[SystemStreamPartition, Sequence[str]], ssp: SystemStreamPartition | None
+) -> list[str]:
+    """Return the texts of one partition, or the first ones of all (None)."""
+    if ssp is not None:
+        return [f"{ssp}: {text}" for text in texts.get(ssp, ())]
+    lines = []
+    for at, of_partition in texts.items():
+        lines += [f"{at}: {text}" for text in of_partition]
+    if len(lines) > _MAX_LINES + 1:
+        lines[_MAX_LINES:] = [f"and {len(lines) - _MAX_LINES} more"]
     return lines
 
 

@@ -273,50 +273,56 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
     Also the largest lag of an input's watermark in seconds, and the sizes of state.
     """
     state = report.state
-    offsets = report.state.offsets
     json = dg.MetadataValue.json
     joins = {name: counts for name, counts in report.counters.items() if "unmatched" in counts}
-    plotted = ("unmatched", "before_history", "null_times")
-    lags = [times.lag.total_seconds() for times in report.watermarks if times.lag is not None]
-    is_known = report.watermarks and len(lags) == len(report.watermarks)
+    lost = sum(counts.get("lost_offsets", 0) for counts in report.counters.values())
+    facts = {
+        "adjunct/batches": report.batches,
+        "adjunct/few_batches": report.few_batches,
+        "adjunct/in_process_batches": report.in_process_batches,
+        "adjunct/last_batch": state.batch,
+        "adjunct/caught_up": report.caught_up,
+        "adjunct/versions": json(report.versions),
+        "adjunct/checkpoint": json({str(ssp): at for ssp, at in state.checkpoint.items()}),
+        "adjunct/joins": json(joins),
+    }
+    for name, counts in joins.items():
+        for what in ("unmatched", "before_history", "null_times"):
+            facts[f"adjunct/{what}/{name}"] = counts.get(what)
+    facts |= _timing_metadata(report.seconds)
+    facts["adjunct/lost_offsets"] = lost or None
+    facts |= _list_metadata(report)
+    facts["adjunct/watermark_lag_seconds"] = _largest_lag(report)
+    for name, size in report.state_sizes.items():
+        for fact, value in asdict(size).items():
+            facts[f"adjunct/state/{name}/{fact}"] = value
+    return _known(facts)
+
+
+def _list_metadata(report: StepReport) -> dict[str, Any]:
+    """Return what a step's startpoints, replays and watermarks are, without empty lists."""
+    state = report.state
+    offsets = state.offsets
+    marks = {name: mark.isoformat() for name, mark in state.times.operators.items()}
     lists: dict[str, Any] = {
         "startpoints": list(report.startpoints),
         "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
         "replays": [replay.model_dump(mode="json") for replay in offsets.replays.values()],
         "watermarks": [times.to_json() for times in report.watermarks],
-        "operator_watermarks": {
-            name: mark.isoformat() for name, mark in state.times.operators.items()
-        },
+        "operator_watermarks": marks,
     }
-    return _known(
-        {
-            "adjunct/batches": report.batches,
-            "adjunct/few_batches": report.few_batches,
-            "adjunct/in_process_batches": report.in_process_batches,
-            "adjunct/last_batch": state.batch,
-            "adjunct/caught_up": report.caught_up,
-            "adjunct/versions": json(report.versions),
-            "adjunct/checkpoint": json({str(ssp): at for ssp, at in state.checkpoint.items()}),
-            "adjunct/joins": json(joins),
-            **{
-                f"adjunct/{what}/{name}": of[what]
-                for name, of in joins.items()
-                for what in plotted
-                if what in of
-            },
-            **_timing_metadata(report.seconds),
-            "adjunct/lost_offsets": (
-                sum(of.get("lost_offsets", 0) for of in report.counters.values()) or None
-            ),
-            **{f"adjunct/{name}": json(value) for name, value in lists.items() if value},
-            "adjunct/watermark_lag_seconds": round(max(lags), 1) if is_known else None,
-            **{
-                f"adjunct/state/{name}/{fact}": value
-                for name, size in report.state_sizes.items()
-                for fact, value in asdict(size).items()
-            },
-        }
-    )
+    return {
+        f"adjunct/{name}": dg.MetadataValue.json(value) for name, value in lists.items() if value
+    }
+
+
+def _largest_lag(report: StepReport) -> float | None:
+    """Return the largest lag of an input's watermark in seconds; None if one is unknown."""
+    lags = [times.lag for times in report.watermarks]
+    known = [lag.total_seconds() for lag in lags if lag is not None]
+    if not known or len(known) < len(lags):
+        return None
+    return round(max(known), 1)
 
 
 def output_metadata(report: StepReport, name: str) -> dict[str, Any]:

@@ -459,8 +459,8 @@ def find_first_reads(
             cut.append(number)
     ends = {}
     unread = {}
-    for ssp, pieces in read.items():
-        ends[ssp] = _list_ends(asked, ssp, pieces)
+    for ssp, owned in read.items():
+        ends[ssp] = _list_ends(asked, ssp, owned)
         if unknown[ssp] or open_spans[ssp]:
             unread[ssp] = (*unknown[ssp], *open_spans[ssp])
     return FirstReads(
