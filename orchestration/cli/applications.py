@@ -41,7 +41,7 @@ from dagster_adjunct.orchestration.planner.planner import (
 from dagster_adjunct.orchestration.planner.render import describe_differences
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.orchestration.step.run import advance_datasets, run_application
+from dagster_adjunct.orchestration.step.run import RunReport, advance_datasets, run_application
 from dagster_adjunct.orchestration.step.verify_plan import verify_plan
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -279,16 +279,9 @@ def run(
     max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
     stay = _parse_stay(follow)
     app = load_application(reference)
-    runs_batches = bool(app.inputs or app.outputs or app.tables) or not app.datasets
+    runs_batches = bool(app.inputs or app.outputs or app.tables or not app.datasets)
     if stay is not None and not runs_batches:
-        problem = (
-            f"application {app.name!r} declares only datasets: there are no batches to stay for."
-        )
-        step = (
-            "Leave out --follow, and repeat the command, or let the datasets' sensors in Dagster do"
-            " so."
-        )
-        raise ConfigurationError(problem, step, setting="--follow")
+        raise _no_batches_error(app)
     systems = systems_for(app, lake=lake)
     run = f"cli-{uuid.uuid4().hex[:12]}"
     with (
@@ -324,17 +317,7 @@ def run(
         )
         if reporter is not None:
             reporter.set_step(report.step)
-    output.show_json(report.to_json())
-    for name, counters in report.step.counters.items():
-        output.show_table(name, ["counter", "value"], list(counters.items()))
-    end = "caught up"
-    if not report.step.caught_up:
-        end = "stopped at the limit" if stay is None else "stopped before the end of its inputs"
-    output.console.print(f"{report.step.batches} batches, {end}.")
-    for dataset in app.datasets:
-        if is_advanced_by_partition(dataset):
-            output.show_line(describe_partitions(dataset))
-    output.fail_if_rejected(report.datasets)
+    _show_run(app, report, stay)
 
 
 def _parse_stay(follow: str | None) -> timedelta | None:
@@ -347,6 +330,28 @@ def _parse_stay(follow: str | None) -> timedelta | None:
             "--follow is 0: expected a time.", "Give for example 30m.", setting="--follow"
         )
     return stay
+
+
+def _no_batches_error(app: Application) -> ConfigurationError:
+    problem = f"application {app.name!r} declares only datasets: there are no batches to stay for."
+    step = (
+        "Leave out --follow, and repeat the command, or let the datasets' sensors in Dagster do so."
+    )
+    return ConfigurationError(problem, step, setting="--follow")
+
+
+def _show_run(app: Application, report: RunReport, stay: timedelta | None) -> None:
+    output.show_json(report.to_json())
+    for name, counters in report.step.counters.items():
+        output.show_table(name, ["counter", "value"], list(counters.items()))
+    end = "caught up"
+    if not report.step.caught_up:
+        end = "stopped at the limit" if stay is None else "stopped before the end of its inputs"
+    output.console.print(f"{report.step.batches} batches, {end}.")
+    for dataset in app.datasets:
+        if is_advanced_by_partition(dataset):
+            output.show_line(describe_partitions(dataset))
+    output.fail_if_rejected(report.datasets)
 
 
 def _show_event(event: StepEvent | AdvanceReport) -> None:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import click
 from rich.console import Console
@@ -255,44 +255,58 @@ def show_table(
     User data (`own`) is printed as it is. Otherwise version ids and times are shortened, and
     sentences that do not fit are printed below the table.
     """
-    context = click.get_current_context(silent=True)
-    wide = context is not None and bool(context.meta.get(WIDE))
-    moved: list[str] = []
+    wide = _is_wide()
+    below: list[int] = []
     if own or wide:
-        cells = [[format_value(cell, own=own) for cell in row] for row in rows]
+        cells = _format_cells(rows, own=own)
     else:
-        cells = [[format_value(cell) for cell in row] for row in shorten_cells(rows)]
-        moved = columns_below(columns, cells, console.width)
-    shown = [name for name in columns if name not in moved]
-    fits = natural_width(shown, columns, cells) <= console.width and not own
+        cells = _format_cells(shorten_cells(rows))
+        below = [columns.index(name) for name in columns_below(columns, cells, console.width)]
+    shown = [at for at in range(len(columns)) if at not in below]
+    width = natural_width([columns[at] for at in shown], columns, cells)
+    fits = width <= console.width and not own
     table = Table()
-    for at, name in enumerate(columns):
-        if name not in moved:
-            is_first = at == 0 and not own
-            table.add_column(
-                Text(name),
-                justify="right" if _is_numeric(rows, at) else "left",
-                overflow="fold",
-                no_wrap=wide or fits or is_first,
-            )
-    below = [columns.index(name) for name in moved]
+    for at in shown:
+        is_first = at == 0 and not own
+        table.add_column(
+            Text(columns[at]),
+            justify=_justify(rows, at),
+            overflow="fold",
+            no_wrap=wide or fits or is_first,
+        )
     for row in cells:
-        table.add_row(*[Text(row[at]) for at in range(len(columns)) if at not in below])
+        table.add_row(*[Text(row[at]) for at in shown])
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
     if wide:
-        width = max(console.width, natural_width(columns, columns, cells))
-        Console(width=width, quiet=console.quiet).print(table)
+        Console(width=max(console.width, width), quiet=console.quiet).print(table)
         return
     console.print(table)
+    _show_sentences(columns, below, cells)
+
+
+def _is_wide() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(WIDE))
+
+
+def _format_cells(rows: Sequence[Sequence[Any]], *, own: bool = False) -> list[list[str]]:
+    return [[format_value(cell, own=own) for cell in row] for row in rows]
+
+
+def _show_sentences(
+    columns: Sequence[str], below: Sequence[int], cells: Sequence[Sequence[str]]
+) -> None:
+    """Print the cells of the columns `below` a table, a line for each row."""
     for row in cells:
         sentences = [f"{columns[at]}: {row[at]}" for at in below if row[at] not in _NOTHING]
         if sentences:
             show_line(f"{columns[0]} {row[0]}: {', '.join(sentences)}".strip())
 
 
-def _is_numeric(rows: Sequence[Sequence[Any]], at: int) -> bool:
-    """Whether a column has nothing but numbers."""
-    return bool(rows) and all(isinstance(row[at], int | float) for row in rows)
+def _justify(rows: Sequence[Sequence[Any]], at: int) -> Literal["left", "right"]:
+    """Return "right" for a column that has nothing but numbers."""
+    is_numeric = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
+    return "right" if is_numeric else "left"
 
 
 def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> None:

@@ -208,6 +208,14 @@ class _Entries:
         version = None if key.version is None else str(key.version)
         return {"family": key.family, "key": key.key, **value, "version": version}
 
+    def list_as_json(self, page: IteratorPage[Any]) -> list[dict[str, Any]]:
+        """Convert a page of entries, or of keys, to JSON."""
+        listed = []
+        for item in page.items:
+            is_entry = isinstance(item, TableEntry)
+            listed.append(self.to_json(item.key, item) if is_entry else self.to_json(item))
+        return listed
+
     def show_json(self, **facts: Any) -> None:
         output.show_json({"table": self.table, "family": self.family, **facts})
 
@@ -470,10 +478,7 @@ def iterate_entries(
                 continue
             behind = page.state
             at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
-            for item in page.items:
-                found.append(
-                    entries.to_json(item) if keys_only else entries.to_json(item.key, item)
-                )
+            found += entries.list_as_json(page)
     output.show_json({"table": entries.table, "entries": found, "state": at})
     if not found:
         output.show_line("No entries." if state is None else "No more entries.")

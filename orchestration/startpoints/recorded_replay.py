@@ -439,10 +439,11 @@ def find_first_reads(
     """
     unknown: dict[SystemStreamPartition, list[Span]] = {}
     open_spans: dict[SystemStreamPartition, list[Span]] = {}
+    read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {}
     for ssp, asked_span in asked.spans.items():
         before = gone.get(ssp, (asked_span[0], asked_span[0]))
         unknown[ssp], open_spans[ssp] = _split_spans(asked.compare, ssp, [asked_span], before)
-    read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {ssp: [] for ssp in asked.spans}
+        read[ssp] = []
     first: dict[int, Intent] = {}
     cut = []
     for number, intent in sorted(batches.items()):
