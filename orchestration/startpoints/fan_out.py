@@ -52,7 +52,14 @@ class FanOutState:
 
     def all_unreadable(self) -> tuple[Unreadable, ...]:
         """Return the unreadable entries, and the unreadable requests of readable entries."""
-        return (*self.unreadable, *(part for held in self.tasks.values() for part in held.unread))
+        unreadable = list(self.unreadable)
+        for held in self.tasks.values():
+            unreadable += held.unread
+        return tuple(unreadable)
+
+    def list_pending(self) -> dict[str, Requests]:
+        """Return the requests that tasks still have to apply, by task."""
+        return {task: held.pending for task, held in self.tasks.items() if held.pending}
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,10 @@ class InputPositions:
     past_end: dict[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
     stuck_replays: list[tuple[Replay, str]] = field(default_factory=list)
 
+    def lost_in(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+        """Return the unread offsets of one stream that retention has deleted."""
+        return {ssp: span for ssp, span in self.lost.items() if ssp.qualified_stream == stream}
+
 
 def _keep_positions(
     source: Input, stream: StreamSnapshot, state: ApplicationState, *, resets: bool
@@ -288,24 +292,18 @@ def check_positions(
     """
     check_same_streams(app, streams, known)
     for ssp, (start, upcoming) in positions.past_end.items():
-        reader = (
-            _describe_owner(positions.startpoints.get(ssp))
-            or f"application {app.name!r} continues at "
-        )
+        reader = _describe_owner(positions.startpoints.get(ssp))
+        if not reader:
+            reader = f"application {app.name!r} continues at "
         raise _past_end_error(app, ssp, start, upcoming, reader, "Restore the stream, or")
     for source in app.inputs.values():
-        lost = {
-            ssp: span
-            for ssp, span in positions.lost.items()
-            if ssp.qualified_stream == source.stream
-        }
+        lost = positions.lost_in(source.stream)
         if lost and source.on_lost != "oldest":
             raise _retention_error(app, source, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
         stream = streams.get(replay.ssp.qualified_stream)
-        named = (
-            replay.ssp if stream is not None and replay.ssp in stream.partitions else "--all"
-        )  # it no longer exists
+        is_there = stream is not None and replay.ssp in stream.partitions
+        named = replay.ssp if is_there else "--all"
         raise offset_error(
             replay.ssp,
             f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset"
@@ -469,9 +467,10 @@ def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
         f"{ssp} (at offset {span.start}, the oldest left is {span.end})"
         for ssp, span in lost.items()
     ]
-    return ", ".join(spans[:_SHOWN]) + (
-        f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else ""
-    )
+    text = ", ".join(spans[:_SHOWN])
+    if len(spans) > _SHOWN:
+        text += f" and {len(spans) - _SHOWN} more partitions"
+    return text
 
 
 def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
