@@ -65,8 +65,10 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     ends = {} if app is None else _stream_ends(lake, app, last)
     inputs = () if app is None else measure_input_times(app, last.times, lake.now())
     times = _times_to_json(lake, app, last, inputs)
-    behind = {"behind": {str(ssp): distance for ssp, (_, distance) in ends.items()}} if ends else {}
-    show_json({"application": application, **last.to_json(), **times, **behind})
+    document = {"application": application, **last.to_json(), **times}
+    if ends:
+        document["behind"] = {str(ssp): distance for ssp, (_, distance) in ends.items()}
+    show_json(document)
     facts = {
         "last batch": last.batch,
         "left so by commit": last.number,
@@ -74,16 +76,15 @@ def show_checkpoint(lake: Lake, name: str) -> None:
         "by": last.by,
     }
     show_facts(f"checkpoint of {application}", facts)
-    columns = [
-        "partition",
-        "next offset",
-        "epoch",
-        *(["stream ends at", "offsets behind"] if ends else []),
-    ]
-    rows = [
-        [str(ssp), offset, last.epochs.get(ssp, 0), *ends.get(ssp, ("-", "-") if ends else ())]
-        for ssp, offset in last.offsets.items()
-    ]
+    columns = ["partition", "next offset", "epoch"]
+    if ends:
+        columns += ["stream ends at", "offsets behind"]
+    rows = []
+    for ssp, offset in last.offsets.items():
+        row = [str(ssp), offset, last.epochs.get(ssp, 0)]
+        if ends:
+            row += ends.get(ssp, ("-", "-"))
+        rows.append(row)
     show_table("next offsets", columns, rows)
     _show_times(app, last, times, inputs)
     for ssp, start in last.resolved.items():
@@ -238,15 +239,16 @@ def _show_times(
     show_table("times of records", columns if app else columns[:-1], rows)
     for times in inputs:
         show_line(f"{times.describe()}.")
-    if operators := sorted(last.times.operators.items()):
+    waits_for = facts.get("waiting_for", {})
+    marks = [
+        [name, format_time(mark), waits_for.get(name)]
+        for name, mark in sorted(last.times.operators.items())
+    ]
+    if marks:
         columns = ["operator", "watermark", "waits for"]
-        marks = [
-            [name, format_time(mark), facts.get("waiting_for", {}).get(name)]
-            for name, mark in operators
-        ]
         show_table("watermarks of operators", columns if app else columns[:-1], marks)
-    if sizes := facts["state"]:
-        rows = [[name, *size.values()] for name, size in sizes.items()]
+    if facts["state"]:
+        rows = [[name, *size.values()] for name, size in facts["state"].items()]
         show_table("state", ["table", "rows", "bytes", "kept for"], rows)
 
 
