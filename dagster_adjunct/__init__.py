@@ -41,7 +41,7 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
     ),
     "dagster_adjunct.orchestration.code_location.definitions": ("build_definitions",),
     "dagster_adjunct.orchestration.code_location.resources": ("LakeResource", "SparkResource"),
-    "dagster_adjunct.orchestration.operators.sends": ("SinkContext",),
+    "dagster_adjunct.orchestration.operators.calls": ("SinkContext",),
     "dagster_adjunct.orchestration.operators.table_updates": ("update_message",),
     "dagster_adjunct.orchestration.planner.planner": ("plan_application", "systems_for"),
     "dagster_adjunct.orchestration.step.progress": ("StepEvent", "StepReport"),

@@ -335,13 +335,11 @@ class TestApplication:
         self._sequence = 0
         self._runs = 0
         named = {*app.inputs, *app.outputs, *self._described}
-        named |= {
-            dataset.stream for dataset in self._datasets.values() if dataset.stream is not None
-        }
-        self._systems = {
-            system: self._system(system)
-            for system in sorted({split_stream_name(n)[0] for n in named})
-        }
+        for dataset in self._datasets.values():
+            if dataset.stream is not None:
+                named.add(dataset.stream)
+        systems = {split_stream_name(name)[0] for name in named}
+        self._systems = {system: self._system(system) for system in sorted(systems)}
         for name, stream in self._described.items():
             if stream.schema is not None:
                 self._create(name, ())
@@ -394,22 +392,19 @@ class TestApplication:
     def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
         """Put records into a remote table by key (a tuple if the key has several columns)."""
         table = self._tables[_require_known("remote table", name, self._tables)]
-        keys = {
-            key: key if isinstance(key, tuple) and len(table.key) > 1 else (key,) for key in records
-        }
-        for key in (key for key, parts in keys.items() if len(parts) != len(table.key)):
-            problem = (
-                f"remote table {name!r} got {key!r:.80} as a key; its key is"
-                f" ({', '.join(table.key)})."
-            )
-            step = "Pass a tuple with a value for each of these columns."
-            raise errors.ConfigurationError(problem, step, argument="records", table=name)
-        self._fake(name).fill(
-            {
-                key: {**dict(zip(table.key, keys[key], strict=True)), **record}
-                for key, record in records.items()
-            }
-        )
+        filled = {}
+        for key, record in records.items():
+            is_several = isinstance(key, tuple) and len(table.key) > 1
+            parts = key if is_several else (key,)
+            if len(parts) != len(table.key):
+                problem = (
+                    f"remote table {name!r} got {key!r:.80} as a key; its key is"
+                    f" ({', '.join(table.key)})."
+                )
+                step = "Pass a tuple with a value for each of these columns."
+                raise errors.ConfigurationError(problem, step, argument="records", table=name)
+            filled[key] = {**dict(zip(table.key, parts, strict=True)), **record}
+        self._fake(name).fill(filled)
 
     def run(
         self,
@@ -438,15 +433,17 @@ class TestApplication:
             run=f"test-{self._runs}",
             max_batches=max_batches,
         )
-        sent = {name: self._records(name, start) for name, start in before.items()}
-        outputs, deletions = (
-            {name: records[part] for name, records in sent.items()} for part in (0, 1)
-        )
-        tables: dict[str, Mapping[Any, dict[str, Any]]] = {
-            name: self._fake(name).records() for name in self._tables
-        }
-        written = {operator.spec.writes for operator in self._app.operators}
-        tables |= {name: self._entries(name) for name in self._datasets if name in written}
+        outputs: dict[str, Records] = {}
+        deletions: dict[str, Records] = {}
+        for name, start in before.items():
+            outputs[name], deletions[name] = self._records(name, start)
+        tables: dict[str, Mapping[Any, dict[str, Any]]] = {}
+        for name in self._tables:
+            tables[name] = self._fake(name).records()
+        for operator in self._app.operators:
+            written = operator.spec.writes
+            if written in self._datasets:
+                tables[written] = self._entries(written)
         return TestResult(outputs, deletions, tables, report.step.counters, report, plan)
 
     def output(self, name: str) -> Records:
@@ -456,14 +453,14 @@ class TestApplication:
         return self._records(_require_known("output", name, self._app.outputs), {})[0]
 
     def _system(self, name: str) -> FakeStreams:
-        described = {split_stream_name(stream): given for stream, given in self._described.items()}
-        partitioners = {
-            stream: given.partitioner
-            for (system, stream), given in described.items()
-            if system == name
-        }
-        lake = self._lake if name == "lake" else open_lake(self._folder / f"system-{name}")
-        return FakeStreams(lake, name, {} if name == "lake" else partitioners)
+        if name == "lake":
+            return FakeStreams(self._lake, name, {})
+        partitioners = {}
+        for described, given in self._described.items():
+            system, stream = split_stream_name(described)
+            if system == name:
+                partitioners[stream] = given.partitioner
+        return FakeStreams(open_lake(self._folder / f"system-{name}"), name, partitioners)
 
     def _fake(self, name: str) -> FakeTable:
         fake = self._tables[name].write_function or self._tables[name].read_function
@@ -537,7 +534,10 @@ class TestApplication:
         deleted: Records = []
         for row in system.read_arrow(ranges).to_pylist():
             record = {column: value for column, value in row.items() if column not in RECORD_META}
-            (deleted if row.get(TOMBSTONE) else kept).append(record)
+            if row.get(TOMBSTONE):
+                deleted.append(record)
+            else:
+                kept.append(record)
         return kept, deleted
 
 

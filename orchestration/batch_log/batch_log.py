@@ -85,6 +85,10 @@ class ResolvedStartpoint(RequestedPosition):
     offset: str
     resolved_at: datetime
 
+    def is_of(self, request: str, stream: str | None) -> bool:
+        """Whether it is of this request, and of the stream with this identity."""
+        return self.id == request and self.stream == stream
+
 
 class AppliedStartpoint(RequestedPosition):
     """The latest startpoint that a commit of offsets applied to a partition, and the epoch that it
@@ -614,14 +618,12 @@ class BatchLog:
         """
         logged = self.read()
         state = logged.state
-        stopped = [
-            state.offsets.replays[key] for key in sorted(ids) if key in state.offsets.replays
-        ]
+        going = dict(state.offsets.replays)
+        stopped = [going.pop(key) for key in sorted(going.keys() & set(ids))]
         if not stopped:
             return []
-        if state.open is not None and set(state.open.replays.values()) & {
-            replay.id for replay in stopped
-        }:
+        reading = set() if state.open is None else set(state.open.replays.values())
+        if state.open is not None and not reading.isdisjoint(replay.id for replay in stopped):
             raise errors.ConfigurationError(
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay"
                 f" on {', '.join(str(replay.ssp) for replay in stopped)}.",
@@ -629,11 +631,8 @@ class BatchLog:
                 f" {self._application} --reason ….",
                 application=self._application,
             )
-        replays = {
-            key: replay for key, replay in state.offsets.replays.items() if replay not in stopped
-        }
         after = state.model_copy(
-            update={"offsets": state.offsets.model_copy(update={"replays": replays})}
+            update={"offsets": state.offsets.model_copy(update={"replays": going})}
         )
         self.commit(logged, after, by=by, note=f"replays cancelled: {reason}")
         return stopped

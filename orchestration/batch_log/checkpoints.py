@@ -215,29 +215,32 @@ def _describe_change(
     commit: Commit, before: ApplicationState, after: ApplicationState
 ) -> CheckpointChange | None:
     """Return what a commit changed; None for one that only opened a batch."""
-    ended = after.last is not None and after.last != before.last
+    ended = None
+    if after.last is not None and after.last != before.last:
+        ended = after.last.intent.batch
     old = before.offsets
     new = after.offsets
     applied = _added(old.applied, new.applied)
-    moved = {
-        ssp: (before.checkpoint.get(ssp), after.checkpoint.get(ssp))
-        for ssp in {*before.checkpoint, *after.checkpoint}
-        if ssp in applied or before.checkpoint.get(ssp) != after.checkpoint.get(ssp)
-    }
+    moved = {}
+    for ssp in {*before.checkpoint, *after.checkpoint}:
+        span = (before.checkpoint.get(ssp), after.checkpoint.get(ssp))
+        if ssp in applied or span[0] != span[1]:
+            moved[ssp] = span
     change = CheckpointChange(
         number=commit.number,
         at=commit.created_at,
         by=commit.by,
-        batch=after.last.intent.batch if ended and after.last else None,
+        batch=ended,
         note=after.note,
         moved=_sorted(moved),
         resolved=_sorted(_added(old.resolved, new.resolved)),
         applied=_sorted(applied),
         replays=tuple(_iter_replay_changes(before, after)),
     )
-    if ended or change.note or change.moved or change.resolved or change.applied or change.replays:
-        return change
-    return None
+    has_offsets = change.moved or change.resolved or change.applied or change.replays
+    if ended is None and not change.note and not has_offsets:
+        return None
+    return change
 
 
 def _iter_replay_changes(

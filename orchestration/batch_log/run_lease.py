@@ -298,34 +298,8 @@ class RunLease:
 
     def _begin(self) -> None:
         """Wait for the lease, take it and renew it from now on."""
-        began = time.monotonic()
-        pause = 0.25
-        waits_for = ""
         now = partial(read_store_clock, self._store, self._clock_key)
-        while True:
-            stored = read_lease(self._store, self._key)
-            why = describe_end(stored, now, self._claim.finished) if stored else ""
-            if stored is None or why or self._claim.take_over:
-                if self._take(stored):
-                    break
-                continue
-            waited = time.monotonic() - began
-            limit = self._claim.wait.total_seconds()
-            if waited >= limit:
-                raise self._busy(stored)
-            if stored.describe() != waits_for:
-                waits_for = stored.describe()
-                self._claim.say(
-                    f"application {self._application} is being run by {waits_for}; waiting up to "
-                    f"{timedelta(seconds=round(limit - waited))}"
-                )
-            if (
-                stored.holder is not None and stored.holder.stays
-            ):  # repeated: who takes the lease deletes it
-                self._asked = True
-                ask_to_end(self._store, self._asked_key, self._holder.describe())
-            time.sleep(min(pause, limit - waited))
-            pause = min(_LONGEST_PAUSE, pause * 1.5)
+        taken_from, why = self._wait_and_take(now)
         self._fence = Fence(
             self._store,
             self._key,
@@ -339,16 +313,47 @@ class RunLease:
         self._heartbeat.on_renewal = self._fence.extend
         self._heartbeat.on_loss = self._fence.expire
         self._heartbeat.start()
-        if self._claim.stays or (
-            stored is not None and stored.holder is not None and stored.holder.stays
-        ):
+        before = None if taken_from is None else taken_from.holder
+        if self._claim.stays or (before is not None and before.stays):
             self._store.delete(self._asked_key)
-        if stored is not None and not (stored.holder and stored.holder.ended):
+        has_ended = before is not None and before.ended
+        if taken_from is not None and not has_ended:
             self._claim.say(
-                f"application {self._application} is taken over from {stored.describe()}:"
+                f"application {self._application} is taken over from {taken_from.describe()}:"
                 f" {why or 'as requested'}"
             )
-        self._wait_for_writes(stored, now)
+        self._wait_for_writes(taken_from, now)
+
+    def _wait_and_take(self, now: Callable[[], datetime]) -> tuple[StoredLease | None, str]:
+        """Take the lease once it has ended, or at once if it is to be taken over; return the one
+        before, and why it has ended.
+        """
+        began = time.monotonic()
+        limit = self._claim.wait.total_seconds()
+        pause = 0.25
+        waits_for = ""
+        while True:
+            stored = read_lease(self._store, self._key)
+            why = "" if stored is None else describe_end(stored, now, self._claim.finished)
+            if stored is None or why or self._claim.take_over:
+                if self._take(stored):
+                    return stored, why
+                continue
+            waited = time.monotonic() - began
+            if waited >= limit:
+                raise self._busy(stored)
+            if stored.describe() != waits_for:
+                waits_for = stored.describe()
+                self._claim.say(
+                    f"application {self._application} is being run by {waits_for}; waiting up to "
+                    f"{timedelta(seconds=round(limit - waited))}"
+                )
+            if stored.holder is not None and stored.holder.stays:
+                # Repeated: who takes the lease deletes it.
+                self._asked = True
+                ask_to_end(self._store, self._asked_key, self._holder.describe())
+            time.sleep(min(pause, limit - waited))
+            pause = min(_LONGEST_PAUSE, pause * 1.5)
 
     def _wait_for_writes(self, stored: StoredLease | None, now: Callable[[], datetime]) -> None:
         """Wait until no earlier run can write any more; it stops at its next look at its lease,

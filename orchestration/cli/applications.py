@@ -11,7 +11,9 @@ import signal
 import socket
 import sys
 import uuid
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import click
 
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
-from dagster_adjunct.orchestration.application.application import load_application
+from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,
     is_advanced_by_partition,
@@ -39,8 +41,8 @@ from dagster_adjunct.orchestration.planner.planner import (
 from dagster_adjunct.orchestration.planner.render import describe_differences
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
 from dagster_adjunct.orchestration.step.dry_run import verify_plan
-from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
-from dagster_adjunct.orchestration.step.run import advance_datasets, run_application
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.run import RunReport, advance_datasets, run_application
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory
@@ -98,10 +100,39 @@ def plan(
     starts Spark but reads no data).
     """
     form = "json" if output.console.quiet else form
-    if (verify or against is not None) and form == "mermaid":
-        problem = (
-            f"{'--verify' if verify else '--against'} can't be combined with --format mermaid."
-        )
+    _check_plan_options(form, against, verify=verify)
+    app = load_application(reference)
+    systems = systems_for(app, lake=lake)
+    planned = plan_application(app, systems=systems)
+    lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
+    if not verify:  # with --verify Spark parses all SQL itself
+        check_syntax(app)
+        check_zones(app)
+    if against is not None:
+        shown = _compare_plan(planned, against, lake_notes)
+    else:
+        planned = replace(planned, notes=(*planned.notes, *lake_notes))
+        what = f"The plan of {planned.application}"
+        shown = _ShownPlan(what, planned.to_json(), planned.render())
+        if form == "mermaid":
+            shown = replace(shown, text=planned.to_mermaid())
+        if verify:
+            with session_scope(master=master, lake_url=lake.url) as spark:
+                runtime = Runtime(lake, systems, session_factory(spark), by="verify")
+                proof = verify_plan(runtime, app, planned)
+            document = {"plan": shown.document, "spark": proof.to_json()}
+            text = f"{shown.text}\n{proof.render()}\n"
+            shown = _ShownPlan(what, document, text, differs=bool(proof.differences))
+    text = f"{output.format_json(shown.document)}\n" if form == "json" else shown.text
+    _emit(text, file, shown.what)
+    if shown.differs:
+        raise click.exceptions.Exit(DIFFERS)
+
+
+def _check_plan_options(form: str, against: Path | None, *, verify: bool) -> None:
+    if form == "mermaid" and (verify or against is not None):
+        option = "--verify" if verify else "--against"
+        problem = f"{option} can't be combined with --format mermaid."
         raise ConfigurationError(problem, "Choose --format text or json.", setting="--format")
     if verify and against is not None:
         raise ConfigurationError(
@@ -109,41 +140,30 @@ def plan(
             "Give only one of them.",
             setting="--verify",
         )
-    app = load_application(reference)
-    systems = systems_for(app, lake=lake)
-    planned = plan_application(app, systems=systems)
-    lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
-    what = f"The plan of {planned.application}"
-    if against is None:
-        planned = replace(planned, notes=(*planned.notes, *lake_notes))
-    if not verify:  # with --verify Spark parses all SQL itself
-        check_syntax(app)
-        check_zones(app)
-    differs = False
-    document: dict[str, Any] = planned.to_json()
-    if verify:
-        with session_scope(master=master, lake_url=lake.url) as spark:
-            proof = verify_plan(
-                Runtime(lake, systems, session_factory(spark), by="verify"), app, planned
-            )
-        document = {"plan": document, "spark": proof.to_json()}
-        differs = bool(proof.differences)
-        text = f"{planned.render()}\n{proof.render()}\n"
-    elif against is not None:
-        older = _read_plan(against)
-        # A stored plan contains the notes of its lake too; these are no difference between plans.
-        older["notes"] = [note for note in older.get("notes", ()) if note not in lake_notes]
-        lines = describe_differences(older, document)
-        document = {"against": str(against), "differences": lines, "notes": lake_notes}
-        differs = bool(lines)
-        text = "".join(f"{line}\n" for line in lines) or f"The plan equals the one in {against}.\n"
-        text += "".join(f"Note: {note}\n" for note in lake_notes)
-        what = f"The comparison with {against}"
-    else:
-        text = planned.to_mermaid() if form == "mermaid" else planned.render()
-    _emit(f"{output.format_json(document)}\n" if form == "json" else text, file, what)
-    if differs:
-        raise click.exceptions.Exit(DIFFERS)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownPlan:
+    """A plan, its proof, or a comparison with another plan, as JSON and as text; `what` names it.
+
+    `differs` says that the other plan, or Spark's, is not the same.
+    """
+
+    what: str
+    document: dict[str, Any]
+    text: str
+    differs: bool = False
+
+
+def _compare_plan(planned: ExecutionPlan, against: Path, lake_notes: list[str]) -> _ShownPlan:
+    older = _read_plan(against)
+    # A stored plan contains the notes of its lake too; these are no difference between plans.
+    older["notes"] = [note for note in older.get("notes", ()) if note not in lake_notes]
+    lines = describe_differences(older, planned.to_json())
+    text = "".join(f"{line}\n" for line in lines) or f"The plan equals the one in {against}.\n"
+    text += "".join(f"Note: {note}\n" for note in lake_notes)
+    document = {"against": str(against), "differences": lines, "notes": lake_notes}
+    return _ShownPlan(f"The comparison with {against}", document, text, differs=bool(lines))
 
 
 def _read_plan(path: Path) -> dict[str, Any]:
@@ -256,67 +276,33 @@ def run(
     If a dataset fails, the others are brought up to date, but no batch is run. Exits with 3 if a
     dataset rejected a version; batches then use the version served before.
     """
-
-    def show_event(event: StepEvent | AdvanceReport) -> None:
-        if (
-            getattr(event, "what", "") != "lease"
-        ):  # waiting for a lease is logged as a warning on stderr
-            output.show_line(event.summary())
-
-    def report_event(event: StepEvent | AdvanceReport) -> None:
-        show_event(event)
-        if reporter is not None and isinstance(event, AdvanceReport):
-            reporter.add_advance(event)
-
-    def report_batch(report: StepReport) -> None:
-        if reporter is not None and stay is not None:
-            reporter.add_batch(report)
-
     max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
-    if follow is None:
-        stay = None
-    else:
-        stay = options.parse_duration("--follow", follow, "for example 30m or 8h")
-    if stay is not None and not stay:
-        raise ConfigurationError(
-            "--follow is 0: expected a time.", "Give for example 30m.", setting="--follow"
-        )
+    stay = _parse_stay(follow)
     app = load_application(reference)
+    runs_batches = bool(app.inputs or app.outputs or app.tables or not app.datasets)
+    if stay is not None and not runs_batches:
+        raise _no_batches_error(app)
     systems = systems_for(app, lake=lake)
     run = f"cli-{uuid.uuid4().hex[:12]}"
-    partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]
     with (
         reporting(app, lake, systems, run) as reporter,
         session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark,
     ):
-        if app.datasets and not (app.inputs or app.outputs or app.tables):
-            if stay is not None:
-                problem = (
-                    f"application {app.name!r} declares only datasets: there are no batches to stay"
-                    " for."
-                )
-                step = (
-                    "Leave out --follow, and repeat the command, or let the datasets' sensors in"
-                    " Dagster do so."
-                )
-                raise ConfigurationError(problem, step, setting="--follow")
+
+        def report_event(event: StepEvent | AdvanceReport) -> None:
+            _show_event(event)
+            if reporter is not None and isinstance(event, AdvanceReport):
+                reporter.add_advance(event)
+
+        if not runs_batches:
             runtime = Runtime(
                 lake, systems, session_factory(spark), run, few_in_process=app.engine == "auto"
             )
-            reports = advance_datasets(
-                runtime, app, on_report=report_event, on_stage=show_stage
-            ).reports
-            output.show_json({"datasets": [report.to_json() for report in reports], "step": None})
-            for dataset in partitioned:
-                command = f"adjunct dataset advance {dataset.name} {reference} --partition VERSION"
-                output.show_line(
-                    f"dataset {dataset.name}: its versions are partitions, built by: {command}"
-                )
-            output.show_line(
-                f"Application {app.name} declares only datasets: there are no batches to run."
-            )
-            output.fail_if_rejected(reports)
+            advanced = advance_datasets(runtime, app, on_report=report_event, on_stage=show_stage)
+            _show_advanced(app, reference, advanced.reports)
             return
+        if reporter is not None and stay is not None:
+            limits["on_report"] = reporter.add_batch
         report = run_application(
             app,
             lake=lake,
@@ -324,7 +310,6 @@ def run(
             spark=spark,
             run=run,
             on_event=report_event,
-            on_report=report_batch,
             on_stage=show_stage,
             wait=max_wait,
             follow=stay,
@@ -332,15 +317,60 @@ def run(
         )
         if reporter is not None:
             reporter.set_step(report.step)
+    _show_run(app, report, stay)
+
+
+def _parse_stay(follow: str | None) -> timedelta | None:
+    """Return for how long a run stays, None if it does not."""
+    if follow is None:
+        return None
+    stay = options.parse_duration("--follow", follow, "for example 30m or 8h")
+    if not stay:
+        raise ConfigurationError(
+            "--follow is 0: expected a time.", "Give for example 30m.", setting="--follow"
+        )
+    return stay
+
+
+def _no_batches_error(app: Application) -> ConfigurationError:
+    problem = f"application {app.name!r} declares only datasets: there are no batches to stay for."
+    step = (
+        "Leave out --follow, and repeat the command, or let the datasets' sensors in Dagster do so."
+    )
+    return ConfigurationError(problem, step, setting="--follow")
+
+
+def _show_run(app: Application, report: RunReport, stay: timedelta | None) -> None:
     output.show_json(report.to_json())
     for name, counters in report.step.counters.items():
         output.show_table(name, ["counter", "value"], list(counters.items()))
-    stopped = "stopped at the limit" if stay is None else "stopped before the end of its inputs"
-    end = "caught up" if report.step.caught_up else stopped
+    end = "caught up"
+    if not report.step.caught_up:
+        end = "stopped at the limit" if stay is None else "stopped before the end of its inputs"
     output.console.print(f"{report.step.batches} batches, {end}.")
-    for dataset in partitioned:
-        output.show_line(describe_partitions(dataset))
+    for dataset in app.datasets:
+        if is_advanced_by_partition(dataset):
+            output.show_line(describe_partitions(dataset))
     output.fail_if_rejected(report.datasets)
+
+
+def _show_event(event: StepEvent | AdvanceReport) -> None:
+    # Waiting for a lease is logged as a warning on stderr.
+    if getattr(event, "what", "") != "lease":
+        output.show_line(event.summary())
+
+
+def _show_advanced(app: Application, reference: str, reports: Sequence[AdvanceReport]) -> None:
+    """Show what became of an application that declares only datasets."""
+    output.show_json({"datasets": [report.to_json() for report in reports], "step": None})
+    for dataset in app.datasets:
+        if is_advanced_by_partition(dataset):
+            command = f"adjunct dataset advance {dataset.name} {reference} --partition VERSION"
+            output.show_line(
+                f"dataset {dataset.name}: its versions are partitions, built by: {command}"
+            )
+    output.show_line(f"Application {app.name} declares only datasets: there are no batches to run.")
+    output.fail_if_rejected(reports)
 
 
 @click.command()

@@ -369,21 +369,23 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
     output.show_json(differences.to_json())
-    counts = {
-        what: getattr(differences, what) for what in ("added", "removed", "changed", "unchanged")
+    facts: dict[str, Any] = {
+        "added": differences.added,
+        "removed": differences.removed,
+        "changed": differences.changed,
+        "unchanged": differences.unchanged,
     }
-    columns = {
-        f"columns {what}": getattr(differences, f"columns_{what}")
-        for what in ("added", "removed", "retyped")
-    }
-    retyped = [
+    retyped = tuple(
         f"{column} ({before} to {after})" for column, before, after in differences.columns_retyped
-    ]
-    columns["columns retyped"] = tuple(retyped)
-    output.show_facts(
-        f"{name}: {differences.old} to {differences.new}",
-        counts | {k: v for k, v in columns.items() if v},
     )
+    for what, columns in (
+        ("columns added", differences.columns_added),
+        ("columns removed", differences.columns_removed),
+        ("columns retyped", retyped),
+    ):
+        if columns:
+            facts[what] = columns
+    output.show_facts(f"{name}: {differences.old} to {differences.new}", facts)
     for what, keys in (
         ("added", differences.added_sample),
         ("removed", differences.removed_sample),
@@ -391,11 +393,10 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
         if keys:
             output.show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
     for entry in differences.changed_sample:
-        values = {
-            n: f"{entry.old[n]} -> {v}"
-            for n, v in entry.new.items()
-            if n in entry.old and entry.old[n] != v
-        }
+        values = {}
+        for column, value in entry.new.items():
+            if column in entry.old and entry.old[column] != value:
+                values[column] = f"{entry.old[column]} -> {value}"
         output.show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
 
 
@@ -416,26 +417,21 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
     output.show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
     if not every:
         output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
-    else:
-        deleted = ["deleted", *[""] * (len(values) - 1)]
-        rows = [
-            [
-                *(
-                    "" if time is None else str(time.astimezone(UTC).replace(tzinfo=None))
-                    for time in interval
-                ),
-                *(deleted if part.entry is None else [part.entry[column] for column in values]),
-            ]
-            for part in newest
-            for interval in [(part.valid_from, part.valid_to)]
-        ]
-        if len(newest) < len(every):
-            part_of_all = f", the newest {len(newest)} of {len(every)} (--limit)"
-        else:
-            part_of_all = ""
-        title = f"{name} {', '.join(texts[0])} over time, in UTC{part_of_all}"
-        output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
-    output.fail_if_missing([every or None])
+        output.fail_if_missing([None])
+    rows = []
+    for part in newest:
+        cells = ["deleted", *[""] * (len(values) - 1)]
+        if part.entry is not None:
+            cells = [part.entry[column] for column in values]
+        rows.append([_format_utc(part.valid_from), _format_utc(part.valid_to), *cells])
+    title = f"{name} {', '.join(texts[0])} over time, in UTC"
+    if len(newest) < len(every):
+        title += f", the newest {len(newest)} of {len(every)} (--limit)"
+    output.show_table(title, ["valid from", "valid to", *(values or [""])], rows, own=True)
+
+
+def _format_utc(time: datetime | None) -> str:
+    return "" if time is None else str(time.astimezone(UTC).replace(tzinfo=None))
 
 
 def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
@@ -567,7 +563,9 @@ def _show_change(
     changed = after != before
     served = after.version
     pin = after.pin
-    version = after.change.version if after.change and changed else None
+    version = None
+    if changed and after.change is not None:
+        version = after.change.version
     others = sorted(set(store.log.read_all()[1]) - {store.name})
     note = describe_unserved_version(after) if version else ""
     output.show_json(
@@ -576,17 +574,22 @@ def _show_change(
             "action": action,
             "changed": changed,
             "version": version,
-            "served": served.id if served else None,
+            "served": None if served is None else served.id,
             "others": others,
             "head": after.head,
-            "pin": pin.model_dump(mode="json") if pin else None,
+            "pin": None if pin is None else pin.model_dump(mode="json"),
             "note": note,
         }
     )
     what = f"{action} {version}" if changed else f"{action}: nothing to do"
-    serves = f"{served.id} ({served.name}) is served now" if served else "no version is served now"
-    until = f" until {pin.expires_at:%Y-%m-%d %H:%M} UTC" if pin and pin.expires_at else ""
-    output.show_line(f"{store.name}: {what}; {serves}{', pinned' + until if pin else ''}.")
+    serves = "no version is served now"
+    if served is not None:
+        serves = f"{served.id} ({served.name}) is served now"
+    if pin is not None:
+        serves += ", pinned"
+        if pin.expires_at is not None:
+            serves += f" until {pin.expires_at:%Y-%m-%d %H:%M} UTC"
+    output.show_line(f"{store.name}: {what}; {serves}.")
     if note:
         output.show_line(f"{note}.")
     elif others and changed and action != "abandon":

@@ -111,39 +111,47 @@ def examine(reference: str | None, master: str | None, lake_url: str | None) -> 
     before it is skipped.
     """
     yield run_check("packages", check_packages)
-    in_process = is_in_process(master)
-    if in_process:
+    no_spark = ""
+    if is_in_process(master):
+        no_spark = "there is no session"
         yield Finding("Java", "skipped", "the master is none: no session is started")
     else:
         java = run_check("Java", check_java)
         yield java
-    store: list[ObjectStore] = []
-    yield run_check("lake", lambda: check_lake(lake_url, store))
-    if in_process or java.state == "failed":
-        yield Finding("Spark", "skipped", "there is no session" if in_process else "it needs Java")
+        if java.state == "failed":
+            no_spark = "it needs Java"
+    opened: list[ObjectStore] = []
+    yield run_check("lake", lambda: check_lake(lake_url, opened))
+    store = opened[0] if opened else None
+    if no_spark:
+        yield Finding("Spark", "skipped", no_spark)
     else:
-        yield run_check("Spark", lambda: check_spark(master, store[0] if store else None))
+        yield run_check("Spark", lambda: check_spark(master, store))
     yield run_check("Dagster", check_dagster)
     if reference is None:
         return
     loaded: list[Application] = []
     yield run_check("application", lambda: check_application(reference, loaded))
-    if not loaded:
-        return
-    if not store:
-        yield Finding("streams", "skipped", "they need the lake")
-        return
-    (app,), lake = loaded, lake_in(store[0])
-    yield run_check("name", lambda: check_name_in_use(app, lake))
-    yield run_check("streams", lambda: check_plan(app, lake, parse=not in_process))
-    zones = list_zones(app)
-    if zones and (in_process or java.state == "failed"):
-        yield Finding(
-            "time zones", "skipped", "there is no session" if in_process else "they need Java"
-        )
-    elif zones:
-        yield run_check("time zones", lambda: check_time_zones(zones, master))
+    for app in loaded:
+        if store is None:
+            yield Finding("streams", "skipped", "they need the lake")
+        else:
+            runs_spark = not no_spark
+            yield from _examine_application(app, lake_in(store), master, runs_spark=runs_spark)
 
+
+def _examine_application(
+    app: Application, lake: Lake, master: str | None, *, runs_spark: bool
+) -> Iterator[Finding]:
+    has_session = not is_in_process(master)
+    yield run_check("name", lambda: check_name_in_use(app, lake))
+    yield run_check("streams", lambda: check_plan(app, lake, parse=has_session))
+    zones = list_zones(app)
+    if zones and runs_spark:
+        yield run_check("time zones", lambda: check_time_zones(zones, master))
+    elif zones:
+        why = "they need Java" if has_session else "there is no session"
+        yield Finding("time zones", "skipped", why)
     for dataset in app.datasets:
         if isinstance(dataset.input, FileSource):
             yield run_check(f"files of {dataset.name}", partial(check_files, dataset.input))
@@ -206,14 +214,8 @@ def check_lake(url: str | None, opened: list[ObjectStore]) -> str:
     store = open_store(url, LakeSettings())
     exists = lake_in(store).exists()
     if not exists and not store.url.startswith("s3://"):
-        parent = next(
-            (path for path in (Path(store.url), *Path(store.url).parents) if path.exists()),
-            Path("/"),
-        )
-        if not store.url.startswith("memory:") and not os.access(parent, os.W_OK):
-            problem = f"there is no lake at {store.url} yet, and {parent} is not writable."
-            step = "Give another folder (--lake, ADJUNCT_LAKE), or the right to write."
-            raise ConfigurationError(problem, step, setting="--lake")
+        if not store.url.startswith("memory:"):
+            _check_new_folder(store.url)
         opened.append(store)
         return f"there is none at {store.url} yet; the first write creates it"
     probe_conditional_writes(store)
@@ -235,17 +237,27 @@ def check_lake(url: str | None, opened: list[ObjectStore]) -> str:
             "failed",
         )
     opened.append(store)
+    about = f"{store.url}, {milliseconds:.0f} ms a request"
+    if not exists:
+        about += "; there is no lake yet"
     apart = (head.modified - now).total_seconds()
-    about = f"{store.url}, {milliseconds:.0f} ms a request" + (
-        "" if exists else "; there is no lake yet"
-    )
     if abs(apart) > _MOST_SECONDS_APART:
-        found = f"{about}; its clock is {apart:+.0f} s from this machine's"
         raise Concern(
-            found,
+            f"{about}; its clock is {apart:+.0f} s from this machine's",
             "Let this machine follow a time server: leases and retention compare these clocks.",
         )
     return about
+
+
+def _check_new_folder(url: str) -> None:
+    """Raise ConfigurationError if a lake can't be created in this folder."""
+    folder = Path(url)
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        problem = f"there is no lake at {url} yet, and {folder} is not writable."
+        step = "Give another folder (--lake, ADJUNCT_LAKE), or the right to write."
+        raise ConfigurationError(problem, step, setting="--lake")
 
 
 def worker_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -272,7 +284,7 @@ def check_spark(master: str | None, store: ObjectStore | None) -> str:
                 .collect()
             )
         found = f"Spark {spark.version} at {spark.conf.get('spark.master')}"
-        here = f"{sys.version_info.major}.{sys.version_info.minor}", version(_PACKAGE)
+        here = (f"{sys.version_info.major}.{sys.version_info.minor}", version(_PACKAGE))
         others = {(row.python, row.package) for row in rows} - {here}
         if others:
             python, package = min(others)
@@ -283,11 +295,10 @@ def check_spark(master: str | None, store: ObjectStore | None) -> str:
                 " (spark.archives).",
                 "failed",
             )
+        found += ", workers have this Python and package"
         if store is None or store.url.startswith("memory:"):
-            read = ""
-        else:
-            read = f"; {_spark_reads(spark, store)}"
-        return f"{found}, workers have this Python and package{read}"
+            return found
+        return f"{found}; {_spark_reads(spark, store)}"
 
 
 def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:

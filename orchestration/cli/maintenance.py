@@ -22,6 +22,8 @@ from dagster_adjunct.assets.reading.stored_versions import (
     open_stored_versions,
 )
 from dagster_adjunct.assets.reading.verification import verify_version
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
@@ -311,17 +313,7 @@ def expire(
     if unknown:
         problem = f"there is no dataset {unknown[0]!r}; the lake has: {', '.join(there) or 'none'}."
         raise ConfigurationError(problem, "Check the name and the lake.", dataset=unknown[0])
-    given: dict[str, Any] = {}
-    if grace is not None:
-        given["grace"] = options.parse_duration("--grace", grace, "for example 90m, 24h or 7d")
-    if keep is not None:
-        if keep != "all" and not (keep.isdecimal() and int(keep)):
-            raise ConfigurationError(
-                f"--keep {keep!r} is not a number of versions.",
-                'Give 1 or more, or "all".',
-                setting="--keep",
-            )
-        given["keep"] = None if keep == "all" else int(keep)
+    given = _parse_retention(keep, grace)
     reports = []
     errors = []
     for name in names or there:
@@ -338,20 +330,40 @@ def expire(
         errors.append(error)
     output.show_json([report.to_json() for report in reports])
     for report in reports:
-        output.show_line(f"{report.summary()}.")
-        outcomes = {
-            "deleted": (*report.discarded, *report.garbage),
-            "spared": report.spared,
-            "kept": report.kept,
-        }
-        rows = [
-            [outcome, item.what, item.name, item.reason]
-            for outcome, items in outcomes.items()
-            for item in items
-        ]
-        if rows:
-            output.show_table(report.dataset, ["", "what", "name", "why"], rows)
+        _show_discarded(report)
     raise_first(errors)
+
+
+def _parse_retention(keep: str | None, grace: str | None) -> dict[str, Any]:
+    """Return the given settings of a DiscardPolicy."""
+    given: dict[str, Any] = {}
+    if grace is not None:
+        given["grace"] = options.parse_duration("--grace", grace, "for example 90m, 24h or 7d")
+    if keep == "all":
+        given["keep"] = None
+    elif keep is not None:
+        given["keep"] = int(keep) if keep.isdecimal() else 0
+        if not given["keep"]:
+            raise ConfigurationError(
+                f"--keep {keep!r} is not a number of versions.",
+                'Give 1 or more, or "all".',
+                setting="--keep",
+            )
+    return given
+
+
+def _show_discarded(report: DiscardReport) -> None:
+    output.show_line(f"{report.summary()}.")
+    outcomes = {
+        "deleted": (*report.discarded, *report.garbage),
+        "spared": report.spared,
+        "kept": report.kept,
+    }
+    rows = []
+    for outcome, items in outcomes.items():
+        rows += [[outcome, item.what, item.name, item.reason] for item in items]
+    if rows:
+        output.show_table(report.dataset, ["", "what", "name", "why"], rows)
 
 
 @click.command()
@@ -365,15 +377,7 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
     Exits with 1 if one is damaged, missing or not listed.
     """
     store = open_stored_versions(lake, name)
-    if version is not None:
-        views = [store.version(version)]
-    elif store.require_manifest().versions_are_commits:
-        views = [store.require_current()]
-    else:
-        sealed = [ref.id for ref in store.versions() if ref.state == "sealed"]
-        views = [store.version(ref) for ref in sealed] or [
-            store.require_current()
-        ]  # raises an error if there is none
+    views = _list_sealed(store) if version is None else [store.version(version)]
     reports = []
     for view in views:
         report = verify_version(view, deep=deep)
@@ -392,6 +396,15 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
             output.show_line(f"  {damage}")
     if not all(report.ok for report in reports):
         raise click.exceptions.Exit(1)
+
+
+def _list_sealed(store: StoredVersions) -> list[VersionReader]:
+    """Return the sealed versions; raises an error if there is none."""
+    if not store.require_manifest().versions_are_commits:
+        sealed = [ref.id for ref in store.versions() if ref.state == "sealed"]
+        if sealed:
+            return [store.version(ref) for ref in sealed]
+    return [store.require_current()]
 
 
 @click.command()

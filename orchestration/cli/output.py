@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import click
 from rich.console import Console
@@ -33,40 +33,42 @@ _TIME_IN_TEXT = re.compile(
 )
 # Columns that hold sentences: they are printed below the table if they do not fit into it.
 SENTENCE_COLUMNS = ("what happens", "error", "message", "why", "reason", "by")
+_NOTHING = ("", "-")
 
 
 def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return the rows with shorter cells: times to the minute, version ids with as few digits as
     tell them apart.
     """
-    ids = {cell for row in rows for cell in row if isinstance(cell, str) and _ID.fullmatch(cell)}
+    ids: set[str] = set()
+    for row in rows:
+        ids.update(cell for cell in row if isinstance(cell, str) and _ID.fullmatch(cell))
     short = short_ids(ids)
 
-    def shorter(cell: Any) -> Any:
-        if isinstance(cell, str):
-            return short.get(cell) or format_minutes(cell)
-        return format_minutes(cell) if isinstance(cell, datetime) else cell
+    def shorten(cell: Any) -> Any:
+        if isinstance(cell, str) and cell in short:
+            return short[cell]
+        return format_minutes(cell) if isinstance(cell, str | datetime) else cell
 
-    return [[shorter(cell) for cell in row] for row in rows]
+    return [[shorten(cell) for cell in row] for row in rows]
 
 
 def short_ids(ids: set[str]) -> dict[str, str]:
     """Return short forms by version id: its number ("v000012"), and as many digits of its suffix
     as tell ids apart.
     """
-    short = {}
+    suffixes: dict[str, list[str]] = {}
     for version in ids:
-        number, rest = version.split("-")
-        others = [
-            other.split("-")[1]
-            for other in ids
-            if other != version and other.startswith(f"{number}-")
-        ]
-        needed = next(
-            (n for n in range(len(rest) + 1) if not any(other[:n] == rest[:n] for other in others)),
-            99,
-        )
-        short[version] = f"{number}-{rest[:needed]}" if needed else number
+        number, suffix = version.split("-")
+        suffixes.setdefault(number, []).append(suffix)
+    short = {}
+    for number, alike in suffixes.items():
+        for suffix in alike:
+            others = [other for other in alike if other != suffix]
+            needed = 0
+            while any(other[:needed] == suffix[:needed] for other in others):
+                needed += 1
+            short[f"{number}-{suffix}"] = f"{number}-{suffix[:needed]}" if needed else number
     return short
 
 
@@ -97,23 +99,23 @@ def format_value(value: Any, *, own: bool = False) -> str:
         return "-"
     if isinstance(value, bytes):  # in base64, as options take them
         return str(to_json_value(value))
-    if own and isinstance(value, bool | int | float):
-        return str(value)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return f"{value:,}"
+    if isinstance(value, bool | int | float) and not own:
+        return _format_number(value)
     if isinstance(value, Mapping):
-        if any(isinstance(item, Mapping | list | tuple) for item in value.values()):
-            apart = "; "
-        else:
-            apart = ", "
-        return apart.join(f"{name}: {format_value(item, own=own)}" for name, item in value.items())
+        has_parts = any(isinstance(item, Mapping | list | tuple) for item in value.values())
+        parts = [f"{name}: {format_value(item, own=own)}" for name, item in value.items()]
+        return ("; " if has_parts else ", ").join(parts)
     if isinstance(value, list | tuple):
-        if value and all(isinstance(item, Mapping) for item in value):
+        if all(isinstance(item, Mapping) for item in value):
             return "; ".join(format_value(item, own=own) for item in value)
         return ", ".join(map(str, value))
     return str(value)
+
+
+def _format_number(value: bool | float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}"
 
 
 def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -124,7 +126,10 @@ def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
     for name in SENTENCE_COLUMNS:
         if natural_width([c for c in columns if c not in moved], columns, rows) <= width:
             break
-        if name in columns[1:] and any(row[columns.index(name)] not in ("", "-") for row in rows):
+        if name not in columns[1:]:
+            continue
+        at = columns.index(name)
+        if any(row[at] not in _NOTHING for row in rows):
             moved.append(name)
     return moved
 
@@ -167,19 +172,17 @@ class Commands(click.Group):
             raise
         except Exception as error:
             if not ctx.meta.get(_SHOWN):
-                ours = find_adjunct_error(error)
-                problem, next_step = (
-                    (ours.problem, ours.next_step) if ours else (_first_lines(error), "")
-                )
-                facts = {
-                    "type": type(ours or error).__name__,
-                    "problem": problem,
-                    "next_step": next_step,
-                }
-                show_json({"error": facts, **ctx.meta.get(_OF_ERROR, {})})
+                show_json({"error": _list_facts(error), **ctx.meta.get(_OF_ERROR, {})})
             raise
         finally:
             console.quiet = False
+
+
+def _list_facts(error: Exception) -> dict[str, str]:
+    ours = find_adjunct_error(error)
+    if ours is None:
+        return {"type": type(error).__name__, "problem": _first_lines(error), "next_step": ""}
+    return {"type": type(ours).__name__, "problem": ours.problem, "next_step": ours.next_step}
 
 
 def show_with_error(**facts: Any) -> None:
@@ -252,43 +255,58 @@ def show_table(
     User data (`own`) is printed as it is. Otherwise version ids and times are shortened, and
     sentences that do not fit are printed below the table.
     """
-    context = click.get_current_context(silent=True)
-    wide = context is not None and bool(context.meta.get(WIDE))
-    numeric = [
-        bool(rows) and all(isinstance(row[at], int | float) for row in rows)
-        for at in range(len(columns))
-    ]
-    cells = [
-        [format_value(cell, own=own) for cell in row]
-        for row in (rows if own or wide else shorten_cells(rows))
-    ]
-    moved = [] if own or wide else columns_below(columns, cells, console.width)
-    shown = [at for at, name in enumerate(columns) if name not in moved]
-    folds = own or natural_width([columns[at] for at in shown], columns, cells) > console.width
+    wide = _is_wide()
+    below: list[int] = []
+    if own or wide:
+        cells = _format_cells(rows, own=own)
+    else:
+        cells = _format_cells(shorten_cells(rows))
+        below = [columns.index(name) for name in columns_below(columns, cells, console.width)]
+    shown = [at for at in range(len(columns)) if at not in below]
+    width = natural_width([columns[at] for at in shown], columns, cells)
+    fits = width <= console.width and not own
     table = Table()
     for at in shown:
-        atom = wide or not folds or (at == 0 and not own)
+        is_first = at == 0 and not own
         table.add_column(
             Text(columns[at]),
-            justify="right" if numeric[at] else "left",
+            justify=_justify(rows, at),
             overflow="fold",
-            no_wrap=atom,
+            no_wrap=wide or fits or is_first,
         )
     for row in cells:
         table.add_row(*[Text(row[at]) for at in shown])
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
     if wide:
-        width = max(console.width, natural_width(columns, columns, cells))
-        Console(width=width, quiet=console.quiet).print(table)
+        Console(width=max(console.width, width), quiet=console.quiet).print(table)
         return
     console.print(table)
+    _show_sentences(columns, below, cells)
+
+
+def _is_wide() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(WIDE))
+
+
+def _format_cells(rows: Sequence[Sequence[Any]], *, own: bool = False) -> list[list[str]]:
+    return [[format_value(cell, own=own) for cell in row] for row in rows]
+
+
+def _show_sentences(
+    columns: Sequence[str], below: Sequence[int], cells: Sequence[Sequence[str]]
+) -> None:
+    """Print the cells of the columns `below` a table, a line for each row."""
     for row in cells:
-        texts = {name: row[columns.index(name)] for name in moved}
-        sentences = ", ".join(
-            f"{name}: {text}" for name, text in texts.items() if text not in ("", "-")
-        )
+        sentences = [f"{columns[at]}: {row[at]}" for at in below if row[at] not in _NOTHING]
         if sentences:
-            show_line(f"{columns[0]} {row[0]}: {sentences}".strip())
+            show_line(f"{columns[0]} {row[0]}: {', '.join(sentences)}".strip())
+
+
+def _justify(rows: Sequence[Sequence[Any]], at: int) -> Literal["left", "right"]:
+    """Return "right" for a column that has nothing but numbers."""
+    is_numeric = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
+    return "right" if is_numeric else "left"
 
 
 def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,31 +56,43 @@ def sql(lake: Lake, query: str, form: str | None, target: Path | None, limit: in
     QUERY - reads it from the standard input. Values of sensitive columns are masked. Needs the
     extra duckdb.
     """
-    form = form or ("json" if output.console.quiet else "table")
-    if form == "parquet" and target is None:
-        raise ConfigurationError(
-            "--format parquet needs a file.", "Give --output FILE.parquet.", setting="--output"
-        )
-    if form == "table" and target is not None:
-        step = "Give --format csv, json or parquet with it."
-        raise ConfigurationError(
-            "--output is for files, not for a table.", step, setting="--output"
-        )
-    if form == "parquet" and target is not None:
-        check_export_target(target, None)
+    if form is None:
+        form = "json" if output.console.quiet else "table"
+    _check_output(form, target)
     text = sys.stdin.read() if query == "-" else query
     with query_lake(lake, text) as reader:
         if form == "table":
             _show_table(reader, limit or ROWS_OF_A_TABLE)
             return
-        tables = _limited(reader, limit)
-        if form == "parquet" and target is not None:
-            rows, _ = export_records(tables, target)
-        else:
-            with _opened(target) as file:
-                rows = (_write_json if form == "json" else _write_csv)(file, reader.schema, tables)
+        rows = _write(form, target, reader.schema, _limited(reader, limit))
     if target is not None:
         output.show_line(f"{rows:,} rows written to {target}.")
+
+
+def _check_output(form: str, target: Path | None) -> None:
+    if form == "parquet":
+        if target is None:
+            raise ConfigurationError(
+                "--format parquet needs a file.", "Give --output FILE.parquet.", setting="--output"
+            )
+        check_export_target(target, None)
+    elif form == "table" and target is not None:
+        step = "Give --format csv, json or parquet with it."
+        raise ConfigurationError(
+            "--output is for files, not for a table.", step, setting="--output"
+        )
+
+
+def _write(
+    form: str, target: Path | None, schema: arrow.Schema, tables: Iterator[arrow.Table]
+) -> int:
+    """Write tables to a new file, or the standard output, and return the number of rows."""
+    if form == "parquet" and target is not None:
+        return export_records(tables, target)[0]
+    with _opened(target) as file:
+        if form == "json":
+            return _write_json(file, tables)
+        return _write_csv(file, schema, tables)
 
 
 def _limited(reader: arrow.RecordBatchReader, limit: int | None) -> Iterator[arrow.Table]:
@@ -107,20 +120,15 @@ def _show_table(reader: arrow.RecordBatchReader, limit: int) -> None:
 
 def _rows_of(table: arrow.Table) -> list[dict[str, Any]]:
     """Return rows by name, also where two columns have the same one."""
-    names = [
-        f"{name}_{number}" if number else name for name, number in _numbered(table.schema.names)
-    ]
+    seen: Counter[str] = Counter()
+    names = []
+    for name in table.schema.names:
+        names.append(f"{name}_{seen[name]}" if seen[name] else name)
+        seen[name] += 1
     return table.rename_columns(names).to_pylist()  # type: ignore[no-any-return]
 
 
-def _numbered(names: list[str]) -> Iterator[tuple[str, int]]:
-    seen: dict[str, int] = {}
-    for name in names:
-        yield name, seen.get(name, 0)
-        seen[name] = seen.get(name, 0) + 1
-
-
-def _write_json(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table]) -> int:
+def _write_json(file: TextIO, tables: Iterator[arrow.Table]) -> int:
     """Write a list of objects, one a line."""
     count = 0
     file.write("[")

@@ -4,7 +4,7 @@ other positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -65,8 +65,10 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     ends = {} if app is None else _stream_ends(lake, app, last)
     inputs = () if app is None else measure_input_times(app, last.times, lake.now())
     times = _times_to_json(lake, app, last, inputs)
-    behind = {"behind": {str(ssp): distance for ssp, (_, distance) in ends.items()}} if ends else {}
-    show_json({"application": application, **last.to_json(), **times, **behind})
+    document = {"application": application, **last.to_json(), **times}
+    if ends:
+        document["behind"] = {str(ssp): distance for ssp, (_, distance) in ends.items()}
+    show_json(document)
     facts = {
         "last batch": last.batch,
         "left so by commit": last.number,
@@ -74,16 +76,15 @@ def show_checkpoint(lake: Lake, name: str) -> None:
         "by": last.by,
     }
     show_facts(f"checkpoint of {application}", facts)
-    columns = [
-        "partition",
-        "next offset",
-        "epoch",
-        *(["stream ends at", "offsets behind"] if ends else []),
-    ]
-    rows = [
-        [str(ssp), offset, last.epochs.get(ssp, 0), *ends.get(ssp, ("-", "-") if ends else ())]
-        for ssp, offset in last.offsets.items()
-    ]
+    columns = ["partition", "next offset", "epoch"]
+    if ends:
+        columns += ["stream ends at", "offsets behind"]
+    rows = []
+    for ssp, offset in last.offsets.items():
+        row = [str(ssp), offset, last.epochs.get(ssp, 0)]
+        if ends:
+            row += ends.get(ssp, ("-", "-"))
+        rows.append(row)
     show_table("next offsets", columns, rows)
     _show_times(app, last, times, inputs)
     for ssp, start in last.resolved.items():
@@ -238,15 +239,16 @@ def _show_times(
     show_table("times of records", columns if app else columns[:-1], rows)
     for times in inputs:
         show_line(f"{times.describe()}.")
-    if operators := sorted(last.times.operators.items()):
+    waits_for = facts.get("waiting_for", {})
+    marks = [
+        [name, format_time(mark), waits_for.get(name)]
+        for name, mark in sorted(last.times.operators.items())
+    ]
+    if marks:
         columns = ["operator", "watermark", "waits for"]
-        marks = [
-            [name, format_time(mark), facts.get("waiting_for", {}).get(name)]
-            for name, mark in operators
-        ]
         show_table("watermarks of operators", columns if app else columns[:-1], marks)
-    if sizes := facts["state"]:
-        rows = [[name, *size.values()] for name, size in sizes.items()]
+    if facts["state"]:
+        rows = [[name, *size.values()] for name, size in facts["state"].items()]
         show_table("state", ["table", "rows", "bytes", "kept for"], rows)
 
 
@@ -254,20 +256,19 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
     """Return lines on what a commit changed, at this partition (None: at all, with only the
     first of many lines).
     """
-    starts = {
-        at: [f"{start.position} is at offset {start.offset} ({start.by}: {start.reason})"]
-        for at, start in change.resolved.items()
-    }
+    starts: dict[SystemStreamPartition, list[str]] = {}
+    moves: dict[SystemStreamPartition, list[str]] = {}
+    for at, resolved in change.resolved.items():
+        text = f"{resolved.position} is at offset {resolved.offset}"
+        starts[at] = [f"{text} ({resolved.by}: {resolved.reason})"]
     for at, start in change.applied.items():
         text = f"{start.position} applied, epoch {start.epoch} ({start.by}: {start.reason})"
         starts.setdefault(at, []).append(text)
-    moves: dict[SystemStreamPartition, list[str]] = {}
     for at, (before, after) in change.moved.items():
+        steps = [before or "none", after or "none"]
         if at in change.applied and change.batch is not None:
-            by = f"{change.applied[at].offset} -> "
-        else:
-            by = ""
-        moves[at] = [f"{before or 'none'} -> {by}{after or 'none'}"]
+            steps.insert(1, str(change.applied[at].offset))
+        moves[at] = [" -> ".join(steps)]
     for replay in change.replays:
         if replay.what != "moved":
             text = f"replay from {replay.position}, epoch {replay.epoch}, {replay.what}"
@@ -275,13 +276,20 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
         if replay.what in ("moved", "ended"):
             moves.setdefault(replay.ssp, []).append(f"{replay.before} -> {replay.after} (replay)")
     lines = [] if change.note is None else [change.note]
-    for of_kind in (starts, moves):
-        shown = [
-            f"{at}: {text}" for at, texts in of_kind.items() if ssp in (None, at) for text in texts
-        ]
-        if ssp is None and len(shown) > _MAX_LINES + 1:
-            shown[_MAX_LINES:] = [f"and {len(shown) - _MAX_LINES} more"]
-        lines += shown
+    return [*lines, *_list_texts(starts, ssp), *_list_texts(moves, ssp)]
+
+
+def _list_texts(
+    texts: Mapping[SystemStreamPartition, Sequence[str]], ssp: SystemStreamPartition | None
+) -> list[str]:
+    """Return the texts of one partition, or the first ones of all (None)."""
+    if ssp is not None:
+        return [f"{ssp}: {text}" for text in texts.get(ssp, ())]
+    lines = []
+    for at, of_partition in texts.items():
+        lines += [f"{at}: {text}" for text in of_partition]
+    if len(lines) > _MAX_LINES + 1:
+        lines[_MAX_LINES:] = [f"and {len(lines) - _MAX_LINES} more"]
     return lines
 
 

@@ -140,9 +140,8 @@ class _Entries:
 
     @property
     def title(self) -> str:
-        return f"key-value table {self.table}" + (
-            "" if self.family is None else f", family {self.family}"
-        )
+        family = "" if self.family is None else f", family {self.family}"
+        return f"key-value table {self.table}{family}"
 
     def parse_key(self, text: str, what: str = "key") -> Any:
         return _parse_value(self.key_type, text, what)
@@ -164,6 +163,43 @@ class _Entries:
                 output.show_with_error(failures=error.failures)
                 raise
 
+    def read_page(
+        self,
+        reading: BlockingKeyValueTable[Any, Any],
+        within: dict[str, Any],
+        *,
+        keys_only: bool,
+        **place: Any,
+    ) -> IteratorPage[Any] | None:
+        """Return the next page of entries or keys at this place; None after the last one.
+
+        `within` are bounds of keys in a family; `place` is the page's size and the state before it.
+        """
+        if self.family is not None:
+            read = reading.keys if keys_only else reading.entries
+            return next(read(self.family, **within, **place), None)
+        read_all = reading.all_keys if keys_only else reading.all_entries
+        return next(read_all(**place), None)
+
+    def parse_bounds(
+        self, prefix: str | None, start: str | None, end: str | None
+    ) -> dict[str, Any]:
+        """Return the bounds of keys. Raises ConfigurationError for bounds without a family."""
+        within: dict[str, Any] = {}
+        if start is not None:
+            within["start"] = self.parse_key(start, "--start")
+        if end is not None:
+            within["end"] = self.parse_key(end, "--end")
+        if prefix and self.key_type == "json":
+            within["prefix"] = prefix.encode()
+        elif prefix is not None:
+            within["prefix"] = prefix and self.parse_key(prefix, "--prefix")
+        if self.family is None and within:
+            option = next(f"--{name}" for name in ("prefix", "start", "end") if name in within)
+            problem = f"{option} needs --family: only the keys within a family are ordered."
+            raise ConfigurationError(problem, "Add --family.", setting=option)
+        return within
+
     def to_json(
         self, key: TableKey[Any], entry: TableEntry[Any, Any] | None = None
     ) -> dict[str, Any]:
@@ -171,6 +207,14 @@ class _Entries:
         value = {} if entry is None else {"value": entry.value}
         version = None if key.version is None else str(key.version)
         return {"family": key.family, "key": key.key, **value, "version": version}
+
+    def list_as_json(self, page: IteratorPage[Any]) -> list[dict[str, Any]]:
+        """Convert a page of entries, or of keys, to JSON."""
+        listed = []
+        for item in page.items:
+            is_entry = isinstance(item, TableEntry)
+            listed.append(self.to_json(item.key, item) if is_entry else self.to_json(item))
+        return listed
 
     def show_json(self, **facts: Any) -> None:
         output.show_json({"table": self.table, "family": self.family, **facts})
@@ -409,72 +453,45 @@ def iterate_entries(
     page_size: int,
     state: str | None,
     whole: bool,
-    **given: str | None,
+    **bounds: str | None,
 ) -> None:
     """Print a page of entries, and the state from which the same command continues.
 
     Only the last page is shorter than --page-size. Continued after it, the command prints no
     entries, and with --json the state null.
     """
-    family = entries.family
-    is_json = entries.key_type == "json"
-    prefix = given["prefix"]
-    start = given["start"]
-    end = given["end"]
-    within: dict[str, Any] = {
-        "prefix": (
-            prefix.encode()
-            if prefix and is_json
-            else prefix and entries.parse_key(prefix, "--prefix")
-        ),
-        "start": None if start is None else entries.parse_key(start, "--start"),
-        "end": None if end is None else entries.parse_key(end, "--end"),
-    }
-    bounds = [f"--{name}" for name, bound in within.items() if bound is not None]
-    if family is None and bounds:
-        problem = f"{bounds[0]} needs --family: only the keys within a family are ordered."
-        raise ConfigurationError(problem, "Add --family.", setting=bounds[0])
+    within = entries.parse_bounds(**bounds)
     behind = None if state is None else _parse_state(state)
     found: list[dict[str, Any]] = []
     at = None
     ended = False
     with entries.open() as reading:
-
-        def pages(most: int) -> Iterator[IteratorPage[Any]]:
-            if family is None:
-                return (reading.all_keys if keys_only else reading.all_entries)(
-                    page_size=most, state=behind
-                )
-            return (reading.keys if keys_only else reading.entries)(
-                family, **within, page_size=most, state=behind
-            )
-
         # The table's pages end with each partition, which may have few entries; the printed page
         # goes on.
         while not ended and (whole or len(found) < page_size):
-            page = next(pages(page_size if whole else page_size - len(found)), None)
-            ended = page is None
-            if page is not None:
-                behind = page.state
-                at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
-                keys = [(item, None) if keys_only else (item.key, item) for item in page.items]
-                found += [entries.to_json(key, entry) for key, entry in keys]
+            most = page_size if whole else page_size - len(found)
+            page = entries.read_page(
+                reading, within, keys_only=keys_only, page_size=most, state=behind
+            )
+            if page is None:
+                ended = True
+                continue
+            behind = page.state
+            at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
+            found += entries.list_as_json(page)
     output.show_json({"table": entries.table, "entries": found, "state": at})
     if not found:
         output.show_line("No entries." if state is None else "No more entries.")
         return
-    columns = ["family", "key", *(() if keys_only else ("value",)), "version"]
+    columns = ["family", "key", "version"]
     rows = []
     for one in found:
-        value = () if keys_only else (_format_cell(entries.value_type, one["value"]),)
-        rows.append(
-            [
-                one["family"] or "",
-                _format_cell(entries.key_type, one["key"]),
-                *value,
-                one["version"],
-            ]
-        )
+        key = _format_cell(entries.key_type, one["key"])
+        rows.append([one["family"] or "", key, one["version"]])
+    if not keys_only:
+        columns.insert(2, "value")
+        for row, one in zip(rows, found, strict=True):
+            row.insert(2, _format_cell(entries.value_type, one["value"]))
     output.show_table(entries.title, columns, rows, own=True)
     output.show_line("End of entries." if ended else f"Continue with --state {at}")
 

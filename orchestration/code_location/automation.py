@@ -327,23 +327,26 @@ def complete_requests(
     """
     completed: list[dg.RunRequest] = []
     for request in requests:
-        rest = steps.whole(request.asset_selection or ())
+        whole = steps.whole(request.asset_selection or ())
+        rest = whole
         launches = _launches(request, answers)
-        runs = {
-            job: (
-                steps.whole([key for keys, _ in found for key in keys])
-                | (rest & steps.jobs.get(job, frozenset()))
-            )
-            for job, found in launches.items()
-        }
-        rest -= set().union(*runs.values())
+        runs = {}
         for job, found in launches.items():
-            keys = runs[job]
-            stays = any(decision.run_config for _, decision in found)
-            while not stays and (more := {key for key in rest if keys.intersection(parents(key))}):
-                keys |= steps.whole(more)
-                rest -= keys
-            completed.append(_merged([decision for _, decision in found], job, keys, request))
+            asked: list[dg.AssetKey] = []
+            for keys, _ in found:
+                asked += keys
+            runs[job] = steps.whole(asked) | (whole & steps.jobs.get(job, frozenset()))
+            rest = rest - runs[job]
+        for job, found in launches.items():
+            joined = runs[job]
+            decisions = [decision for _, decision in found]
+            stays = any(decision.run_config for decision in decisions)
+            more = set() if stays else _depending(rest, joined, parents)
+            while more:
+                joined |= steps.whole(more)
+                rest -= joined
+                more = _depending(rest, joined, parents)
+            completed.append(_merged(decisions, job, joined, request))
         if rest:
             completed.append(
                 dg.RunRequest(
@@ -354,6 +357,15 @@ def complete_requests(
                 )
             )
     return completed
+
+
+def _depending(
+    rest: Collection[dg.AssetKey],
+    keys: Collection[dg.AssetKey],
+    parents: Callable[[dg.AssetKey], Collection[dg.AssetKey]],
+) -> set[dg.AssetKey]:
+    """Return the assets of `rest` that depend on some of the keys."""
+    return {key for key in rest if not set(keys).isdisjoint(parents(key))}
 
 
 _Launch = tuple[Collection[dg.AssetKey], dg.RunRequest]

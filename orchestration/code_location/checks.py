@@ -243,32 +243,34 @@ def join_check_results(
         counted = counters.get(operator, {})
         match = app.operator(operator).spec.match
         rows = counted.get("rows", 0)
-        unmatched = counted.get("unmatched", 0)
         if not rows or check.key not in context.selected_asset_check_keys or match is None:
             continue
+        unmatched = counted.get("unmatched", 0)
         rate = (rows - unmatched) / rows
-        least = match.min_rate
-        by_time = {name: counted[name] for name in _BY_TIME if name in counted}
-        demanded = "" if least is None else f"; at least {least:.1%} is required"
-        demanded += "".join(
-            f"; {count:,} {_BY_TIME[name]}" for name, count in by_time.items() if count
-        )
+        text = f"{rate:.2%} of {rows:,} records matched an entry of {match.node.name}"
+        facts: dict[str, Any] = {
+            "adjunct/match_rate": rate,
+            "adjunct/unmatched": unmatched,
+            "adjunct/rows": rows,
+            f"adjunct/{match.node.kind}": match.node.name,
+        }
+        passed = True
+        if match.min_rate is not None:
+            passed = rate >= match.min_rate
+            text += f"; at least {match.min_rate:.1%} is required"
+            facts["adjunct/min_match_rate"] = float(match.min_rate)
+        for name, what in _BY_TIME.items():
+            if name in counted:
+                facts[f"adjunct/{name}"] = counted[name]
+            if counted.get(name):
+                text += f"; {counted[name]:,} {what}"
         yield dg.AssetCheckResult(
             asset_key=check.asset_key,
             check_name=check.name,
-            passed=least is None or rate >= least,
+            passed=passed,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=(
-                f"{rate:.2%} of {rows:,} records matched an entry of {match.node.name}{demanded}"
-            ),
-            metadata={
-                "adjunct/match_rate": rate,
-                "adjunct/unmatched": unmatched,
-                "adjunct/rows": rows,
-                f"adjunct/{match.node.kind}": match.node.name,
-                **{f"adjunct/{name}": count for name, count in by_time.items()},
-                **({} if least is None else {"adjunct/min_match_rate": float(least)}),
-            },
+            description=text,
+            metadata=facts,
         )
 
 
@@ -317,21 +319,21 @@ def newest_verdicts(
     It is the newest delivered version if that is rejected, else the served one. With a `name`, it
     is the newest version of this name that is not revoked.
     """
-    refs = [
-        ref
-        for ref in manifest.listed
-        if name is None or (ref.name == name and ref.state != "revoked")
-    ]
+    refs = list(manifest.listed)
+    if name is not None:
+        refs = [ref for ref in refs if ref.name == name and ref.state != "revoked"]
     newest = max(refs, key=lambda ref: ref.number, default=None)
     if newest is None:
         return None
     if newest.state == "rejected":
         return newest, newest.verdicts
-    if name is None:
-        served = manifest.version
-        ref = manifest.ref(served.id) if served else None
-        return (ref, served.verdicts) if served and ref else None
-    return newest, store.log.read_version(newest).verdicts
+    if name is not None:
+        return newest, store.log.read_version(newest).verdicts
+    served = manifest.version
+    if served is None:
+        return None
+    ref = manifest.ref(served.id)
+    return None if ref is None else (ref, served.verdicts)
 
 
 def validator_check_results(
@@ -343,39 +345,38 @@ def validator_check_results(
     """Yield the results of the selected checks that were evaluated for this version."""
     if newest is None:
         return
-    (ref, verdicts), selected = newest, selected_checks(context, key)
+    ref, verdicts = newest
+    selected = selected_checks(context, key)
     version: dict[str, Any] = {"adjunct/version": ref.id, "adjunct/name": ref.name or ""}
     if ACCEPTED in selected:
-        passed = ref.state != "rejected"
         yield dg.AssetCheckResult(
             asset_key=key,
             check_name=ACCEPTED,
-            passed=passed,
+            passed=ref.state != "rejected",
             description=ref.reason or None,
             metadata=version,
         )
     declared = {validator.name: validator for validator in dataset.validators}
     for verdict in verdicts:
-        if (
-            verdict.name in declared and verdict.name in selected
-        ):  # its validator may no longer be declared
-            yield dg.AssetCheckResult(
-                asset_key=key,
-                check_name=verdict.name,
-                passed=verdict.passed,
-                severity=(
-                    dg.AssetCheckSeverity.WARN
-                    if verdict.severity == "warn"
-                    else dg.AssetCheckSeverity.ERROR
-                ),
-                description=verdict.message or None,
-                metadata={
-                    **version,
-                    **_rule_metadata(declared[verdict.name]),
-                    "adjunct/facts": dg.MetadataValue.json(dict(verdict.facts)),
-                    **_numbers(verdict.facts),
-                },
-            )
+        # Its validator may no longer be declared.
+        if verdict.name not in declared or verdict.name not in selected:
+            continue
+        severity = dg.AssetCheckSeverity.ERROR
+        if verdict.severity == "warn":
+            severity = dg.AssetCheckSeverity.WARN
+        yield dg.AssetCheckResult(
+            asset_key=key,
+            check_name=verdict.name,
+            passed=verdict.passed,
+            severity=severity,
+            description=verdict.message or None,
+            metadata={
+                **version,
+                **_rule_metadata(declared[verdict.name]),
+                "adjunct/facts": dg.MetadataValue.json(dict(verdict.facts)),
+                **_numbers(verdict.facts),
+            },
+        )
 
 
 def _rule_metadata(validator: Validator) -> dict[str, Any]:

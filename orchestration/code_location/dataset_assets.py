@@ -585,19 +585,18 @@ class _PartitionBuild:
 
     def report_checks(self) -> None:
         """Log one result for each check, over all partitions that this run built."""
-        examples = {
-            result.check_name: result for results in self.results.values() for result in results
-        }
-        for check, any_result in examples.items():
-            by_partition = {
-                name: r
-                for name, results in self.results.items()
-                for r in results
-                if r.check_name == check
-            }
+        by_check: dict[str | None, dict[str, dg.AssetCheckResult]] = {}
+        for partition, results in self.results.items():
+            for result in results:
+                by_check.setdefault(result.check_name, {})[partition] = result
+        for check, by_partition in by_check.items():
             failed = {name: result for name, result in by_partition.items() if not result.passed}
-            shown = next(iter(failed.values()), any_result)
-            failures = "; ".join(f"{name}: {result.description}" for name, result in failed.items())
+            shown = [*failed.values(), *reversed(by_partition.values())][0]
+            description = shown.description
+            if len(by_partition) > 1:
+                description = "; ".join(
+                    f"{name}: {result.description}" for name, result in failed.items()
+                )
             facts = {
                 **shown.metadata,
                 "adjunct/partitions": dg.MetadataValue.json(
@@ -610,7 +609,7 @@ class _PartitionBuild:
                     check_name=str(check),
                     passed=not failed,
                     severity=shown.severity,
-                    description=(failures if len(by_partition) > 1 else shown.description) or None,
+                    description=description or None,
                     metadata=facts,
                 )
             )

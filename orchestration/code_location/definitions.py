@@ -135,31 +135,19 @@ def build_definitions(
     graph = AssetGraph(translator or AdjunctTranslator(), preview_rows, link_code)
     for application in apps:
         graph.add(application)
-    stored = {application.name: graph.stored_datasets(application.name) for application in apps}
-    found: list[Launch] = [
-        one
-        for application in apps
-        for one in _launched_jobs(graph, application, rules[application.name])
-    ]
-    found += _partition_jobs(graph)
-    found += [one for name, members in stored.items() for one in _upkeep_jobs(name, members)]
-    found += [
-        one
-        for job in jobs.iceberg_jobs(stored, iceberg or {})
-        for one in jobs.with_schedule("iceberg", job)
-    ]
+    found = _list_launches(graph, apps, rules, iceberg or {})
     lake_resource, spark_resource = _resources(lake)
-    spark_resource = spark or spark_resource
-    _reject_taken_names(found)
+    if spark is not None:
+        spark_resource = spark
     launchers = [one for one in found if isinstance(one, Launcher)]
-    stale = _stale_launchers(graph, {launcher.job.name: launcher.job for launcher in launchers})
+    stale = _stale_launchers(graph, launchers)
     built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource, interval)
     _reject_cycles(built)
     return dg.Definitions(
         assets=[*graph.external_specs(), *built],
         jobs=[one for one in found if isinstance(one, LaunchedJob)],
         schedules=[one for one in found if isinstance(one, dg.ScheduleDefinition)],
-        sensors=[*(launcher.sensor(interval) for launcher in launchers), *automation],
+        sensors=[launcher.sensor(interval) for launcher in launchers] + automation,
         resources={
             "adjunct_lake": lake_resource,
             "adjunct_spark": spark_resource,
@@ -167,6 +155,28 @@ def build_definitions(
         },
         executor=dg.in_process_executor,
     )
+
+
+def _list_launches(
+    graph: AssetGraph,
+    apps: Sequence[Application],
+    rules: Mapping[str, sensors.LaunchWhen],
+    iceberg: Mapping[str, IcebergTable],
+) -> list[Launch]:
+    """Return all jobs, with their sensors and schedules. Raises ConfigurationError for a name that
+    two of them would have.
+    """
+    found: list[Launch] = []
+    stored = {application.name: graph.stored_datasets(application.name) for application in apps}
+    for application in apps:
+        found += _launched_jobs(graph, application, rules[application.name])
+    found += _partition_jobs(graph)
+    for name, members in stored.items():
+        found += _upkeep_jobs(name, members)
+    for job in jobs.iceberg_jobs(stored, iceberg):
+        found += jobs.with_schedule("iceberg", job)
+    _reject_taken_names(found)
+    return found
 
 
 def _launched_jobs(
@@ -185,13 +195,11 @@ def _launched_jobs(
         raise condition_error(("application", app.name), problem, step)
     if not own:
         return
-    description = "\n\n".join(
-        filter(None, [app.description, *map(describe_partitions, app.datasets)])
-    )
+    texts = [app.description, *map(describe_partitions, app.datasets)]
     job = dg.define_asset_job(
         to_dagster_name(app.name),
         selection=own,
-        description=description or None,
+        description="\n\n".join(filter(None, texts)) or None,
         executor_def=dg.in_process_executor,
         tags={"adjunct/application": app.name},
     )
@@ -200,9 +208,9 @@ def _launched_jobs(
         yield sensors.new_records_launcher(app, job, own, outputs, rule)
     yield sensors.restart_launcher(app, job, own, outputs)
     yield from sensors.delivered_launchers(app.name, graph.delivered_groups(app.name), job)
-    if app.inputs or any(
-        member.dataset.follows_changes for member in graph.stored_datasets(app.name)
-    ):
+    stored = graph.stored_datasets(app.name)
+    follows_changes = any(member.dataset.follows_changes for member in stored)
+    if app.inputs or follows_changes:
         if app.startpoints:
             yield sensors.startpoints_launcher(app, job, own, outputs)
         yield jobs.startpoint_job(app)
@@ -228,17 +236,16 @@ def _partition_jobs(graph: AssetGraph) -> Iterator[Launch]:
                 yield sensors.new_versions_launcher(member, job)
 
 
-def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iterator[Launcher]:
+def _stale_launchers(graph: AssetGraph, launchers: Sequence[Launcher]) -> Iterator[Launcher]:
     """Yield a launcher for each unbounded dataset that declares `freshness`; conditions ask it,
     no sensor does.
     """
+    jobs = {launcher.job.name: launcher.job for launcher in launchers}
     for member in graph.datasets.values():
         window = member.dataset.following.freshness
-        job = next(
-            (to_dagster_name(app) for app, made in graph.made.items() if member.key in made), None
-        )
-        if window is not None and job is not None:
-            yield sensors.stale_launcher(member, window, jobs[job])
+        made_by = [to_dagster_name(app) for app, made in graph.made.items() if member.key in made]
+        if window is not None and made_by:
+            yield sensors.stale_launcher(member, window, jobs[made_by[0]])
 
 
 def _automate(
@@ -266,16 +273,17 @@ def _automate(
         return spec.replace_attributes(automation_condition=bound)
 
     built = graph.built_assets()
-    if not any(spec.automation_condition for asset in built for spec in asset.specs):
+    unit_of: dict[dg.AssetKey, frozenset[dg.AssetKey]] = {}
+    has_conditions = False
+    for asset in built:
+        unit_of |= dict.fromkeys(asset.keys, frozenset(asset.keys))
+        has_conditions |= any(spec.automation_condition is not None for spec in asset.specs)
+    if not has_conditions:
         return built, []
     bound = [asset.map_asset_specs(bind) for asset in built]
-    keys = [key for asset in built for key in asset.keys]
-    units = [frozenset(asset.keys) for asset in built]
     made = {to_dagster_name(app): frozenset(own) for app, own in graph.made.items()}
-    steps = Steps({key: unit for unit in units for key in unit}, made)
-    return bound, [
-        AutomationSensor(f"{to_dagster_name(apps[0].name)}_automation", steps, keys, interval)
-    ]
+    name = f"{to_dagster_name(apps[0].name)}_automation"
+    return bound, [AutomationSensor(name, Steps(unit_of, made), list(unit_of), interval)]
 
 
 def _reject_duplicate_names(apps: Sequence[Application]) -> None:
@@ -400,23 +408,18 @@ class AssetGraph:
             spec = self._spec(app, source, external=True)
             self._read.setdefault(spec.key, spec)
         datasets = {dataset.name: self._add_dataset(app, dataset) for dataset in app.datasets}
-        outputs = {
-            output.node: self._spec(
-                app, output.node, [*output.upstream, *find_unjoined_datasets(app)]
-            )
-            for output in find_outputs(app)
-        }
+        made = []
+        for dataset in app.datasets:
+            if dataset.versions is None and _has_own_asset(dataset):
+                made.append(datasets[dataset.name])
+        unjoined = find_unjoined_datasets(app)
+        outputs: dict[LineageNode, dg.AssetSpec] = {}
+        for output in find_outputs(app):
+            spec = self._spec(app, output.node, [*output.upstream, *unjoined])
+            outputs[output.node] = spec
+            made.append(spec.key)
         for node, spec in outputs.items():
-            writer = self.writers.setdefault(spec.key, app.name)
-            if writer != app.name:
-                raise ConfigurationError(
-                    f"applications {writer!r} and {app.name!r} both write"
-                    f" {node.kind} {node.name!r}, which is one asset, {spec.key.to_user_string()};"
-                    " only one application may write an asset.",
-                    "Let one of them write it, or deploy them in two code locations with different"
-                    " asset keys.",
-                    application=app.name,
-                )
+            self._claim_output(app, node, spec.key)
         if outputs:
             inputs = {
                 stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs
@@ -425,15 +428,20 @@ class AssetGraph:
             assets = ApplicationAssets(app, outputs, inputs, datasets, tables, self._preview_rows)
             self.applications[app.name] = assets
             self._outputs.append(outputs_asset(assets))
-        stored = [
-            dataset
-            for dataset in app.datasets
-            if dataset.versions is None and _has_own_asset(dataset)
-        ]
-        self.made[app.name] = [
-            *(datasets[dataset.name] for dataset in stored),
-            *(one.key for one in outputs.values()),
-        ]
+        self.made[app.name] = made
+
+    def _claim_output(self, app: Application, node: LineageNode, key: dg.AssetKey) -> None:
+        """Raise ConfigurationError if another application writes an output."""
+        writer = self.writers.setdefault(key, app.name)
+        if writer != app.name:
+            raise ConfigurationError(
+                f"applications {writer!r} and {app.name!r} both write"
+                f" {node.kind} {node.name!r}, which is one asset, {key.to_user_string()};"
+                " only one application may write an asset.",
+                "Let one of them write it, or deploy them in two code locations with different"
+                " asset keys.",
+                application=app.name,
+            )
 
     def owner(self, key: dg.AssetKey) -> tuple[str, str]:
         """Return whose run makes an asset, such as ("application", "shop") or ("dataset",
@@ -485,10 +493,9 @@ class AssetGraph:
         groups = []
         for members in self._groups():
             keys = {member.key for member in members}
-            first = next((name for name, made in self.made.items() if keys <= {*made}), None)
-            if first == application and all(
-                sensors.has_delivered_versions(member.dataset) for member in members
-            ):
+            building = [name for name, made in self.made.items() if keys <= {*made}]
+            are_delivered = all(sensors.has_delivered_versions(one.dataset) for one in members)
+            if are_delivered and building[:1] == [application]:
                 groups.append(members)
         return groups
 

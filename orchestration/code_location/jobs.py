@@ -357,17 +357,15 @@ def _request_startpoints(
         )
     position = parse_position(config.position.value, config.value)
     wanted: dict[str, Any] = {
-        "until": (
-            parse_position(config.until.value, config.until_value)
-            if config.until is not None
-            else None
-        ),
         "task": config.task or None,
         "on_unresolved": config.on_unresolved.value,
         "force": config.force,
-        "versions": config.versions.value if config.versions is not None else None,
         "replace": config.replace,
     }
+    if config.until is not None:
+        wanted["until"] = parse_position(config.until.value, config.until_value)
+    if config.versions is not None:
+        wanted["versions"] = config.versions.value
     if config.dry_run:
         asked = startpoints.preview(config.partitions, position, **wanted)
     else:

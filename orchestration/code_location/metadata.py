@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from pydantic import BaseModel
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
@@ -64,16 +65,13 @@ def lineage_metadata(
     made: ColumnSources, key_of: Callable[[LineageNode], dg.AssetKey | None]
 ) -> dict[str, Any]:
     """Return the column lineage as metadata, empty if it is unknown."""
-    deps = {
-        name: [
-            dg.TableColumnDep(key, column)
-            for node, column in sources
-            if (key := key_of(node)) is not None
-        ]
-        for name, sources in made.items()
-    }
-    known = {name: sources for name, sources in deps.items() if sources}
-    return {"dagster/column_lineage": dg.TableColumnLineage(known)} if known else {}
+    deps: dict[str, list[dg.TableColumnDep]] = {}
+    for name, sources in made.items():
+        for node, column in sources:
+            key = key_of(node)
+            if key is not None:
+                deps.setdefault(name, []).append(dg.TableColumnDep(key, column))
+    return {"dagster/column_lineage": dg.TableColumnLineage(deps)} if deps else {}
 
 
 def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
@@ -82,29 +80,42 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
 
     Rows are omitted if deltas would have to be merged to count them.
     """
-    json = dg.MetadataValue.json
-    return _known(
-        {
-            "adjunct/action": report.action,
-            "adjunct/version": report.version or "none",
-            "adjunct/offsets": json(dict(report.offsets)),
-            **{f"adjunct/records_{name}": count for name, count in report.counters.items()},
-            **_timing_metadata(report.seconds),
-            "dagster/uri": uri,
-            "dagster/storage_kind": "parquet",
-            "dagster/row_count": report.rows,
-            "adjunct/waiting": json(list(report.waiting)) if report.waiting else None,
-            "adjunct/waiting_since": (
-                report.waiting_since and dg.MetadataValue.timestamp(report.waiting_since)
-            ),
-            "adjunct/decision": report.decision and json(report.decision.model_dump(mode="json")),
-            "adjunct/note": report.note or None,
-            "adjunct/warnings": json(list(report.warnings)) if report.warnings else None,
-            "dagster/column_schema": (
-                None if report.schema is None else column_schema(report.schema)
-            ),
-        }
-    )
+    facts = {
+        "adjunct/action": report.action,
+        "adjunct/version": report.version or "none",
+        "adjunct/offsets": dg.MetadataValue.json(dict(report.offsets)),
+    }
+    for name, count in report.counters.items():
+        facts[f"adjunct/records_{name}"] = count
+    facts |= _timing_metadata(report.seconds)
+    facts |= {
+        "dagster/uri": uri,
+        "dagster/storage_kind": "parquet",
+        "dagster/row_count": report.rows,
+        "adjunct/waiting": _list(report.waiting),
+        "adjunct/decision": _document(report.decision),
+        "adjunct/note": report.note or None,
+        "adjunct/warnings": _list(report.warnings),
+    }
+    if report.waiting_since is not None:
+        facts["adjunct/waiting_since"] = dg.MetadataValue.timestamp(report.waiting_since)
+    if report.schema is not None:
+        facts["dagster/column_schema"] = column_schema(report.schema)
+    return _known(facts)
+
+
+def _list(items: Collection[object]) -> dg.MetadataValue | None:
+    """Return items as metadata, None if there are none."""
+    return dg.MetadataValue.json(list(items)) if items else None
+
+
+def _document(value: BaseModel | None) -> dg.MetadataValue | None:
+    """Return a stored document as metadata, None if there is none."""
+    return None if value is None else dg.MetadataValue.json(value.model_dump(mode="json"))
+
+
+def _by_partition(values: Mapping[SystemStreamPartition, object]) -> dg.MetadataValue:
+    return dg.MetadataValue.json({str(ssp): value for ssp, value in values.items()})
 
 
 def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,55 +132,61 @@ def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
     """
     if manifest.versions_are_commits:
         return {}
-    rejected = [
-        {"id": ref.id, "name": ref.name, "reason": ref.reason}
-        for ref in manifest.listed
-        if ref.state == "rejected"
-    ]
-    served = manifest.ref(manifest.version.id) if manifest.version else None
-    return _known(
-        {
-            "adjunct/retained": sum(ref.state == "sealed" for ref in manifest.listed),
-            "adjunct/name": served and served.name,
-            "adjunct/pin": (
-                manifest.pin and dg.MetadataValue.json(manifest.pin.model_dump(mode="json"))
-            ),
-            "adjunct/head": None if served and manifest.head == served.id else manifest.head,
-            "adjunct/rejected": dg.MetadataValue.json(rejected) if rejected else None,
-        }
-    )
+    rejected = []
+    retained = 0
+    for ref in manifest.listed:
+        retained += ref.state == "sealed"
+        if ref.state == "rejected":
+            rejected.append({"id": ref.id, "name": ref.name, "reason": ref.reason})
+    facts = {
+        "adjunct/retained": retained,
+        "adjunct/pin": _document(manifest.pin),
+        "adjunct/head": manifest.head,
+        "adjunct/rejected": _list(rejected),
+    }
+    served = None if manifest.version is None else manifest.ref(manifest.version.id)
+    if served is not None:
+        facts["adjunct/name"] = served.name
+        if manifest.head == served.id:
+            del facts["adjunct/head"]
+    return _known(facts)
 
 
 def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str, Any]:
     """Return how far an unbounded dataset is behind its stream: by partition, and as totals,
     which Dagster plots.
     """
-    seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
-    return _known(
-        {
-            "adjunct/lag": dg.MetadataValue.json(
-                {str(ssp): lag.to_json() for ssp, lag in lags.items()}
-            ),
-            "adjunct/lag_records": sum(lag.records for lag in lags.values()),
-            "adjunct/lost_offsets": sum(lag.lost for lag in lags.values()) or None,
-            "adjunct/lag_seconds": round(max(seconds), 1) if len(seconds) == len(lags) else None,
-        }
-    )
+    records = 0
+    lost = 0
+    seconds = []
+    for lag in lags.values():
+        records += lag.records
+        lost += lag.lost
+        if lag.seconds is not None:
+            seconds.append(lag.seconds)
+    facts = {
+        "adjunct/lag": _by_partition({ssp: lag.to_json() for ssp, lag in lags.items()}),
+        "adjunct/lag_records": records,
+        "adjunct/lost_offsets": lost or None,
+    }
+    if len(seconds) == len(lags):
+        facts["adjunct/lag_seconds"] = round(max(seconds), 1)
+    return _known(facts)
 
 
 def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
     """Return the metadata of the version that a dataset serves, without the report of an
     advance.
     """
-    version = manifest.version
-    change = manifest.change
-    facts = {
-        "adjunct/version": version.id if version else "none",
+    facts: dict[str, Any] = {
+        "adjunct/version": "none",
         "dagster/uri": uri,
-        "dagster/column_schema": version and column_schema(version.columns),
-        "dagster/row_count": version and version.rows,
-        "adjunct/change": change and dg.MetadataValue.json(change.model_dump(mode="json")),
+        "adjunct/change": _document(manifest.change),
     }
+    if manifest.version is not None:
+        facts["adjunct/version"] = manifest.version.id
+        facts["dagster/column_schema"] = column_schema(manifest.version.columns)
+        facts["dagster/row_count"] = manifest.version.rows
     return _known(facts) | version_metadata(manifest)
 
 
@@ -189,46 +206,38 @@ def stream_metadata(
     ssps = system.partitions(stream)
     oldest = system.oldest(ssps)
     upcoming = system.upcoming(ssps)
-    whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
-    return _known(
-        {
-            "adjunct/oldest": dg.MetadataValue.json(
-                {str(ssp): offset for ssp, offset in oldest.items()}
-            ),
-            "adjunct/upcoming": dg.MetadataValue.json(
-                {str(ssp): offset for ssp, offset in upcoming.items()}
-            ),
-            "dagster/row_count": system.records_between(whole) if system.counts_unread else None,
-            "dagster/uri": (
-                f"{lake.url}/{lake.stream_prefix(stream)}" if system_name == "lake" else None
-            ),
-            "dagster/column_schema": (
-                None if info.schema is None else column_schema(info.schema, descriptions)
-            ),
-        }
-    )
+    facts: dict[str, Any] = {
+        "adjunct/oldest": _by_partition(oldest),
+        "adjunct/upcoming": _by_partition(upcoming),
+    }
+    if system.counts_unread:
+        whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
+        facts["dagster/row_count"] = system.records_between(whole)
+    if system_name == "lake":
+        facts["dagster/uri"] = f"{lake.url}/{lake.stream_prefix(stream)}"
+    if info.schema is not None:
+        facts["dagster/column_schema"] = column_schema(info.schema, descriptions)
+    return _known(facts)
 
 
 def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
     """Return the metadata of a dataset's declaration: key, input and partitioning."""
-    by = ", ".join(dataset.partition_by)
-    return _known(
-        {
-            DATASET: dataset.name,
-            "adjunct/kind": dataset.kind,
-            "adjunct/key": dg.MetadataValue.json(list(dataset.key)),
-            "adjunct/input": str(dataset.input),
-            "adjunct/partitioning": (
-                "one broadcast copy" if dataset.broadcast else f"{dataset.partitions} by {by}"
-            ),
-            "adjunct/holds_back": dataset.bootstrap,
-            "adjunct/partitions": dataset.partitions,
-            "adjunct/columns": (
-                None if dataset.columns is None else dg.MetadataValue.json(list(dataset.columns))
-            ),
-            "adjunct/version_set": dataset.version_set,
-        }
-    )
+    partitioning = f"{dataset.partitions} by {', '.join(dataset.partition_by)}"
+    if dataset.broadcast:
+        partitioning = "one broadcast copy"
+    facts = {
+        DATASET: dataset.name,
+        "adjunct/kind": dataset.kind,
+        "adjunct/key": dg.MetadataValue.json(list(dataset.key)),
+        "adjunct/input": str(dataset.input),
+        "adjunct/partitioning": partitioning,
+        "adjunct/holds_back": dataset.bootstrap,
+        "adjunct/partitions": dataset.partitions,
+        "adjunct/version_set": dataset.version_set,
+    }
+    if dataset.columns is not None:
+        facts["adjunct/columns"] = dg.MetadataValue.json(list(dataset.columns))
+    return _known(facts)
 
 
 def declared_stream_metadata(name: str, output: OutputStream | None) -> dict[str, Any]:
@@ -244,20 +253,16 @@ def table_metadata(
 ) -> dict[str, Any]:
     """Return the declared key, location and columns of a remote table."""
     declared = _describe_table(table)
-    columns = declared.get("columns")
-    name = declared.get("table")
-    return _known(
-        {
-            "adjunct/key": dg.MetadataValue.json(list(table.key)),
-            "dagster/column_schema": (
-                _table_schema(columns, descriptions or {}) if columns else None
-            ),
-            "dagster/table_name": (
-                ".".join(filter(None, [declared.get("schema"), name])) if name else None
-            ),
-            "dagster/storage_kind": declared.get("backend") or None,
-        }
-    )
+    facts = {
+        "adjunct/key": dg.MetadataValue.json(list(table.key)),
+        "dagster/storage_kind": declared.get("backend") or None,
+    }
+    if declared.get("columns"):
+        facts["dagster/column_schema"] = _table_schema(declared["columns"], descriptions or {})
+    if declared.get("table"):
+        parts = [declared.get("schema"), declared["table"]]
+        facts["dagster/table_name"] = ".".join(filter(None, parts))
+    return _known(facts)
 
 
 def backend_name(table: AnyTable) -> str:
@@ -274,50 +279,56 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
     Also the largest lag of an input's watermark in seconds, and the sizes of state.
     """
     state = report.state
-    offsets = report.state.offsets
     json = dg.MetadataValue.json
     joins = {name: counts for name, counts in report.counters.items() if "unmatched" in counts}
-    plotted = ("unmatched", "before_history", "null_times")
-    lags = [times.lag.total_seconds() for times in report.watermarks if times.lag is not None]
-    is_known = report.watermarks and len(lags) == len(report.watermarks)
+    lost = sum(counts.get("lost_offsets", 0) for counts in report.counters.values())
+    facts = {
+        "adjunct/batches": report.batches,
+        "adjunct/few_batches": report.few_batches,
+        "adjunct/in_process_batches": report.in_process_batches,
+        "adjunct/last_batch": state.batch,
+        "adjunct/caught_up": report.caught_up,
+        "adjunct/versions": json(report.versions),
+        "adjunct/checkpoint": json({str(ssp): at for ssp, at in state.checkpoint.items()}),
+        "adjunct/joins": json(joins),
+    }
+    for name, counts in joins.items():
+        for what in ("unmatched", "before_history", "null_times"):
+            facts[f"adjunct/{what}/{name}"] = counts.get(what)
+    facts |= _timing_metadata(report.seconds)
+    facts["adjunct/lost_offsets"] = lost or None
+    facts |= _list_metadata(report)
+    facts["adjunct/watermark_lag_seconds"] = _largest_lag(report)
+    for name, size in report.state_sizes.items():
+        for fact, value in asdict(size).items():
+            facts[f"adjunct/state/{name}/{fact}"] = value
+    return _known(facts)
+
+
+def _list_metadata(report: StepReport) -> dict[str, Any]:
+    """Return what a step's startpoints, replays and watermarks are, without empty lists."""
+    state = report.state
+    offsets = state.offsets
+    marks = {name: mark.isoformat() for name, mark in state.times.operators.items()}
     lists: dict[str, Any] = {
         "startpoints": list(report.startpoints),
         "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
         "replays": [replay.model_dump(mode="json") for replay in offsets.replays.values()],
         "watermarks": [times.to_json() for times in report.watermarks],
-        "operator_watermarks": {
-            name: mark.isoformat() for name, mark in state.times.operators.items()
-        },
+        "operator_watermarks": marks,
     }
-    return _known(
-        {
-            "adjunct/batches": report.batches,
-            "adjunct/few_batches": report.few_batches,
-            "adjunct/in_process_batches": report.in_process_batches,
-            "adjunct/last_batch": state.batch,
-            "adjunct/caught_up": report.caught_up,
-            "adjunct/versions": json(report.versions),
-            "adjunct/checkpoint": json({str(ssp): at for ssp, at in state.checkpoint.items()}),
-            "adjunct/joins": json(joins),
-            **{
-                f"adjunct/{what}/{name}": of[what]
-                for name, of in joins.items()
-                for what in plotted
-                if what in of
-            },
-            **_timing_metadata(report.seconds),
-            "adjunct/lost_offsets": (
-                sum(of.get("lost_offsets", 0) for of in report.counters.values()) or None
-            ),
-            **{f"adjunct/{name}": json(value) for name, value in lists.items() if value},
-            "adjunct/watermark_lag_seconds": round(max(lags), 1) if is_known else None,
-            **{
-                f"adjunct/state/{name}/{fact}": value
-                for name, size in report.state_sizes.items()
-                for fact, value in asdict(size).items()
-            },
-        }
-    )
+    return {
+        f"adjunct/{name}": dg.MetadataValue.json(value) for name, value in lists.items() if value
+    }
+
+
+def _largest_lag(report: StepReport) -> float | None:
+    """Return the largest lag of an input's watermark in seconds; None if one is unknown."""
+    lags = [times.lag for times in report.watermarks]
+    known = [lag.total_seconds() for lag in lags if lag is not None]
+    if not known or len(known) < len(lags):
+        return None
+    return round(max(known), 1)
 
 
 def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
@@ -325,12 +336,15 @@ def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
 
     For a remote table also its measurements in this run, with durations in seconds.
     """
-    measured = report.measured.get(name)
-    counters = ({} if measured is None else measured.to_dict()) | report.counters.get(name, {})
-    totals = dg.MetadataValue.json(dict(report.state.totals.get(name, {})))
-    return {f"adjunct/{counter}": _rounded(value) for counter, value in counters.items()} | {
-        "adjunct/totals": totals
+    counters: dict[str, float] = {}
+    if name in report.measured:
+        counters |= report.measured[name].to_dict()
+    counters |= report.counters.get(name, {})
+    facts: dict[str, Any] = {
+        f"adjunct/{counter}": _rounded(value) for counter, value in counters.items()
     }
+    facts["adjunct/totals"] = dg.MetadataValue.json(dict(report.state.totals.get(name, {})))
+    return facts
 
 
 def _rounded(value: float) -> float:
@@ -339,13 +353,14 @@ def _rounded(value: float) -> float:
 
 def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]:
     """Return the counters and measurements of lookup tables in this run, by table."""
-    return {
-        f"adjunct/lookups/{name}/{counter}": _rounded(value)
-        for name in tables
-        if name in report.measured
-        for counter, value in report.measured[name].to_dict().items()
-        if value or counter in ("reads", "found")
-    }
+    facts = {}
+    for name in tables:
+        if name not in report.measured:
+            continue
+        for counter, value in report.measured[name].to_dict().items():
+            if value or counter in ("reads", "found"):
+                facts[f"adjunct/lookups/{name}/{counter}"] = _rounded(value)
+    return facts
 
 
 def _describe_table(table: AnyTable) -> dict[str, Any]:
@@ -482,28 +497,33 @@ def stream_preview(
 
 
 def _preview_table(
-    entries: Iterable[Mapping[str, Any]], names: Iterable[str], sensitive: Collection[str]
+    entries: Iterable[Mapping[str, Any]], names: Sequence[str], sensitive: Collection[str]
 ) -> dict[str, Any]:
     hidden = {name.lower() for name in sensitive}
-    records = [
-        dg.TableRecord(
-            {
-                name: MASKED if name.lower() in hidden else _preview_value(entry.get(name))
-                for name in names
-            }
-        )
-        for entry in entries
-    ]
+    records = []
+    for entry in entries:
+        values = {name: _preview_value(entry.get(name)) for name in names}
+        for name in names:
+            if name.lower() in hidden:
+                values[name] = MASKED
+        records.append(dg.TableRecord(values))
+    if not records:
+        return {}
     schema = dg.TableSchema([dg.TableColumn(name) for name in names])
-    return {"adjunct/preview": dg.MetadataValue.table(records, schema)} if records else {}
+    return {"adjunct/preview": dg.MetadataValue.table(records, schema)}
 
 
 def _preview_value(value: object) -> str | int | float | bool | None:
     plain = to_json_value(value)
     if plain is None or isinstance(plain, bool | int | float):
         return plain
-    text = str(plain)
-    return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"
+    return _cut(str(plain), _MAX_CELL_LENGTH)
+
+
+def _cut(text: str, length: int) -> str:
+    if len(text) <= length:
+        return text
+    return f"{text[: length - 1]}…"
 
 
 _MAX_TAG_LENGTH = 200
@@ -518,9 +538,11 @@ def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
     for text in every:
         if shown and len(separator.join([*shown, text])) > _MAX_TAG_LENGTH:
             break
-        shown.append(text if len(text) <= _MAX_TAG_LENGTH else text[: _MAX_TAG_LENGTH - 1] + "…")
-    more = len(every) - len(shown)
-    return separator.join(shown) + (f" and {more} more" if more else "")
+        shown.append(_cut(text, _MAX_TAG_LENGTH))
+    joined = separator.join(shown)
+    if len(shown) < len(every):
+        joined += f" and {len(every) - len(shown)} more"
+    return joined
 
 
 def has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
@@ -556,10 +578,11 @@ def dataset_columns(
     if source is None:
         return {}
     if dataset.extractor is None:
-        there = None if records is None else {name.lower() for name in records}
-        return identity_sources(
-            source, [name for name in stored if there is None or name.lower() in there]
-        )
+        kept = list(stored)
+        if records is not None:
+            there = {name.lower() for name in records}
+            kept = [name for name in kept if name.lower() in there]
+        return identity_sources(source, kept)
     if not isinstance(dataset.extractor, Projection) or records is None:
         return {}
     taken = identity_sources(source, records)
@@ -583,13 +606,15 @@ def trace_sources(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageN
 
 def inherited_descriptions(app: Application, made: Mapping[str, Sources]) -> dict[str, str]:
     """Return the descriptions of columns that have one dataset column as their only source."""
-    descriptions = {
-        (LineageNode("dataset", dataset.name), name): text
-        for dataset in app.datasets
-        for name, text in dataset.column_descriptions
-    }
-    sole = {name: sources[0] for name, sources in made.items() if len(sources) == 1}
-    return {name: descriptions[source] for name, source in sole.items() if source in descriptions}
+    descriptions: dict[tuple[LineageNode, str], str] = {}
+    for dataset in app.datasets:
+        for name, text in dataset.column_descriptions:
+            descriptions[LineageNode("dataset", dataset.name), name] = text
+    inherited = {}
+    for name, sources in made.items():
+        if len(sources) == 1 and sources[0] in descriptions:
+            inherited[name] = descriptions[sources[0]]
+    return inherited
 
 
 def masked_columns(
@@ -599,18 +624,17 @@ def masked_columns(
 
     If there are sensitive columns, columns of unknown origin are masked too.
     """
-    sensitive = {
-        (LineageNode("dataset", dataset.name), name.lower())
-        for dataset in app.datasets
-        for name in dataset.sensitive
-    }
+    sensitive: set[tuple[LineageNode, str]] = set()
+    names: set[str] = set()
+    for dataset in app.datasets:
+        for name in dataset.sensitive:
+            sensitive.add((LineageNode("dataset", dataset.name), name.lower()))
+            names.add(name.lower())
     if not sensitive:
         return set()
-    names = {name for _, name in sensitive}
-    return {
-        name
-        for name in columns
-        if name.lower() in names
-        or not made.get(name)
-        or any((node, column.lower()) in sensitive for node, column in made[name])
-    }
+    masked = set()
+    for name in columns:
+        sources = {(node, column.lower()) for node, column in made.get(name, ())}
+        if name.lower() in names or not sources or not sources.isdisjoint(sensitive):
+            masked.add(name)
+    return masked

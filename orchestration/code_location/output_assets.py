@@ -372,7 +372,8 @@ class Bundled(Generic[T]):
         """Pass on the report that is kept, if any, once the last one is old enough."""
         if self._waiting is not None and self._clock() >= self._due:
             self._report(self._waiting)
-            self._waiting, self._due = None, self._clock() + self._every
+            self._waiting = None
+            self._due = self._clock() + self._every
 
 
 def _report_datasets(

@@ -170,7 +170,8 @@ class RunlessReporter:
         if self._error is None:
             try:
                 act()
-            except Exception as error:  # noqa: BLE001 - whatever a storage raises must not end the command
+            # Whatever a storage raises must not end the command.
+            except Exception as error:  # noqa: BLE001
                 self._error = error
 
     @cached_property

@@ -50,8 +50,9 @@ from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
-    from dagster_adjunct.orchestration.startpoints.fan_out import Requests
+    from dagster_adjunct.orchestration.startpoints.fan_out import FanOut, Requests
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+    from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 
 # The tag of a run has another value if the code location has been loaded again since it was
 # launched.
@@ -79,20 +80,8 @@ class LaunchWhen:
         if self.records is not None:
             what = f"LaunchWhen has records={self.records!r}"
             check_whole_number(self.records, what, "1 or more", argument="records")
-        for name, what, longest in (
-            ("age", "how long a record may wait", timedelta.max),
-            ("stay", "how long a run stays", LONGEST_STAY),
-        ):
-            span = getattr(self, name)
-            if span is not None and (
-                not isinstance(span, timedelta) or not timedelta(0) < span <= longest
-            ):
-                problem = (
-                    f"LaunchWhen has {name}={describe_span(span)}: expected a positive timedelta of"
-                    f" at most {longest}."
-                )
-                step = f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10))."
-                raise ConfigurationError(problem, step, argument=name)
+        _check_span("age", self.age, "how long a record may wait", timedelta.max)
+        _check_span("stay", self.stay, "how long a run stays", LONGEST_STAY)
 
     def enough(self, lag: int) -> bool:
         """Whether `lag` unread records are enough to launch a run, whatever their age."""
@@ -112,6 +101,19 @@ class LaunchWhen:
             return {}
         config = {"follow_seconds": self.stay.total_seconds()}
         return {"ops": {to_dagster_name(f"{application}_step"): {"config": config}}}
+
+
+def _check_span(name: str, span: timedelta | None, what: str, longest: timedelta) -> None:
+    """Raise ConfigurationError if an argument of LaunchWhen is no positive time."""
+    if span is None:
+        return
+    if not isinstance(span, timedelta) or not timedelta(0) < span <= longest:
+        problem = (
+            f"LaunchWhen has {name}={describe_span(span)}: expected a positive timedelta of at most"
+            f" {longest}."
+        )
+        step = f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10))."
+        raise ConfigurationError(problem, step, argument=name)
 
 
 def launch_rules(
@@ -152,9 +154,12 @@ def decide_launch(
     due = (*unfinished, *scan.due)
     if not scan.lag and not due:
         return Skip("No new records.")
-    old = f"{backlog.old} holds one older than {rule.age}" if backlog.old else ""
-    what = "; ".join(filter(None, [f"{scan.lag:,} new records" if scan.lag else "", old, *due]))
-    if not due and not backlog.old and not rule.enough(scan.lag):
+    reasons = [f"{scan.lag:,} new records"] if scan.lag else []
+    if backlog.old:
+        reasons.append(f"{backlog.old} holds one older than {rule.age}")
+    what = "; ".join([*reasons, *due])
+    is_enough = bool(due or backlog.old) or rule.enough(scan.lag)
+    if not is_enough:
         return Skip(f"{what}; a run is launched at {rule}.")
     held = waiting()
     return Skip(f"{what}; {'; '.join(held)}.") if held else what
@@ -174,75 +179,94 @@ def new_records_launcher(
     waits for its pools, or if the code location has been loaded again.
     """
 
-    def newest_runs(tick: Tick, now: datetime) -> list[dg.RunRecord]:
-        return _application_runs(tick, outputs, now - _LONGEST_WAIT)
-
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
-        from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-        from dagster_adjunct.orchestration.planner.planner import systems_for
-        from dagster_adjunct.orchestration.step import progress
-
-        lake = tick.lake
-        if active := tick.active_runs():
-            running = [run for run in active if tick.is_of(run, outputs) and _selects(run, outputs)]
-            is_wanted = rule.stay is not None and (len(running) > 1 or tick.waits_for_pool(running))
-            who = "another run in Dagster" if is_wanted else ""
-            if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
-                who = "the code location, which was loaded again,"
-            if not who:
-                return Skip(f"A run is already in progress.{tick.describe_waiting(active)}")
-            ask_to_end(lake.store, asked_key(lake, app.name), who)
-            return Skip(
-                f"A run is already in progress; it was asked to end: {who} asks for the"
-                " application."
-            )
-        begun = tick.cursor.scan
-        now = lake.now()
-        if who := tick.lease_holder(app.name):
+        active = tick.active_runs()
+        if active:
+            return _wait_for_run(tick, app, active, outputs, stays=rule.stay is not None)
+        who = tick.lease_holder(app.name)
+        if who:
             return Skip(f"The application is being run by {who}.")
-        systems = systems_for(app, lake=lake)
-        deadline = Deadline(tick.began + TICK_SECONDS, time.monotonic)
-        commit, stored = BatchLog(lake, app.name).read()
-        state = progress.ignore_disabled_startpoints(app, stored)
-        of = commit.id if commit else ""
-        scan = begun if begun is not None and begun.of == of else StreamScan(of=of)
-        backlog = measure_backlog(systems, app, state, scan, rule, now, deadline)
-        tick.remember(scan=None if backlog.complete else backlog.scan)
-        if not backlog.complete:
-            seen = f"{len(backlog.scan.streams)} streams" + (
-                f", {backlog.scan.young}" if backlog.scan.young else ""
-            )
-            return Skip(
-                f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues"
-                " there."
-            )
-        waiting = partial(progress.describe_waiting_datasets, lake, systems, app)
-        what = decide_launch(backlog, rule, progress.describe_unfinished(state), waiting)
-        if isinstance(what, Skip):
-            failed = ""
-        else:
-            failed = wait_after_failure(tick, app, newest_runs(tick, now))
-        if failed:
-            return Skip(f"{what}; {failed}")
-        if isinstance(what, str):
-            about = {"position": progress.position_to_json(app, state), "ends": backlog.scan.ends}
-            tags = {"adjunct/lag": str(backlog.scan.lag)} | (
-                {_LOADED_TAG: _LOADED} if rule.stay else {}
-            )
-            config = rule.run_config(app.name)
-            decision = tick.request_run(
-                f"{app.name}:{lake.id}", what, about, tags=tags, run_config=config
-            )
-        else:
-            decision = what
-        if isinstance(decision, Skip) and not lake.exists():  # perhaps because its URL is mistyped
-            return Skip(f"{decision.skip_message} There is no lake at {lake.url}.")
+        decision = _request_for_records(tick, app, outputs, rule)
+        if isinstance(decision, Skip) and not tick.lake.exists():
+            # Perhaps because its URL is mistyped.
+            return Skip(f"{decision.skip_message} There is no lake at {tick.lake.url}.")
         return decision
 
     stays = f" The run stays for {rule.stay}." if rule.stay else ""
     text = f"Runs {app.name} when its input streams have new records: {rule}.{stays}"
     name = f"{to_dagster_name(app.name)}_new_records"
     return Launcher(name, job, assets, text, evaluate, "new_records", outputs)
+
+
+def _wait_for_run(
+    tick: Tick,
+    app: Application,
+    active: Sequence[dg.DagsterRun],
+    outputs: Collection[dg.AssetKey],
+    *,
+    stays: bool,
+) -> Skip:
+    """Skip the tick while a run is in progress, and ask one that stays to end if another one has
+    to run.
+    """
+    running = [run for run in active if tick.is_of(run, outputs) and _selects(run, outputs)]
+    who = ""
+    if stays and (len(running) > 1 or tick.waits_for_pool(running)):
+        who = "another run in Dagster"
+    if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
+        who = "the code location, which was loaded again,"
+    if not who:
+        return Skip(f"A run is already in progress.{tick.describe_waiting(active)}")
+    ask_to_end(tick.lake.store, asked_key(tick.lake, app.name), who)
+    return Skip(
+        f"A run is already in progress; it was asked to end: {who} asks for the application."
+    )
+
+
+def _request_for_records(
+    tick: Tick, app: Application, outputs: Collection[dg.AssetKey], rule: LaunchWhen
+) -> dg.RunRequest | Skip:
+    """Measure what is unread, and request a run if there is enough."""
+    from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+    from dagster_adjunct.orchestration.planner.planner import systems_for
+    from dagster_adjunct.orchestration.step import progress
+
+    lake = tick.lake
+    now = lake.now()
+    systems = systems_for(app, lake=lake)
+    deadline = Deadline(tick.began + TICK_SECONDS, time.monotonic)
+    commit, stored = BatchLog(lake, app.name).read()
+    state = progress.ignore_disabled_startpoints(app, stored)
+    scan = StreamScan(of=commit.id if commit else "")
+    begun = tick.cursor.scan
+    if begun is not None and begun.of == scan.of:
+        scan = begun
+    backlog = measure_backlog(systems, app, state, scan, rule, now, deadline)
+    scan = backlog.scan
+    if not backlog.complete:
+        tick.remember(scan=scan)
+        seen = ", ".join(filter(None, [f"{len(scan.streams)} streams", scan.young]))
+        return Skip(
+            f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues there."
+        )
+    tick.remember(scan=None)
+    waiting = partial(progress.describe_waiting_datasets, lake, systems, app)
+    what = decide_launch(backlog, rule, progress.describe_unfinished(state), waiting)
+    if isinstance(what, Skip):
+        return what
+    failed = wait_after_failure(tick, app, _application_runs(tick, outputs, now - _LONGEST_WAIT))
+    if failed:
+        return Skip(f"{what}; {failed}")
+    tags = {"adjunct/lag": str(scan.lag)}
+    if rule.stay:
+        tags[_LOADED_TAG] = _LOADED
+    return tick.request_run(
+        f"{app.name}:{lake.id}",
+        what,
+        {"position": progress.position_to_json(app, state), "ends": scan.ends},
+        tags=tags,
+        run_config=rule.run_config(app.name),
+    )
 
 
 def _selects(run: dg.DagsterRun, assets: Collection[dg.AssetKey]) -> bool:
@@ -269,10 +293,9 @@ def measure_backlog(
     opened = cache(partial(progress.snapshot_system, systems))
 
     def visit(stream: str) -> StreamFinding:
+        ends = ""
         if stream in feeding:
             ends = digest(progress.read_stream_ends(opened(stream), stream))
-        else:
-            ends = ""
         if stream not in app.inputs:
             return StreamFinding(ends=ends)
         found = progress.measure_stream_progress(opened(stream), app.inputs[stream], state)
@@ -280,8 +303,8 @@ def measure_backlog(
 
     backlog = scan_streams(scan, dict.fromkeys([*app.inputs, *feeding]), visit, deadline)
     scan = backlog.scan
-    decided = not scan.lag or rule.enough(scan.lag) or scan.due
-    if not backlog.complete or rule.age is None or decided or progress.describe_unfinished(state):
+    is_due = bool(scan.due) or rule.enough(scan.lag) or bool(progress.describe_unfinished(state))
+    if rule.age is None or not backlog.complete or not scan.lag or is_due:
         return backlog
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
@@ -370,22 +393,24 @@ def _failed_in_a_row(
 ) -> list[dg.RunRecord]:
     """Return the newest runs up to the first that did not fail before its commit, newest first."""
     failed: list[dg.RunRecord] = []
-    last = state.last
     for record in records:
         run = record.dagster_run
         if run.status is not dg.DagsterRunStatus.FAILURE or record.end_time is None:
             break
         left_open = not failed and state.open is not None and state.open.run == run.run_id
-        began_at = (
-            record.start_time or record.end_time
-        )  # a run whose process never started has only an end
-        closed = last is not None and (
-            last.intent.run == run.run_id or last.closed_at.timestamp() > began_at
-        )
-        if closed and not left_open:
+        # A run whose process never started has only an end.
+        began_at = record.start_time or record.end_time
+        if not left_open and _has_closed_batch(state, run.run_id, began_at):
             break
         failed.append(record)
     return failed
+
+
+def _has_closed_batch(state: "ApplicationState", run_id: str, began_at: float) -> bool:
+    """Whether a batch was closed by this run, or since it began."""
+    if state.last is None:
+        return False
+    return state.last.intent.run == run_id or state.last.closed_at.timestamp() > began_at
 
 
 def restart_launcher(
@@ -415,20 +440,19 @@ def restart_launcher(
         if isinstance(decision, Skip):
             return decision
         failed = records[0].dagster_run
+        selected = failed.asset_selection
+        tags = {key: value for key, value in failed.tags.items() if key.startswith("adjunct/")}
+        if _LOADED_TAG in tags:
+            tags[_LOADED_TAG] = _LOADED
+        tags["adjunct/restart_of"] = decision.first
+        tags["adjunct/attempt"] = str(decision.number)
         return dg.RunRequest(
             run_key=(
                 f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}"
             ),
             run_config=_config_of(failed, job.name, f"{to_dagster_name(app.name)}_step"),
-            asset_selection=(
-                sorted(failed.asset_selection & own) if failed.asset_selection else None
-            ),
-            tags={
-                **{key: value for key, value in failed.tags.items() if key.startswith("adjunct/")},
-                **({_LOADED_TAG: _LOADED} if _LOADED_TAG in failed.tags else {}),
-                "adjunct/restart_of": decision.first,
-                "adjunct/attempt": str(decision.number),
-            },
+            asset_selection=sorted(selected & own) if selected else None,
+            tags=tags,
         )
 
     text = (
@@ -444,20 +468,23 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
     From a run of another job, only the configuration of the op `step` is taken. `take_over` is left
     out, because it was meant for the failed run only.
     """
-    config: dict[str, Any] = dict(run.run_config)
-    ops = {
-        name: (
-            {
-                **op,
-                "config": {key: value for key, value in op["config"].items() if key != "take_over"},
-            }
-            if isinstance(op, Mapping) and isinstance(op.get("config"), Mapping)
-            else op
-        )
-        for name, op in config.get("ops", {}).items()
-        if run.job_name == job or name == step
-    }
-    return {**(config if run.job_name == job else {}), **({"ops": ops} if ops else {})}
+    is_own = run.job_name == job
+    given: dict[str, Any] = dict(run.run_config)
+    config = given if is_own else {}
+    ops = {}
+    for name, op in given.get("ops", {}).items():
+        if is_own or name == step:
+            ops[name] = _without_take_over(op)
+    if ops:
+        config["ops"] = ops
+    return config
+
+
+def _without_take_over(op: Any) -> Any:
+    given = op.get("config") if isinstance(op, Mapping) else None
+    if not isinstance(given, Mapping):
+        return op
+    return {**op, "config": {key: value for key, value in given.items() if key != "take_over"}}
 
 
 def _application_runs(
@@ -479,25 +506,31 @@ def _application_runs(
         wanted = dg.RunsFilter(
             job_name=name, updated_after=since, created_after=max(over, default=None)
         )
-        own = list[dg.RunRecord]()
-        page = list[dg.RunRecord]()
-        while len(own) <= MAX_RESTARTS + 1:
-            after = page[-1].dagster_run.run_id if page else None
-            page = list(tick.instance.get_run_records(wanted, limit=_PAGE, cursor=after))
-            for record in page:
-                selected = record.dagster_run.asset_selection
-                if selected:
-                    is_theirs = any(key in outputs for key in selected)
-                else:
-                    is_theirs = name == tick.job
-                if is_theirs and tick.is_here(record.dagster_run):
-                    own.append(record)
-            if len(page) < _PAGE:
-                break
-        records += own
+        records += _read_newest_runs(tick, wanted, outputs)
     return sorted(
         records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True
     )
+
+
+def _read_newest_runs(
+    tick: Tick, wanted: dg.RunsFilter, outputs: Collection[dg.AssetKey]
+) -> list[dg.RunRecord]:
+    """Return as many runs as restarts are decided by, of those that materialize some outputs."""
+    own: list[dg.RunRecord] = []
+    after: str | None = None
+    while len(own) <= MAX_RESTARTS + 1:
+        page = tick.instance.get_run_records(wanted, limit=_PAGE, cursor=after)
+        for record in page:
+            selected = record.dagster_run.asset_selection
+            is_theirs = wanted.job_name == tick.job
+            if selected:
+                is_theirs = any(key in outputs for key in selected)
+            if is_theirs and tick.is_here(record.dagster_run):
+                own.append(record)
+        if len(page) < _PAGE:
+            break
+        after = page[-1].dagster_run.run_id
+    return own
 
 
 def unapplied_startpoints(
@@ -542,74 +575,80 @@ def startpoints_launcher(
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         from dagster_adjunct.orchestration.batch_log.batch_log import application_state
-        from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
-        from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
-        from dagster_adjunct.orchestration.startpoints.fan_out import (
-            describe_dropped,
-            describe_unapplied,
-        )
         from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-        from dagster_adjunct.orchestration.step import progress
 
-        lake = tick.lake
-        startpoints = open_startpoints(lake, app)
-        state = application_state(lake, app.name)
+        startpoints = open_startpoints(tick.lake, app)
+        state = application_state(tick.lake, app.name)
         stored = startpoints.read()
-        requested = stored.waiting
         pending = unapplied_startpoints(stored.handed, state)
-        if not requested and not pending:
+        if not stored.waiting and not pending:
             return Skip("No startpoints wait.")
-        what = describe_waiting([*requested, *pending])
-        if active := tick.active_runs():
+        what = describe_waiting([*stored.waiting, *pending])
+        active = tick.active_runs()
+        if active:
             text = "unless it stays, startpoints requested after its start wait for the next one."
             return Skip(f"{what}; a run is in progress: {text}{tick.describe_waiting(active)}")
-        if who := tick.lease_holder(app.name):
+        who = tick.lease_holder(app.name)
+        if who:
             return Skip(f"{what}; waiting for the next run: the application is being run by {who}.")
-        systems = systems_for(app, lake=lake)
-        planned = plan_application(app, systems=systems) if app.inputs else None
-        fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
-        pending = unapplied_startpoints(fan_out.tasks, state)
-        for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):
-            tick.log.warning(text)
-        unassigned = [
-            *fan_out.unknown,
-            *(request for held in fan_out.stranded.values() for request in held.values()),
-        ]
-        left = [
-            f"{request.ssp}: no task reads it ({request.by}: {request.reason})"
-            for request in unassigned
-        ]
-        left += [
-            f"{ssp}: its startpoint can't be read"
-            for ssps in fan_out.held.values()
-            for ssp in sorted(ssps)
-        ]
-        if not pending:
-            why = join_shortened(left, "; ")
-            return Skip(f"No waiting startpoint can be applied by a task. {why}".rstrip())
-        what = "; ".join([describe_waiting(pending), *left[:3]])
-        # While a dataset has to be built, no input is read, but a run still applies startpoints for
-        # other datasets.
-        waiting = progress.describe_waiting_datasets(lake, systems, app)
-        if (
-            waiting
-            and planned is not None
-            and fan_out.tasks.keys() <= {task.name for task in planned.tasks}
-        ):
-            return Skip(f"{what}; {'; '.join(waiting)}.")
-        ids = sorted({request.id for request in pending})
-        tags = {
-            "adjunct/startpoints": join_shortened(request.id for request in pending),
-            "adjunct/startpoints_by": join_shortened(request.by for request in pending),
-            "adjunct/startpoints_reason": join_shortened(
-                (request.reason for request in pending), "; "
-            ),
-        }
-        return tick.request_run(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags)
+        return _request_for_startpoints(tick, app, startpoints, state)
 
     text = f"Runs {app.name} when startpoints were requested."
     name = f"{to_dagster_name(app.name)}_startpoints"
     return Launcher(name, job, assets, text, evaluate, "new_startpoints", outputs)
+
+
+def _request_for_startpoints(
+    tick: Tick, app: Application, startpoints: "StartpointManager", state: "ApplicationState"
+) -> dg.RunRequest | Skip:
+    """Hand startpoints to tasks, and request a run if one of them can be applied."""
+    from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
+    from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
+    from dagster_adjunct.orchestration.startpoints.fan_out import (
+        describe_dropped,
+        describe_unapplied,
+    )
+    from dagster_adjunct.orchestration.step import progress
+
+    lake = tick.lake
+    systems = systems_for(app, lake=lake)
+    planned = plan_application(app, systems=systems) if app.inputs else None
+    fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
+    for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):
+        tick.log.warning(text)
+    left = _describe_left(fan_out)
+    pending = unapplied_startpoints(fan_out.tasks, state)
+    if not pending:
+        why = join_shortened(left, "; ")
+        return Skip(f"No waiting startpoint can be applied by a task. {why}".rstrip())
+    what = "; ".join([describe_waiting(pending), *left[:3]])
+    # While a dataset has to be built, no input is read, but a run still applies startpoints for
+    # other datasets.
+    tasks = {task.name for task in planned.tasks} if planned is not None else set[str]()
+    waiting = progress.describe_waiting_datasets(lake, systems, app)
+    if waiting and fan_out.tasks.keys() <= tasks:
+        return Skip(f"{what}; {'; '.join(waiting)}.")
+    tags = {
+        "adjunct/startpoints": join_shortened(request.id for request in pending),
+        "adjunct/startpoints_by": join_shortened(request.by for request in pending),
+        "adjunct/startpoints_reason": join_shortened((request.reason for request in pending), "; "),
+    }
+    ids = sorted({request.id for request in pending})
+    return tick.request_run(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags)
+
+
+def _describe_left(fan_out: "FanOut") -> list[str]:
+    """Return the startpoints that no run would apply now, with the reasons."""
+    unassigned = [*fan_out.unknown]
+    for stranded in fan_out.stranded.values():
+        unassigned += stranded.values()
+    left = [
+        f"{request.ssp}: no task reads it ({request.by}: {request.reason})"
+        for request in unassigned
+    ]
+    for ssps in fan_out.held.values():
+        left += [f"{ssp}: its startpoint can't be read" for ssp in sorted(ssps)]
+    return left
 
 
 def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
@@ -691,29 +730,29 @@ def delivered_launchers(
     def evaluate(tick: Tick, mine: str) -> dg.RunRequest | Skip:
         lake = tick.lake
         unit = by_name[mine]
-        seen = tick.cursor.seen
         version, awaited = _next_delivered(lake, unit)
         if version is None:
             return Skip(f"No new version; {awaited}.")
         what = f"Version {version} is delivered"
-        if active := tick.active_runs():
+        active = tick.active_runs()
+        if active:
             return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         on = tick.running_sensors()
-        if for_records in on and seen != version:
+        if for_records in on and tick.cursor.seen != version:
             tick.remember(seen=version)
             return Skip(
                 f"{what}; {for_records} may launch a run that builds it; otherwise the next tick"
                 " here does."
             )
-        together = {mine: version}
-        for other in set() if tick.by_condition else (by_name.keys() & on) - {mine}:
-            with suppress(AdjunctError):  # reported by its own sensor
-                there, _ = _next_delivered(lake, by_name[other])
-                together |= {other: there} if there is not None else {}
+        others = {} if tick.by_condition else {name: by_name[name] for name in by_name.keys() & on}
+        others.pop(mine, None)
+        together = {mine: version} | _find_delivered(lake, others)
         first = min(together)
         if first != mine:
             return Skip(f"{what}; {first} launches the run that builds it too.")
-        keys = [member.key for name in sorted(together) for member in by_name[name]]
+        keys: list[dg.AssetKey] = []
+        for name in sorted(together):
+            keys += [member.key for member in by_name[name]]
         request = tick.request_run(
             f"{_group_name(unit)}:{lake.id}:delivered", what, together, asset_selection=keys
         )
@@ -721,15 +760,27 @@ def delivered_launchers(
             tick.remember(seen=version)
         return request
 
-    def launcher(name: str, unit: Sequence[DatasetAsset]) -> Launcher:
+    launchers = []
+    for name, unit in by_name.items():
         keys = {member.key for member in unit}
-        text = (
-            f"Publishes versions of {', '.join(member.dataset.name for member in unit)} as they are"
-            " delivered."
-        )
-        return Launcher(name, job, keys, text, partial(evaluate, mine=name), "new_version", keys)
+        datasets = ", ".join(member.dataset.name for member in unit)
+        text = f"Publishes versions of {datasets} as they are delivered."
+        decide = partial(evaluate, mine=name)
+        launchers.append(Launcher(name, job, keys, text, decide, "new_version", keys))
+    return launchers
 
-    return [launcher(name, unit) for name, unit in by_name.items()]
+
+def _find_delivered(lake: Lake, units: Mapping[str, Sequence[DatasetAsset]]) -> dict[str, str]:
+    """Return the versions that are delivered, by the name of the sensor; a sensor reports its own
+    errors.
+    """
+    found = {}
+    for name, unit in units.items():
+        with suppress(AdjunctError):
+            version, _ = _next_delivered(lake, unit)
+            if version is not None:
+                found[name] = version
+    return found
 
 
 def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) -> Launcher:

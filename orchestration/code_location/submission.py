@@ -310,24 +310,30 @@ class Inbox(dg.PipesMessageReader):
         try:
             for number in count(1):
                 key = self._exchange.key(f"messages/{number}")
-                while True:
-                    is_last = (
-                        has_ended.is_set()
-                    )  # read before the store: all messages of an ended driver are stored
-                    try:
-                        message = json.loads(store.get(key).data)
-                        break
-                    except (ObjectNotFoundError, TransientError) as error:
-                        if is_last:
-                            if isinstance(error, TransientError):
-                                raise
-                            return
-                    has_ended.wait(_POLL_SECONDS)
+                message = self._await_message(key, has_ended)
+                if message is None:
+                    return
                 self._handle(message, dagster)
                 with suppress(TransientError):  # it is deleted with the folder
                     store.delete(key)
         except Exception as error:  # noqa: BLE001 - raised when the application has ended
             self._error = self._error or error
+
+    def _await_message(self, key: str, has_ended: Event) -> PipesMessage | None:
+        """Return a message as soon as it is there; None if the driver has ended without it."""
+        while True:
+            # Read before the store: all messages of an ended driver are stored.
+            is_last = has_ended.is_set()
+            try:
+                message: PipesMessage = json.loads(self._exchange.store.get(key).data)
+                return message
+            except ObjectNotFoundError:
+                if is_last:
+                    return None
+            except TransientError:
+                if is_last:
+                    raise
+            has_ended.wait(_POLL_SECONDS)
 
     def _handle(self, message: PipesMessage, dagster: Any) -> None:
         self.is_open = message["method"] != "closed"

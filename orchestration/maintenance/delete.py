@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -71,25 +71,25 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     qualified = f"lake.{name}"
     streams = LakeStreams(lake)
     commit = streams.log(name).current()
-    exists = commit is not None and not is_deletion_commit(commit)
-    producers = tuple(streams.state(name)[1].producers) if exists else ()
-    readers = list_readers(lake, name) if exists else ()
-    if exists:
-        blocking = [f"{holder} holds its files" for holder in list_retained_attempts(lake, name)]
-    else:
-        blocking = []
-    affected = [f"reader {reader.name} has a position in it" for reader in readers]
+    producers: Collection[str] = ()
+    blocking: list[str] = []
+    affected: list[str] = []
+    if commit is not None and not is_deletion_commit(commit):
+        producers = streams.state(name)[1].producers
+        blocking += [f"{holder} holds its files" for holder in list_retained_attempts(lake, name)]
+        for reader in list_readers(lake, name):
+            affected.append(f"reader {reader.name} has a position in it")
     for application, state in list_application_states(lake).items():
         batch = state.open
-        if batch is not None and any(ssp.qualified_stream == qualified for ssp in batch.ranges):
-            blocking.append(
-                f"batch {batch.batch} of application {application} is open and reads it"
-            )
-        elif batch is not None and application in producers:
-            blocking.append(
-                f"batch {batch.batch} of application {application} is open and may write to it"
-            )
-        elif any(ssp.qualified_stream == qualified for ssp in state.checkpoint):
+        if batch is not None:
+            opened = f"batch {batch.batch} of application {application} is open"
+            if any(ssp.qualified_stream == qualified for ssp in batch.ranges):
+                blocking.append(f"{opened} and reads it")
+                continue
+            if application in producers:
+                blocking.append(f"{opened} and may write to it")
+                continue
+        if any(ssp.qualified_stream == qualified for ssp in state.checkpoint):
             affected.append(f"application {application} has a checkpoint on it")
     followers, unknown = find_followers(lake, qualified)
     affected += [f"dataset {dataset} follows it" for dataset in followers]
@@ -192,25 +192,15 @@ def delete_stream(
     later under the name is a different stream. Raises StreamNotFoundError.
     """
     streams = LakeStreams(lake)
-    readers = partial(find_stream_readers, lake, name)
-    objects = partial(streams_deleting.list_deletable_objects, streams, name)
-    delete = partial(streams_deleting.delete_stream, streams, name, reason=reason, by=by)
-
-    def read_commit() -> Commit | None:
-        return streams.log(name).current()
-
-    return _delete(
-        lake,
+    target = _Target(
         "stream",
         name,
-        read_commit,
-        readers,
-        objects,
-        delete,
-        reason,
-        force=force,
-        dry_run=dry_run,
+        streams.log(name).current,
+        partial(find_stream_readers, lake, name),
+        partial(streams_deleting.list_deletable_objects, streams, name),
+        partial(streams_deleting.delete_stream, streams, name, reason=reason, by=by),
     )
+    return _delete(lake, target, reason, force=force, dry_run=dry_run)
 
 
 @validated
@@ -232,59 +222,49 @@ def delete_dataset(
             discard.check_deletable(name, commit)
         return commit
 
-    readers = partial(find_dataset_readers, lake, name)
-    objects = partial(list_log_objects, log)
-    delete = partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by)
-    return _delete(
-        lake,
+    target = _Target(
         "dataset",
         name,
         read_commit,
-        readers,
-        objects,
-        delete,
-        reason,
-        force=force,
-        dry_run=dry_run,
+        partial(find_dataset_readers, lake, name),
+        partial(list_log_objects, log),
+        partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by),
     )
+    return _delete(lake, target, reason, force=force, dry_run=dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is deleted: how its current commit, its readers and its objects are found, and how the
+    objects are deleted.
+    """
+
+    kind: Literal["stream", "dataset"]
+    name: str
+    read_commit: Callable[[], Commit | None]
+    find_readers: Callable[[], Readers]
+    list_objects: Callable[[], dict[str, int]]
+    delete: Callable[[Commit], DeletedObjects]
 
 
 def _delete(
-    lake: Lake,
-    kind: Literal["stream", "dataset"],
-    name: str,
-    read_commit: Callable[[], Commit | None],
-    readers: Callable[[], Readers],
-    objects: Callable[[], dict[str, int]],
-    delete: Callable[[Commit], DeletedObjects],
-    reason: str,
-    *,
-    force: bool,
-    dry_run: bool,
+    lake: Lake, target: _Target, reason: str, *, force: bool, dry_run: bool
 ) -> DeletionReport:
+    kind = target.kind
+    name = target.name
     require_reason(reason, f"{kind} {name!r}", "deleted")
     about: dict[str, Any] = {kind: f"lake.{name}" if kind == "stream" else name}
 
     def decide() -> Callable[
         [], DeletionReport
     ]:  # called again after a conflict, because there may be a new reader
-        seen = read_commit()
+        seen = target.read_commit()
         if seen is None:
-            not_found: type[errors.AdjunctError] = errors.DatasetNotFoundError
-            if kind == "stream":
-                not_found = errors.StreamNotFoundError
-            there = ", ".join(
-                LakeStreams(lake).list_streams() if kind == "stream" else list_datasets(lake)
-            )
-            problem = (
-                f"there is no {kind} {name!r} in {lake.url} to delete; there are:"
-                f" {there or 'none'}."
-            )
-            raise not_found(problem, "Check the name and the lake.", **about)
+            raise _not_found_error(lake, target, about)
         repeated = is_deletion_commit(seen)
-        reading = Readers() if repeated else readers()
+        reading = Readers() if repeated else target.find_readers()
         if dry_run:
-            found = objects()
+            found = target.list_objects()
             size = sum(found.values())
             report = DeletionReport(
                 kind, name, len(found), size, reading.blocking, reading.affected, repeated, dry_run
@@ -301,7 +281,7 @@ def _delete(
         )
 
         def commit() -> DeletionReport:
-            done = delete(seen)
+            done = target.delete(seen)
             return DeletionReport(
                 kind,
                 name,
@@ -315,3 +295,16 @@ def _delete(
         return commit
 
     return retry_conflicts(decide, attempts=_TRIES)
+
+
+def _not_found_error(lake: Lake, target: _Target, about: Mapping[str, Any]) -> errors.AdjunctError:
+    found: type[errors.AdjunctError] = errors.DatasetNotFoundError
+    names: Iterable[str] = list_datasets(lake) if target.kind == "dataset" else ()
+    if target.kind == "stream":
+        found = errors.StreamNotFoundError
+        names = LakeStreams(lake).list_streams()
+    problem = (
+        f"there is no {target.kind} {target.name!r} in {lake.url} to delete; there are:"
+        f" {', '.join(names) or 'none'}."
+    )
+    return found(problem, "Check the name and the lake.", **about)

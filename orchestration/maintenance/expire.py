@@ -4,7 +4,6 @@ will read again.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -109,29 +108,35 @@ def erase_keys(
 def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, which batch needs the version: an open one, or an
     abandoned one that the next run removes from the application's local tables."""
-    needed: dict[str, dict[str, str]] = defaultdict(dict)
+    needed: dict[str, dict[str, str]] = {}
     for application, state in list_application_states(lake).items():
         if state.given_up is not None:
             why = (
                 f"batch {state.given_up} of application {application}, which was abandoned; its"
                 " next run removes it"
             )
-            for dataset in list_datasets(lake):
-                manifest = DatasetLog(lake, dataset).read()[1]
-                written = manifest.written if manifest is not None else None
-                if (
-                    written
-                    and (written.application, written.batch) == (application, state.given_up)
-                    and written.before
-                ):
-                    needed[dataset][written.before] = why
+            for dataset, version in _versions_before(lake, application, state.given_up).items():
+                needed.setdefault(dataset, {})[version] = why
         if state.open is not None:
             why = f"open batch {state.open.batch} of application {application}"
             for dataset, versions in state.open.all_versions.items():
-                needed[dataset] |= {
-                    version: why for version in versions if not is_transient(version)
-                }
-    return {dataset: versions for dataset, versions in needed.items() if versions}
+                for version in versions:
+                    if not is_transient(version):
+                        needed.setdefault(dataset, {})[version] = why
+    return needed
+
+
+def _versions_before(lake: Lake, application: str, batch: int) -> dict[str, str]:
+    """Return, by local table, the version before this batch was written to it."""
+    before = {}
+    for dataset in list_datasets(lake):
+        manifest = DatasetLog(lake, dataset).read()[1]
+        written = None if manifest is None else manifest.written
+        if written is None or written.application != application or written.batch != batch:
+            continue
+        if written.before:
+            before[dataset] = written.before
+    return before
 
 
 def needed_versions(lake: Lake, dataset: str) -> dict[str, str]:

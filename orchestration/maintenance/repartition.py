@@ -15,6 +15,7 @@ from dagster_adjunct.assets.rebucketing.rebucketing import (
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, commit_repartition
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, has_read_all
 from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
     BatchLog,
     list_application_states,
     list_applications,
@@ -95,21 +96,21 @@ def repartition_stream(
     before = seen.declaration.partitions
     if dry_run:
         plan_repartitioning(streams, name, seen, partitions)
-        carried, datasets, readers = _inspect_readers(lake, name, seen)
+        found = _inspect_readers(lake, name, seen)
         return RepartitionReport(
             name,
             before,
             partitions,
             rows,
-            carried,
-            readers.affected,
-            readers.blocking,
+            found.applications,
+            found.others.affected,
+            found.others.blocking,
             dry_run,
-            datasets,
+            found.datasets,
         )
 
     def check(state: StreamState) -> None:
-        _inspect_readers(lake, name, state)[2].check(
+        _inspect_readers(lake, name, state).others.check(
             f"stream {name!r} can't be repartitioned now",
             "Let their runs end, abandon their batches (adjunct checkpoint abandon APPLICATION"
             " --reason …) or take back startpoints (adjunct startpoint clear MODULE:APP"
@@ -122,7 +123,7 @@ def repartition_stream(
         )
 
     after = repartition(streams, name, partitions, reason=reason, by=by, check=check)
-    affected = _inspect_readers(lake, name, seen)[2].affected
+    affected = _inspect_readers(lake, name, seen).others.affected
     rows = sum(entry.rows for entry in after.entries())
     carried, datasets = _carry_positions(lake, name, by)
     return RepartitionReport(name, before, partitions, rows, carried, affected, datasets=datasets)
@@ -147,62 +148,85 @@ def repartition_dataset(
     return rewrite(lake, name, partitions, reason=reason, by=by, roots=needed, dry_run=dry_run)
 
 
-def _inspect_readers(
-    lake: Lake, name: str, state: StreamState
-) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
-    """Return the applications, and the datasets, that have read all of the stream; and the other
-    readers.
+@dataclass(frozen=True, slots=True)
+class _StreamReaders:
+    """The applications and the datasets that have read all of a stream, and its other readers.
 
     Those are `blocking` if the rewrite would mix up offsets that they use now, else `affected`.
     """
+
+    applications: tuple[str, ...]
+    datasets: tuple[str, ...]
+    others: Readers
+
+
+def _inspect_readers(lake: Lake, name: str, state: StreamState) -> _StreamReaders:
     stream = f"lake.{name}"
     carried: list[str] = []
     affected: list[str] = []
     blocking: list[str] = []
-    ends = {
-        SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)
-    }
     for application, known in list_application_states(lake).items():
-        positions = {
-            ssp: offset
-            for ssp, offset in known.checkpoint.items()
-            if ssp.qualified_stream == stream
-        }
-        batch = known.open
-        read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)
-        if batch is not None and (read or application in state.producers):
-            blocking.append(
-                f"batch {batch.batch} of application {application} is open and reads it or writes"
-                " to it"
-            )
-        elif has_pending_startpoints(known, stream):
-            blocking.append(f"a startpoint of application {application} is being followed in it")
-        elif positions and (positions != ends or known.offsets.streams.get(stream) != state.id):
-            affected.append(f"application {application} has not read all of it")
-        elif positions:
+        used = _describe_use(application, known, stream, state)
+        if used:
+            blocking.append(used)
+        elif _has_read_all(known, name, state):
             carried.append(application)
-        for namespace in (REQUESTS, FAN_OUTS):
-            waiting = MetadataStore(lake).namespace(namespace, application).read()
-            if any(concerns_stream(stream, key, value) for key, value in waiting.items()):
-                # After the rewrite, the startpoint's offset would be that of another record.
-                blocking.append(f"a startpoint of application {application} waits on it")
-                break
+        elif any(ssp.qualified_stream == stream for ssp in known.checkpoint):
+            affected.append(f"application {application} has not read all of it")
+        if _has_waiting_startpoint(lake, application, stream):
+            # After the rewrite, the startpoint's offset would be that of another record.
+            blocking.append(f"a startpoint of application {application} waits on it")
     for reader in list_readers(lake, name):
         if reader.problem or reader.behind or reader.lost:
             affected.append(f"reader {reader.name} has not read all of it")
     followers, unknown = find_followers(lake, stream)
-    ends_of_stream = tuple(map(str, state.next))
-    level = [
-        dataset
-        for dataset, known in followers.items()
-        if has_read_all(known, state.id, ends_of_stream)
-    ]
-    affected += [
-        f"dataset {dataset} follows it and has not read all of it, or is being built"
-        for dataset in followers
-        if dataset not in level
-    ]
-    return tuple(carried), tuple(level), Readers(tuple(blocking), (*affected, *unknown))
+    ends = tuple(map(str, state.next))
+    level = []
+    for dataset, position in followers.items():
+        if has_read_all(position, state.id, ends):
+            level.append(dataset)
+        else:
+            affected.append(
+                f"dataset {dataset} follows it and has not read all of it, or is being built"
+            )
+    others = Readers(tuple(blocking), (*affected, *unknown))
+    return _StreamReaders(tuple(carried), tuple(level), others)
+
+
+def _describe_use(
+    application: str, known: ApplicationState, stream: str, state: StreamState
+) -> str:
+    """Return how an application uses offsets of the stream now; "" if it does not."""
+    if known.open is not None:
+        reads = any(ssp.qualified_stream == stream for ssp in known.open.ranges)
+        if reads or application in state.producers:
+            return (
+                f"batch {known.open.batch} of application {application} is open and reads it or"
+                " writes to it"
+            )
+    if has_pending_startpoints(known, stream):
+        return f"a startpoint of application {application} is being followed in it"
+    return ""
+
+
+def _has_read_all(known: ApplicationState, name: str, state: StreamState) -> bool:
+    ends = {
+        SystemStreamPartition("lake", name, number): str(offset)
+        for number, offset in enumerate(state.next)
+    }
+    stream = f"lake.{name}"
+    positions = {
+        ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream
+    }
+    return positions == ends and known.offsets.streams.get(stream) == state.id
+
+
+def _has_waiting_startpoint(lake: Lake, application: str, stream: str) -> bool:
+    for namespace in (REQUESTS, FAN_OUTS):
+        waiting = MetadataStore(lake).namespace(namespace, application).read()
+        if any(concerns_stream(stream, key, value) for key, value in waiting.items()):
+            return True
+    return False
 
 
 def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -211,25 +235,22 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
 
     If another commit comes first, their next run does it.
     """
+    stream = f"lake.{name}"
     info = LakeStreams(lake).info(name)
     carried = []
     for application in list_applications(lake):
         log = BatchLog(lake, application)
         logged = log.read()
-        if logged.state.open is None:
-            after = carry_over_stream(logged.state, f"lake.{name}", info)
-        else:
-            after = None
-        if after is None:
+        if logged.state.open is not None:
             continue
-        try:
-            log.commit(logged, after, by=by, note=describe_carry_over(f"lake.{name}", info))
-        except CommitConflictError:
-            continue
-        carried.append(application)
+        after = carry_over_stream(logged.state, stream, info)
+        if after is not None:
+            with suppress(CommitConflictError):
+                log.commit(logged, after, by=by, note=describe_carry_over(stream, info))
+                carried.append(application)
     datasets = []
     for dataset in list_datasets(lake):
         with suppress(CommitConflictError, MalformedDocumentError):
-            if commit_repartition(DatasetLog(lake, dataset), f"lake.{name}", info, by=by):
+            if commit_repartition(DatasetLog(lake, dataset), stream, info, by=by):
                 datasets.append(dataset)
     return tuple(carried), tuple(datasets)

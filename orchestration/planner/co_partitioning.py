@@ -17,8 +17,8 @@ from. Fixes that leave the conflict, or cause another one, are not proposed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -62,64 +62,79 @@ def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements)
     for stream, partitions in _preferred_counts(app, trace_flows(app, catalog), needs).items():
         if counts[stream] is None:
             counts[stream] = partitions
-    equal = EqualCounts(counts)
-    inserted: dict[tuple[str, int], InsertedExchange] = {}
+    repartitioning = _Repartitioning(app, needs, EqualCounts(counts))
+    trace_flows(app, catalog, repartitioning.repartition)
+    return repartitioning.inserted
 
-    def decide(operator: Operator, arriving: Arriving) -> Arriving:
+
+@dataclass(frozen=True, slots=True)
+class _Repartitioning:
+    """Collects the exchanges that an application needs, operator after operator."""
+
+    app: Application
+    needs: Requirements
+    equal: EqualCounts
+    inserted: dict[tuple[str, int], InsertedExchange] = field(default_factory=dict)
+
+    def repartition(self, operator: Operator, arriving: Arriving) -> Arriving:
+        """Insert the exchanges before an operator, and return the flows that then arrive."""
+        needed_by_input = self.needs.get(operator.id, ())
+        target = self._choose_count(needed_by_input, arriving)
         moved = list(arriving)
-        requirements = [
-            (number, needed) for number, needed in enumerate(needs.get(operator.id, ())) if needed
-        ]
-        wrong = {
-            number: describe_mismatch(needed, arriving[number]) for number, needed in requirements
-        }
-        target = next(
-            (needed.partitions for _, needed in requirements if needed.partitions is not None), None
-        )
-        if target is None:
-            target = equal.most_frequent(
-                [arriving[number].stream for number, why in wrong.items() if not why]
-            )
         together = []
-        for number, needed in requirements:
+        for number, needed in enumerate(needed_by_input):
+            if needed is None:
+                continue
             flow = arriving[number]
-            why = wrong[number]
+            why = describe_mismatch(needed, flow)
             if not why:
-                why = equal.describe_difference(flow.stream, target)
+                why = self.equal.describe_difference(flow.stream, target)
             if why:
-                columns = _required_columns(app, needed)
+                columns = _required_columns(self.app, needed)
                 item = InsertedExchange(operator.id, number, flow.stream, columns, target, why)
-                inserted[operator.id, number] = item
-                equal.add(item.node, target)
+                self.inserted[operator.id, number] = item
+                self.equal.add(item.node, target)
                 moved[number] = item.moved(flow)
             together.append(moved[number].stream)
-        equal.join(together, target)
-        equal.record_inputs(operator.id, [flow.stream for flow in moved])
+        self.equal.join(together, target)
+        self.equal.record_inputs(operator.id, [flow.stream for flow in moved])
         return tuple(moved)
 
-    trace_flows(app, catalog, decide)
-    return inserted
+    def _choose_count(
+        self, needed_by_input: Sequence[Requirement | None], arriving: Arriving
+    ) -> int | None:
+        """Return the required count, else the one that most well-partitioned inputs have."""
+        matching = []
+        for needed, flow in zip(needed_by_input, arriving, strict=False):
+            if needed is None:
+                continue
+            if needed.partitions is not None:
+                return needed.partitions
+            if not describe_mismatch(needed, flow):
+                matching.append(flow.stream)
+        return self.equal.most_frequent(matching)
 
 
 def apply_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arriving]:
     """Return a function that `trace_flows` takes as `repartition`: it inserts these exchanges."""
 
-    def moved(operator: Operator, arriving: Arriving) -> Arriving:
-        insertions = [
-            (inserted.get((operator.id, number)), flow) for number, flow in enumerate(arriving)
-        ]
-        return tuple(flow if item is None else item.moved(flow) for item, flow in insertions)
+    def repartition(operator: Operator, arriving: Arriving) -> Arriving:
+        moved = list(arriving)
+        for number, flow in enumerate(arriving):
+            if (operator.id, number) in inserted:
+                moved[number] = inserted[operator.id, number].moved(flow)
+        return tuple(moved)
 
-    return moved
+    return repartition
 
 
 def describe_mismatch(needed: Requirement, flow: Flow) -> str:
     """Return why a flow's partitioning does not meet a requirement, counts aside; "" if it does."""
     if flow.partitioner == TASK_NUMBER:
         return "it is broadcast: every task gets all of it"
-    if needed.columns is None or (
-        flow.partitioned_by == needed.columns and flow.partitioner == SPARK
-    ):
+    if needed.columns is None:
+        return ""
+    if flow.partitioned_by == needed.columns and flow.partitioner == SPARK:
         return ""
     if flow.lost_at:
         return f"its partitioning is unknown after {flow.lost_at}"
@@ -139,16 +154,15 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
         set()
     )  # operators whose records were joined with a partitioned dataset since their stream began
     for operator in app.operators:
+        if operator.spec.role == "intermediate":
+            votes[operator.id] = Counter()
         if operator.spec.role is not None:
-            if operator.spec.role == "intermediate":
-                votes[operator.id] = Counter()
             continue
         if not joined.isdisjoint(operator.inputs):
             joined.add(operator.id)
             continue
-        for needed, flow in zip(
-            needs.get(operator.id, ()), flows.arriving[operator.id], strict=False
-        ):
+        arriving = flows.arriving[operator.id]
+        for needed, flow in zip(needs.get(operator.id, ()), arriving, strict=False):
             if needed is None or needed.partitions is None:
                 continue
             if flow.stream in votes and not describe_mismatch(needed, flow):
@@ -179,74 +193,96 @@ def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
 
     Several joins with one dataset have one conflict.
     """
-    needs = draft.needs
-    groups = draft.groups
-    counts = draft.counts
-    place = {node: number for number, node in enumerate(draft.streams)}
-    feeds: dict[str, str] = {}
-    reading: dict[str, list[str]] = defaultdict(
-        list
-    )  # the operators that join a dataset, by its name
-    meeting: dict[str, list[str]] = defaultdict(
-        list
-    )  # those that join a dataset or send to it, by its node id
-    for operator, requirements in needs.items():
-        for needed in requirements:
-            if needed is not None and needed.dataset is not None:
-                if needed.feeds:
-                    feeds[operator] = needed.dataset
-                else:
-                    reading[needed.dataset].append(operator)
-        for name in dict.fromkeys(
-            needed.dataset for needed in requirements if needed is not None and needed.dataset
-        ):
-            meeting[dataset_node(name)].append(operator)
-    relying: dict[str, str] = {}
-    for operator, members in groups.items():
-        for member in members:
-            if member != operator:
-                relying.setdefault(member, operator)
-
+    uses = _collect_dataset_uses(draft)
     at: dict[str, list[str]] = defaultdict(list)
     joins: dict[str, int] = {}
-    for conflict in counts.conflicts:
-        operator = conflict
-        while operator not in needs:  # it merges streams: find the join that relies on it
-            operator = relying[operator]
-        readers = reading[feeds[operator]] if operator in feeds else [operator]
+    for conflict in draft.counts.conflicts:
+        readers = uses.joins_behind(conflict)
         at[readers[0]].append(conflict)
         joins[readers[0]] = max(joins.get(readers[0], 1), len(readers))
+    place = {node: number for number, node in enumerate(draft.streams)}
+    by_table: dict[tuple[str, ...], tuple[str, ...]] = {}
+    conflicts = []
+    for join in draft.groups:
+        if join not in at:
+            continue
+        # Joins of one dataset involve the same streams.
+        tables = tuple(member for member in draft.groups[join] if member in uses.meeting)
+        if not tables or tables not in by_table:
+            involved = _find_involved(draft, [join, *at[join]], uses, tables)
+            by_table[tables] = tuple(sorted(involved, key=place.__getitem__))
+        conflicts.append(Conflict(join, tuple(at[join]), by_table[tables], joins[join]))
+    return tuple(conflicts)
 
-    by_table: dict[
-        tuple[str, ...], tuple[str, ...]
-    ] = {}  # joins of one table involve the same streams
 
-    def involved(join: str, where: Sequence[str]) -> tuple[str, ...]:
-        """Return the node ids of the streams in the join's groups, those merged there, and
-        origins of counts.
-        """
-        read = tuple(member for member in groups.get(join, ()) if member in meeting)
-        if read not in by_table or not read:
-            operators = dict.fromkeys(
-                [join, *where, *(operator for table in read for operator in meeting[table])]
-            )
-            waiting = [member for operator in operators for member in groups.get(operator, ())]
-            reached: dict[str, None] = {}
-            for node in waiting:  # which grows
-                if node not in reached:
-                    reached[node] = None
-                    source = counts.inferred.get(node)
-                    waiting += [*groups.get(node, ()), *([] if source is None else [source.source])]
-            by_table[read] = tuple(
-                sorted((node for node in reached if node not in groups), key=place.__getitem__)
-            )
-        return by_table[read]
+@dataclass(frozen=True, slots=True)
+class _DatasetUses:
+    """Which operators use a dataset, and which rely on the count of merged streams.
 
-    order = {operator: number for number, operator in enumerate(groups)}
-    return tuple(
-        Conflict(join, tuple(where), involved(join, where), joins[join])
-        for join, where in sorted(at.items(), key=lambda item: order[item[0]])
-    )
+    `feeds` is the dataset that an operator sends to, `joining` the operators that join a dataset,
+    by its name, and `meeting` those that join it or send to it, by its node id. `relying` is the
+    first operator that relies on the count of another one, by the id of that.
+    """
+
+    needs: Requirements
+    feeds: dict[str, str]
+    joining: dict[str, list[str]]
+    meeting: dict[str, list[str]]
+    relying: dict[str, str]
+
+    def joins_behind(self, operator: str) -> list[str]:
+        """Return the joins for which the streams at an operator must have equal counts."""
+        while operator not in self.needs:  # it merges streams
+            operator = self.relying[operator]
+        if operator in self.feeds:
+            return self.joining[self.feeds[operator]]
+        return [operator]
+
+
+def _collect_dataset_uses(draft: Draft) -> _DatasetUses:
+    uses = _DatasetUses(draft.needs, {}, defaultdict(list), defaultdict(list), {})
+    for operator, requirements in draft.needs.items():
+        met = {}
+        for needed in requirements:
+            if needed is None or needed.dataset is None:
+                continue
+            met[needed.dataset] = operator
+            if needed.feeds:
+                uses.feeds[operator] = needed.dataset
+            else:
+                uses.joining[needed.dataset].append(operator)
+        for dataset in met:
+            uses.meeting[dataset_node(dataset)].append(operator)
+    for operator, members in draft.groups.items():
+        for member in members:
+            if member != operator:
+                uses.relying.setdefault(member, operator)
+    return uses
+
+
+def _find_involved(
+    draft: Draft, places: Sequence[str], uses: _DatasetUses, tables: Sequence[str]
+) -> set[str]:
+    """Return the node ids of the streams in the groups at `places` and at all uses of `tables`,
+    those merged there, and origins of counts.
+    """
+    operators = dict.fromkeys(places)
+    for table in tables:
+        operators |= dict.fromkeys(uses.meeting[table])
+    waiting: list[str] = []
+    for operator in operators:
+        waiting += draft.groups.get(operator, ())
+    reached: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if node in reached:
+            continue
+        reached.add(node)
+        waiting += draft.groups.get(node, ())
+        inference = draft.counts.inferred.get(node)
+        if inference is not None:
+            waiting.append(inference.source)
+    return reached - draft.groups.keys()
 
 
 def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]] | None:
@@ -255,11 +291,18 @@ def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str,
 
     None if no count is more frequent than all others.
     """
-    own = [node for node in nodes if node not in counts.inferred]
-    most = Counter(counts.partitions[node] for node in own).most_common(2)
-    if not most or most[0][1] < 2 or (len(most) > 1 and most[1][1] == most[0][1]):
+    by_count: dict[int, list[str]] = {}
+    for node in nodes:
+        if node not in counts.inferred:
+            by_count.setdefault(counts.partitions[node], []).append(node)
+    ranked = sorted(by_count.items(), key=lambda item: len(item[1]), reverse=True)
+    if not ranked:
         return None
-    return most[0][0], tuple(node for node in own if counts.partitions[node] == most[0][0])
+    count, having = ranked[0]
+    is_tie = len(ranked) > 1 and len(ranked[1][1]) == len(having)
+    if len(having) < 2 or is_tie:
+        return None
+    return count, tuple(having)
 
 
 _MAX_TRIED = 10
@@ -298,23 +341,41 @@ class Fix:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _ArrivingInput:
+    """The input `number` (from 0) of an operator: what it needs there, and the flow that arrives.
+
+    An operator that merges streams needs nothing but equal counts: None.
+    """
+
+    operator: str
+    number: int
+    needed: Requirement | None
+    flow: Flow
+
+    @property
+    def is_mispartitioned(self) -> bool:
+        return self.needed is not None and describe_mismatch(self.needed, self.flow) != ""
+
+    def find_dataset_unlike(self, partitions: int) -> str | None:
+        """Return the needed dataset if it has another number of partitions."""
+        if self.needed is None or self.needed.partitions == partitions:
+            return None
+        return self.needed.dataset
+
+
 class FixFinder:
     """Finds the fixes for operators at which partition counts differ."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        app = draft.app
-        conflicts = draft.counts.conflicts
-        self._tried = set(
-            conflicts[: min(_MAX_TRIED, max(1, _MAX_TRIED_OPERATORS // len(app.operators)))]
-        )
-        self._declared = declared_counts(app, draft.catalog)
-        intermediate = [
-            operator.id for operator in app.operators if operator.spec.role == "intermediate"
-        ]
-        self._given = {
-            operator for operator in intermediate if self._declared[operator] is not None
-        }
+        most = max(1, _MAX_TRIED_OPERATORS // len(draft.app.operators))
+        self._tried = set(draft.counts.conflicts[: min(_MAX_TRIED, most)])
+        self._declared = declared_counts(draft.app, draft.catalog)
+        self._given = set()
+        for operator in draft.app.operators:
+            if operator.spec.role == "intermediate" and self._declared[operator.id] is not None:
+                self._given.add(operator.id)
         self._size = cache(draft.catalog.size_of)
 
     def find(self, at: str) -> tuple[Fix, ...]:
@@ -324,16 +385,15 @@ class FixFinder:
         )
         # Other joins depend on the origin of an inferred count, too: a change there is proposed
         # only if it was tried.
-        where = (False, True) if at in self._tried else (False,)
-        fixes = dict.fromkeys(
-            self._build(at, target, at_sources=sources) for target in targets for sources in where
-        )
-        possible = [fix for fix in fixes if self._solves(fix)]
-        known = all(fix.size is not None for fix in possible)  # otherwise sizes can't be compared
-        possible = [
-            replace(fix, size=fix.size if known else None, tried=at in self._tried)
-            for fix in possible
-        ]
+        is_tried = at in self._tried
+        fixes: dict[Fix, None] = {}
+        for target in targets:
+            fixes[self._build(at, target, at_sources=False)] = None
+            if is_tried:
+                fixes[self._build(at, target, at_sources=True)] = None
+        possible = [replace(fix, tried=is_tried) for fix in fixes if self._solves(fix)]
+        if any(fix.size is None for fix in possible):  # then sizes can't be compared
+            possible = [replace(fix, size=None) for fix in possible]
         return tuple(sorted(possible, key=lambda fix: (fix.cost, -fix.partitions)))
 
     def _solves(self, fix: Fix) -> bool:
@@ -362,56 +422,67 @@ class FixFinder:
         With `at_sources`, an inferred count is changed at the join from which it comes, else before
         this operator.
         """
-        draft = self._draft
-        counts = self._draft.counts
         moved: list[InsertedExchange] = []
-        datasets: dict[str, int | None] = {}
+        datasets: dict[str, None] = {}
         given: dict[str, None] = {}
-        places = [at]
-        seen = {at}
-        for place in places:  # which grows
-            arriving = draft.flows.arriving[place]
-            requirements = draft.needs.get(place, (None,) * len(arriving))
-            for number, (needed, flow) in enumerate(zip(requirements, arriving, strict=True)):
-                if needed is None and place in draft.needs:
-                    continue  # the count of this input need not be equal
-                if (
-                    needed is not None
-                    and needed.dataset is not None
-                    and needed.partitions != target
-                ):
-                    stream = draft.app.dataset(needed.dataset).stream
-                    datasets[needed.dataset] = None if stream is None else self._size(stream)
-                wrong = "" if needed is None else describe_mismatch(needed, flow)
-                source = counts.inferred.get(flow.stream)
-                if counts.partitions[flow.stream] == target and not wrong:
+        places = {at: None}
+        waiting = [at]
+        while waiting:
+            for arriving in self._equal_inputs(waiting.pop(0)):
+                rewritten = arriving.find_dataset_unlike(target)
+                if rewritten is not None:
+                    datasets[rewritten] = None
+                stream = arriving.flow.stream
+                source = self._draft.counts.inferred.get(stream)
+                if arriving.is_mispartitioned:
+                    moved.append(self._move(arriving, target))
+                elif self._draft.counts.partitions[stream] == target:
                     continue
-                if flow.stream in self._given and not wrong:
-                    given[flow.stream] = None
-                elif at_sources and source is not None and not wrong:
-                    if source.join not in seen:
-                        seen.add(source.join)
-                        places.append(source.join)
-                else:
-                    columns = self._columns(place, needed, flow)
-                    moved.append(InsertedExchange(place, number, flow.stream, columns, target, ""))
-        read = self._read_streams if moved else {}
-        sizes = [
-            *(self._size(stream) for item in moved for stream in read[item.stream]),
-            *datasets.values(),
-        ]
-        known = [size for size in sizes if size is not None]
-        size = sum(known) if len(known) == len(sizes) else None
+                elif stream in self._given:
+                    given[stream] = None
+                elif source is None or not at_sources:
+                    moved.append(self._move(arriving, target))
+                elif source.join not in places:
+                    places[source.join] = None
+                    waiting.append(source.join)
+        size = self._add_sizes(moved, datasets)
         return Fix(at, target, tuple(moved), tuple(datasets), tuple(given), size)
 
-    def _columns(self, operator: str, needed: Requirement | None, flow: Flow) -> tuple[str, ...]:
-        if needed is not None:
-            return _required_columns(self._draft.app, needed)
-        flows = (
-            flow,
-            *self._draft.flows.arriving[operator],
-        )  # all merged inputs need the same partitioning
-        return next((one.partitioned_by for one in flows if one.partitioned_by), ())
+    def _equal_inputs(self, operator: str) -> Iterator[_ArrivingInput]:
+        """Yield the inputs of an operator whose counts have to be equal."""
+        draft = self._draft
+        arriving = draft.flows.arriving[operator]
+        requirements = draft.needs.get(operator, (None,) * len(arriving))
+        for number, (needed, flow) in enumerate(zip(requirements, arriving, strict=True)):
+            if needed is not None or operator not in draft.needs:
+                yield _ArrivingInput(operator, number, needed, flow)
+
+    def _move(self, arriving: _ArrivingInput, partitions: int) -> InsertedExchange:
+        columns = self._columns(arriving)
+        stream = arriving.flow.stream
+        return InsertedExchange(arriving.operator, arriving.number, stream, columns, partitions, "")
+
+    def _add_sizes(self, moved: Sequence[InsertedExchange], datasets: Iterable[str]) -> int | None:
+        """Return the size of all that is moved or rewritten; None if one is unknown."""
+        streams: list[str | None] = [self._draft.app.dataset(name).stream for name in datasets]
+        for item in moved:
+            streams += self._read_streams[item.stream]
+        total = 0
+        for stream in streams:
+            size = None if stream is None else self._size(stream)
+            if size is None:
+                return None
+            total += size
+        return total
+
+    def _columns(self, arriving: _ArrivingInput) -> tuple[str, ...]:
+        if arriving.needed is not None:
+            return _required_columns(self._draft.app, arriving.needed)
+        # All merged inputs need the same partitioning.
+        for flow in (arriving.flow, *self._draft.flows.arriving[arriving.operator]):
+            if flow.partitioned_by:
+                return flow.partitioned_by
+        return ()
 
     @cached_property
     def _read_streams(self) -> dict[str, frozenset[str]]:
@@ -444,71 +515,78 @@ def check_co_partitioning(draft: Draft) -> None:
     must be equal, too.
     """
     app = draft.app
-    counts = draft.counts
-    streams = draft.streams
     differing = find_conflicts(draft)
     elsewhere = _find_mispartitioned(draft)
     if not differing and not elsewhere:
         return
     problems = [
-        (conflict.join, _describe_conflict(conflict, counts, streams))
-        for conflict in differing[:_MAX_LISTED]
+        (conflict.join, _describe_conflict(conflict, draft)) for conflict in differing[:_MAX_LISTED]
     ]
-    problems += [(where, problem) for where, problem, _ in elsewhere[:_MAX_LISTED]]
-    finder = FixFinder(draft)
-    same: dict[str, list[str]] = {}  # operators by what to do there
-    for at in dict.fromkeys(
-        at for conflict in differing[:_MAX_LISTED] for at in conflict.at[:_MAX_LISTED]
-    ):
-        same.setdefault(_describe_fixes(finder.find(at), streams), []).append(at)
-    steps = [f"At {abbreviate(places)}: {step}." for step, places in same.items()]
-    in_conflict = {at for conflict in differing for at in conflict.at}
-    steps += [step for where, _, step in elsewhere[:_MAX_LISTED] if where not in in_conflict]
-    auto = "" if app.strict else " Or set auto_repartition=True on the application."
-    step = " ".join(dict.fromkeys(steps)) + auto
-    operator = problems[0][0]
-    left = [conflict.join for conflict in differing[_MAX_LISTED:]] + [
-        where for where, _, _ in elsewhere[_MAX_LISTED:]
-    ]
+    problems += [(one.operator, one.problem) for one in elsewhere[:_MAX_LISTED]]
+    left = [conflict.join for conflict in differing[_MAX_LISTED:]]
+    left += [one.operator for one in elsewhere[_MAX_LISTED:]]
+    operator, problem = problems[0]
     line = format_place(app.operator(operator).declared_at)
-    problem = problems[0][1]
     if len(problems) > 1:
-        lines = [
-            f"{format_place(app.operator(where).declared_at) or app.name}: {problem}"
-            for where, problem in problems
-        ]
-        more = [f"and {len(left):,} more: {abbreviate(left)}."] if left else []
-        joins = len({*(where for where, _ in problems), *left})
-        counted = f"{joins:,} joins" if joins > 1 else "1 join"
-        problem = "\n- ".join([f"{counted} can't be proven:", *lines, *more])
+        problem = _list_problems(app, problems, left)
         line = None
+    step = _describe_steps(draft, differing, elsewhere)
     about: dict[str, Any] = {"application": app.name, "operator": operator, "declared_at": line}
     if differing:
-        every = tuple(
-            (
-                conflict.join,
-                tuple(
-                    (streams[node].name, streams[node].partitions)
-                    for node in conflict.nodes[:_MAX_LISTED]
-                ),
-            )
-            for conflict in differing
-        )
+        every = tuple((conflict.join, _list_counts(conflict, draft)) for conflict in differing)
         raise PartitionCountMismatchError(
             problem, step, **about, counts=every[0][1], conflicts=every
         )
-    dataset = next(
-        (needed.dataset for needed in draft.needs[operator] if needed and needed.dataset), None
-    )
-    raise PlanningError(problem, step, **about, dataset=dataset)
+    datasets = [needed.dataset for needed in draft.needs[operator] if needed is not None]
+    raise PlanningError(problem, step, **about, dataset=next(filter(None, datasets), None))
 
 
-def _describe_conflict(
-    conflict: Conflict, counts: Counts, streams: Mapping[str, PlannedStream]
+def _list_problems(
+    app: Application, problems: Sequence[tuple[str, str]], left: Sequence[str]
 ) -> str:
+    """Return a text with a line for each (operator, problem); `left` are the operators of
+    problems that are not listed.
+    """
+    joins = len({*(operator for operator, _ in problems), *left})
+    counted = f"{joins:,} joins" if joins > 1 else "1 join"
+    lines = [f"{counted} can't be proven:"]
+    for operator, problem in problems:
+        place = format_place(app.operator(operator).declared_at) or app.name
+        lines.append(f"{place}: {problem}")
+    if left:
+        lines.append(f"and {len(left):,} more: {abbreviate(left)}.")
+    return "\n- ".join(lines)
+
+
+def _describe_steps(
+    draft: Draft, differing: Sequence[Conflict], elsewhere: Sequence[_Mispartitioned]
+) -> str:
+    finder = FixFinder(draft)
+    places: dict[str, None] = {}
+    for conflict in differing[:_MAX_LISTED]:
+        places |= dict.fromkeys(conflict.at[:_MAX_LISTED])
+    same: dict[str, list[str]] = {}  # operators by what to do there
+    for at in places:
+        same.setdefault(_describe_fixes(finder.find(at), draft.streams), []).append(at)
+    steps = {f"At {abbreviate(operators)}: {step}.": None for step, operators in same.items()}
+    in_conflict = {at for conflict in differing for at in conflict.at}
+    for one in elsewhere[:_MAX_LISTED]:
+        if one.operator not in in_conflict:
+            steps[one.step] = None
+    auto = "" if draft.app.strict else " Or set auto_repartition=True on the application."
+    return " ".join(steps) + auto
+
+
+def _list_counts(conflict: Conflict, draft: Draft) -> tuple[tuple[str, int | None], ...]:
+    sides = [draft.streams[node] for node in conflict.nodes[:_MAX_LISTED]]
+    return tuple((side.name, side.partitions) for side in sides)
+
+
+def _describe_conflict(conflict: Conflict, draft: Draft) -> str:
+    streams = draft.streams
     sides = [streams[node] for node in conflict.nodes]
     others = f" (and {conflict.joins - 1:,} more joins of its table)" if conflict.joins > 1 else ""
-    most = find_majority(conflict.nodes, counts)
+    most = find_majority(conflict.nodes, draft.counts)
     majority = ""
     if most is not None and len(most[1]) < len(sides):
         majority = f"; most have {most[0]}: {abbreviate([streams[node].name for node in most[1]])}"
@@ -522,90 +600,96 @@ def _describe_fixes(fixes: Sequence[Fix], streams: Mapping[str, PlannedStream]) 
     if not fixes:
         return "no single change makes them equal; fix the conflicts before it first"
     first, *others = [_describe_fix(fix, streams) for fix in fixes]
+    remarks = []
     if others:
-        remarks = ["the fewest changes" if fixes[0].size is None else "the cheapest by bytes"]
-    else:
-        remarks = []
-    remarks += [] if fixes[0].tried else ["not verified, because there are many conflicts"]
-    how = f" ({'; '.join(remarks)})" if remarks else ""
-    return f"{first}{how}" + (f"; or {'; or '.join(others[:3])}" if others else "")
+        remarks.append("the fewest changes" if fixes[0].size is None else "the cheapest by bytes")
+    if not fixes[0].tried:
+        remarks.append("not verified, because there are many conflicts")
+    if remarks:
+        first += f" ({'; '.join(remarks)})"
+    return "; or ".join([first, *others[:3]])
 
 
 def _describe_fix(fix: Fix, streams: Mapping[str, PlannedStream]) -> str:
-    parts = [
-        f"move {_stream_label(item.stream, streams)} with {_partition_by(item.columns)} before "
-        f"{'it' if item.operator == fix.at else item.operator}"
-        for item in fix.moved
-    ]
-    parts += [
-        f"write partition_by(…, partitions={fix.partitions}) at {operator}"
-        for operator in fix.given
-    ]
-    parts += [
-        f"rewrite dataset {name!r} in place (adjunct dataset repartition {name} --partitions"
-        f" {fix.partitions} --reason …) and declare it with partitions={fix.partitions}"
-        for name in fix.datasets
-    ]
-    return " and ".join(parts) + ("" if fix.size is None else f", {_format_bytes(fix.size)} in all")
+    parts = []
+    for item in fix.moved:
+        place = "it" if item.operator == fix.at else item.operator
+        stream = _stream_label(item.stream, streams)
+        parts.append(f"move {stream} with {_partition_by(item.columns)} before {place}")
+    for operator in fix.given:
+        parts.append(f"write partition_by(…, partitions={fix.partitions}) at {operator}")
+    for name in fix.datasets:
+        parts.append(
+            f"rewrite dataset {name!r} in place (adjunct dataset repartition {name} --partitions"
+            f" {fix.partitions} --reason …) and declare it with partitions={fix.partitions}"
+        )
+    text = " and ".join(parts)
+    if fix.size is None:
+        return text
+    return f"{text}, {_format_bytes(fix.size)} in all"
 
 
-def _find_mispartitioned(draft: Draft) -> list[tuple[str, str, str]]:
-    """Return (operator, problem, next step) for each input that is not partitioned by the
-    required columns and hash.
+@dataclass(frozen=True, slots=True)
+class _Mispartitioned:
+    """An operator with an input that is not partitioned as it needs, the problem and the next
+    step.
     """
-    app = draft.app
-    flows = draft.flows
-    streams = draft.streams
+
+    operator: str
+    problem: str
+    step: str
+
+
+def _find_mispartitioned(draft: Draft) -> list[_Mispartitioned]:
+    """Return each input that is not partitioned by the required columns and hash."""
     found = []
     for operator, requirements in draft.needs.items():
-        for number, (needed, flow) in enumerate(
-            zip(requirements, flows.arriving[operator], strict=True)
-        ):
-            if (
-                needed is None
-                or needed.columns is None
-                or not (why := describe_mismatch(needed, flow))
-            ):
+        arriving = draft.flows.arriving[operator]
+        for number, (needed, flow) in enumerate(zip(requirements, arriving, strict=True)):
+            if needed is None or needed.columns is None:
                 continue
-            name = _stream_label(flow.stream, streams)
-            problem = f"input {number + 1} ({name}) is not partitioned as the operator needs"
-            if needed.dataset is not None:
-                by = _by_columns(app.dataset(needed.dataset).partition_by)
-                stream = f"stream {name}" if flow.stream in streams else name
+            why = describe_mismatch(needed, flow)
+            if not why:
+                continue
+            label = _stream_label(flow.stream, draft.streams)
+            if needed.dataset is None:
+                problem = f"input {number + 1} ({label}) is not partitioned as the operator needs"
+            else:
+                stream = f"stream {label}" if flow.stream in draft.streams else label
                 problem = (
                     f"{stream} is not partitioned like dataset {needed.dataset}, which is"
-                    f" partitioned by {by}"
+                    f" partitioned by {_by_columns(draft.app.dataset(needed.dataset).partition_by)}"
                 )
-            merged = flows.arriving.get(flow.stream, ())
-            breaking = [
-                (at, one, wrong)
-                for at, one in enumerate(merged)
-                if (wrong := describe_mismatch(needed, one))
-            ]
-            if (
-                0 < len(breaking) < len(merged)
-            ):  # it merges streams, of which some are partitioned as required
-                inputs = {
-                    f"input {at + 1} of {flow.stream} ({_stream_label(one.stream, streams)})": wrong
-                    for at, one, wrong in breaking
-                }
-                why = "; ".join(f"{each} breaks it: {wrong}" for each, wrong in inputs.items())
-                step = (
-                    f"Write {_partition_by(needed.columns)} before {flow.stream}, on"
-                    f" {abbreviate([*inputs])}."
-                )
+            partition_by = _partition_by(needed.columns)
+            breaking = _find_breaking_inputs(draft, needed, flow)
+            if breaking:
+                why = "; ".join(f"{each} breaks it: {wrong}" for each, wrong in breaking.items())
+                inputs = abbreviate([*breaking])
+                step = f"Write {partition_by} before {flow.stream}, on {inputs}."
             else:
-                step = f"Write {_partition_by(needed.columns)} before {operator}"
-                step += f", on {name}." if len(requirements) > 1 else "."
-                step += _suggest_partition_by(app, operator, needed, flow) if number == 0 else ""
-            found.append(
-                (
-                    operator,
-                    f"{operator}: {problem}: {why}; needed is {_by_columns(needed.columns)}.",
-                    step,
-                )
-            )
+                place = f", on {label}" if len(requirements) > 1 else ""
+                step = f"Write {partition_by} before {operator}{place}."
+                if number == 0:
+                    step += _suggest_partition_by(draft.app, operator, needed, flow)
+            problem = f"{operator}: {problem}: {why}; needed is {_by_columns(needed.columns)}."
+            found.append(_Mispartitioned(operator, problem, step))
     return found
+
+
+def _find_breaking_inputs(draft: Draft, needed: Requirement, flow: Flow) -> dict[str, str]:
+    """Return the inputs of an operator that merges streams which are not partitioned as required,
+    with the reasons; empty if that is none or all of them.
+    """
+    merged = draft.flows.arriving.get(flow.stream, ())
+    breaking = {}
+    for number, one in enumerate(merged):
+        wrong = describe_mismatch(needed, one)
+        if wrong:
+            label = _stream_label(one.stream, draft.streams)
+            breaking[f"input {number + 1} of {flow.stream} ({label})"] = wrong
+    if len(breaking) == len(merged):
+        return {}
+    return breaking
 
 
 def _suggest_partition_by(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:
@@ -613,7 +697,8 @@ def _suggest_partition_by(app: Application, operator: str, needed: Requirement, 
     operator's key, else "".
     """
     by = flow.partitioned_by
-    if not by or flow.partitioner != SPARK or not set(by) < set(needed.columns or ()):
+    is_part_of_key = set(by) < set(needed.columns or ())
+    if not by or flow.partitioner != SPARK or not is_part_of_key:
         return ""
     if not app.operator(operator).spec.takes_partition_by:
         return ""

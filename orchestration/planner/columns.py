@@ -26,6 +26,7 @@ from dagster_adjunct.assets.validation.validators import (
     iterate_sql_rules,
 )
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.joins import source_schema
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -192,15 +193,15 @@ def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
 
     Otherwise Spark would repartition the records, into other partitions than planned.
     """
-    for text in (
-        operator.spec.sql if arriving else ()
-    ):  # without inputs, SQL is an event time, which has no windows
+    if not arriving:  # then SQL is an event time, which has no windows
+        return
+    for text in operator.spec.sql:
         for window in window_clauses(text):
             (flow,) = arriving
-            shared, lie_by = (
-                {name.lower() for name in names} for names in (window.columns, flow.partitioned_by)
-            )
-            if not lie_by or not lie_by <= shared or flow.partitioner != SPARK:
+            together = {name.lower() for name in window.columns}
+            partitioned_by = {name.lower() for name in flow.partitioned_by}
+            is_whole = bool(partitioned_by) and partitioned_by <= together
+            if not is_whole or flow.partitioner != SPARK:
                 raise _window_error(operator.id, text, window, flow)
 
 
@@ -233,17 +234,9 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
     have other types.
     """
     for dataset in app.datasets:
-        facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
         records = source_schema(dataset, catalog)
         try:
-            if records is not None:
-                if isinstance(dataset.extractor, Projection):
-                    _check_projection(dataset, dataset.extractor, records)
-                check_validator_columns(dataset, derive_stored_schema(dataset, records))
-            if facts is not None and dataset.follows_changes:
-                check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
-                if facts.schema is not None:
-                    check_order_paths(dataset, facts.schema)
+            _check_dataset(dataset, records, catalog)
         except AdjunctError as error:
             known = {field.name for field in fields(PlanningError)} - {
                 "problem",
@@ -255,27 +248,30 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
             raise PlanningError(error.problem, error.next_step, **about) from None
 
 
+def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Catalog) -> None:
+    if records is not None:
+        if isinstance(dataset.extractor, Projection):
+            _check_projection(dataset, dataset.extractor, records)
+        check_validator_columns(dataset, derive_stored_schema(dataset, records))
+    facts = catalog.get(dataset.stream) if dataset.stream is not None else None
+    if facts is not None and dataset.follows_changes:
+        check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
+        if facts.schema is not None:
+            check_order_paths(dataset, facts.schema)
+
+
 def _check_projection(dataset: AdjunctDataset, projection: Projection, records: Schema) -> None:
+    rows = records
     if dataset.follows_changes and isinstance(dataset.input, str):
         rows = derive_row_schema(dataset, records)
-    else:
-        rows = records
     what = f"dataset {dataset.name!r}"
     types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
-
-    def check(text: str, next_step: str) -> str | None:
-        if any(name.name.startswith("__") for name in parse_expression(text).columns):
-            return None  # a hidden column exists in Spark, but not in the schema
-        check_single_record(what, text)
-        return check_expression(
-            what, text, tuple(types), types, side="the record", next_step=next_step
-        )
-
     declared = {
         field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields
     }
     for name, text in dict(projection.select).items():
-        kind = check(text, f"Correct the projection's column {name!r}.")
+        step = f"Correct the projection's column {name!r}."
+        kind = _check_projected(what, text, types, step)
         if kind is not None and not is_assignable(kind, declared[name]):
             problem = (
                 f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the"
@@ -284,12 +280,24 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, records: 
             raise PlanningError(
                 problem, f"Declare it as {kind}, or cast it in the expression.", column=name
             )
-    where = projection.where
-    if where is not None and not any(
-        name.name.startswith("__") for name in parse_expression(where).columns
-    ):
-        check(where, "Correct the projection's where=.")
-        check_condition(f"{what}: where=", where, tuple(types), types)
+    if projection.where is not None and not _reads_hidden_columns(projection.where):
+        _check_projected(what, projection.where, types, "Correct the projection's where=.")
+        check_condition(f"{what}: where=", projection.where, tuple(types), types)
+
+
+def _check_projected(
+    what: str, text: str, types: Mapping[str, str | None], next_step: str
+) -> str | None:
+    """Return the type of a projection's expression; None if it is unknown."""
+    if _reads_hidden_columns(text):
+        return None
+    check_single_record(what, text)
+    return check_expression(what, text, tuple(types), types, side="the record", next_step=next_step)
+
+
+def _reads_hidden_columns(text: str) -> bool:
+    """Whether an expression reads columns that exist in Spark, but not in the schema."""
+    return any(column.name.startswith("__") for column in parse_expression(text).columns)
 
 
 def check_fed_datasets(
@@ -336,38 +344,16 @@ def derive_columns(
     unproven: list[str] = []
 
     def derive(operator: Operator) -> None:
-        spec = operator.spec
         context = PlanContext(operator.id, app, catalog)
-        for text in spec.sql:
+        for text in operator.spec.sql:
             check_single_record(operator.id, text)
         arriving = [after[source] for source in operator.inputs]
-        after[operator.id] = spec.derive_columns(context, arriving)
-        target = spec.target(app)
-        facts = (
-            None if target is None else catalog.get(target.name)
-        )  # None for other assets, whose names have no dot
+        after[operator.id] = operator.spec.derive_columns(context, arriving)
+        target = operator.spec.target(app)
         if target is not None:
             (columns,) = arriving
-            written = spec.written(columns).types
-            if facts is not None:
-                context.declared.extend(_compare_stored_types(facts, written))
-            if written is not None and facts is not None:
-                _check_existing_stream(app, operator.id, facts, written)
-            elif (
-                written is not None
-                and spec.role == "output"
-                and new_stream_defaults(catalog, target.name).typed
-            ):
-                with _as_column_error(operator.id, target.name):  # an unknown type counts as string
-                    schema = Schema(
-                        tuple(Field(name, kind or "string") for name, kind in written.items())
-                    )
-                    check_key_types(schema, app.outputs[target.name].key, "there")
-                if unknown := [repr(name) for name, kind in written.items() if kind is None]:
-                    unproven.append(
-                        f"{operator.id}: whether stream {target.name} can hold"
-                        f" {abbreviate(unknown)} is unproven: the type is not known yet."
-                    )
+            written = operator.spec.written(columns).types
+            unproven.extend(_check_written(operator, context, target.name, written))
         columns_known = all(columns.types is not None for columns in arriving)
         unproven.extend(
             _note_declared_types(app, operator, context.declared, columns_known=columns_known)
@@ -378,30 +364,65 @@ def derive_columns(
     return tuple(unproven), after
 
 
+def _check_written(
+    operator: Operator, context: PlanContext, target: str, written: dict[str, str | None] | None
+) -> list[str]:
+    """Raise PlanningError if a target can't store the columns that an operator writes to it, and
+    return notes on types that are not known yet.
+
+    Types that an existing stream declares are added to the context.
+    """
+    facts = context.catalog.get(target)  # None for other assets, whose names have no dot
+    if facts is not None:
+        context.declared.extend(_compare_stored_types(facts, written))
+        if written is not None:
+            _check_existing_stream(context.app, operator.id, facts, written)
+        return []
+    if written is None or operator.spec.role != "output":
+        return []
+    if not new_stream_defaults(context.catalog, target).typed:
+        return []
+    with _as_column_error(operator.id, target):  # an unknown type counts as string
+        schema = Schema(tuple(Field(name, kind or "string") for name, kind in written.items()))
+        check_key_types(schema, context.app.outputs[target].key, "there")
+    unknown = [repr(name) for name, kind in written.items() if kind is None]
+    if not unknown:
+        return []
+    return [
+        f"{operator.id}: whether stream {target} can hold {abbreviate(unknown)} is unproven: the"
+        " type is not known yet."
+    ]
+
+
 def _note_compared_types(
     app: Application, operator: Operator, compared: Sequence[ComparedColumn]
 ) -> list[str]:
     """Return a note for each pair of columns that need equal types, if a type is unknown."""
-    unproven = []
-    for pair in compared:
-        if pair.type is None or pair.other_type is None:
-            what = f"the types of the stream's {pair.column!r} and of {pair.other} are"
-            if pair.other_type is not None:
-                what = (
-                    f"the type of the stream's {pair.column!r}, to be {pair.other_type} as"
-                    f" {pair.other} is, is"
-                )
-            elif pair.type is not None:
-                what = (
-                    f"the type of {pair.other}, to be {pair.type} as the stream's"
-                    f" {pair.column!r} is, is"
-                )
-            unproven.append(f"{operator.id}: {what} not known before it runs, and unproven.")
     step = (
         "Make the type known: declare the columns of the streams, and cast columns with map() after"
         " a function. Or leave strict out."
     )
-    return [note_unless_strict(app, operator, problem, step) for problem in unproven]
+    unproven = []
+    for pair in compared:
+        what = _describe_unknown_type(pair)
+        if what:
+            problem = f"{operator.id}: {what} not known before it runs, and unproven."
+            unproven.append(note_unless_strict(app, operator, problem, step))
+    return unproven
+
+
+def _describe_unknown_type(pair: ComparedColumn) -> str:
+    """Return which type of two columns is unknown, as the subject of a sentence; "" for none."""
+    if pair.type is None and pair.other_type is None:
+        return f"the types of the stream's {pair.column!r} and of {pair.other} are"
+    if pair.type is None:
+        return (
+            f"the type of the stream's {pair.column!r}, to be {pair.other_type} as {pair.other}"
+            " is, is"
+        )
+    if pair.other_type is None:
+        return f"the type of {pair.other}, to be {pair.type} as the stream's {pair.column!r} is, is"
+    return ""
 
 
 def _note_declared_types(
@@ -414,19 +435,20 @@ def _note_declared_types(
     application gets this, too.
     """
     unknown = [pair for pair in declared if pair.type is None]
-    if not unknown or not (app.strict or columns_known):
+    is_noted = app.strict or columns_known
+    if not unknown or not is_noted:
         return []
+    first = unknown[0]
     shown = abbreviate([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
-    verb = "the type of {} is" if len(unknown) == 1 else "the types of {} are"
-    what = verb.format(f"{shown}, as {unknown[0].other} declares,")
-    column = unknown[0].column
-    kind = unknown[0].other_type
+    what = f"the types of {shown}, as {first.other} declares, are"
+    if len(unknown) == 1:
+        what = f"the type of {shown}, as {first.other} declares, is"
     step = (
-        f'Make the type known: .with_columns({column}="cast({column} as {kind})"), or a function'
-        " with schema=. Or leave strict out."
+        f'Make the type known: .with_columns({first.column}="cast({first.column} as'
+        f' {first.other_type})"), or a function with schema=. Or leave strict out.'
     )
     problem = f"{operator.id}: {what} not known before it runs, and unproven."
-    return [note_unless_strict(app, operator, problem, step, column=column)]
+    return [note_unless_strict(app, operator, problem, step, column=first.column)]
 
 
 def _compare_stored_types(
@@ -440,17 +462,16 @@ def _compare_stored_types(
     if facts.schema is None or not facts.evolves:
         return []
     stored = {field.name: field.type for field in facts.schema.fields}
+    sent = dict.fromkeys(stored) if types is None else types
     return [
-        ComparedColumn(
-            name, None if types is None else types[name], f"stream {facts.name}", stored[name]
-        )
-        for name in (stored if types is None else types)
+        ComparedColumn(name, kind, f"stream {facts.name}", stored[name])
+        for name, kind in sent.items()
         if name in stored
     ]
 
 
 def _check_existing_stream(
-    app: Application, operator: str, facts: StreamFacts, types: dict[str, str | None]
+    app: DeclaredApplication, operator: str, facts: StreamFacts, types: dict[str, str | None]
 ) -> None:
     if facts.schema is None or not facts.evolves:
         return
@@ -496,11 +517,14 @@ def note_batch_windows(app: Application) -> Iterator[str]:
     one batch only.
     """
     for operator in app.operators:
-        texts = [text for text in operator.spec.sql if window_clauses(text)]
-        if texts:
-            called = dict.fromkeys(
-                f"{name}()" for text in texts for name, over in multi_record_functions(text) if over
-            )
+        called: dict[str, None] = {}
+        has_windows = False
+        for text in operator.spec.sql:
+            has_windows = has_windows or bool(window_clauses(text))
+            for name, is_windowed in multi_record_functions(text):
+                if is_windowed:
+                    called[f"{name}()"] = None
+        if has_windows:
             yield note_unless_strict(
                 app,
                 operator,
@@ -521,9 +545,9 @@ def note_nondeterministic_results(
     """
     for operator in app.operators:
         arriving = columns[(operator.inputs or (operator.id,))[0]].types or {}
-        changing = dict.fromkeys(
-            name for text in operator.spec.sql for name in nondeterministic_parts(text, arriving)
-        )
+        changing: dict[str, None] = {}
+        for text in operator.spec.sql:
+            changing |= dict.fromkeys(nondeterministic_parts(text, arriving))
         if changing:
             yield note_unless_strict(
                 app,
@@ -547,16 +571,17 @@ def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> t
         unproven += _describe_unread(operator.id, operator.spec.sql)
         known_before = all(columns[source].complete for source in operator.inputs)
         if known_before and not columns[operator.id].complete:
-            parsed = ((text, parse_expression(text)) for text in operator.spec.sql)
-            nameless = next(
-                (text for text, read in parsed if not read.star and read.name is None), None
-            )
-            if nameless is None:
-                why = operator.spec.summary()
-            else:
-                why = f"{_shorten(nameless)} has no name"
-            unproven.append(f"the columns after {operator.id} ({why})")
+            unproven.append(f"the columns after {operator.id} ({_explain_unknown(operator)})")
     return _join_note("Unproven; Spark checks it in a dry run before a batch", unproven)
+
+
+def _explain_unknown(operator: Operator) -> str:
+    """Return why the columns after an operator are unknown, though those before it are known."""
+    for text in operator.spec.sql:
+        parsed = parse_expression(text)
+        if parsed.name is None and not parsed.star:
+            return f"{_shorten(text)} has no name"
+    return operator.spec.summary()
 
 
 def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
@@ -583,10 +608,12 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
         for what, text, is_select in iterate_dataset_sql(dataset):
             places.setdefault((f"{what} of dataset {dataset.name!r}", is_select), []).append(text)
         for (where, is_select), texts in places.items():
-            if is_select and (records is None or is_left_to_spark(texts[0])):
+            if not is_select:
+                unproven += _describe_unread(where, texts)
+            elif records is None or is_left_to_spark(texts[0]):
                 unproven.append(f"{where}: {_shorten(texts[0])} (a SELECT is left to Spark)")
             else:
-                unproven += _describe_unread(where, texts, is_select=is_select)
+                unproven += _describe_unknown_functions(where, texts)
         if records is None and places:
             unproven.append(
                 f"the columns of dataset {dataset.name!r} ({dataset.input} declares none)"
@@ -594,20 +621,30 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
     return _join_note("Unproven; Spark checks it when the dataset advances", unproven)
 
 
-def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
+def _describe_unread(where: str, texts: Sequence[str]) -> list[str]:
     """Return an item for each expression that our parser can't read, and for each function that
     Spark does not have.
 
     `where` names their owner.
     """
-    parsed = [] if is_select else [(text, parse_expression(text).unread) for text in texts]
-    unread = [f"{where}: {_shorten(text)} ({problem})" for text, problem in parsed if problem]
-    for name in dict.fromkeys(name for text in texts for name in unknown_functions(text)):
+    unread = []
+    for text in texts:
+        problem = parse_expression(text).unread
+        if problem:
+            unread.append(f"{where}: {_shorten(text)} ({problem})")
+    return unread + _describe_unknown_functions(where, texts)
+
+
+def _describe_unknown_functions(where: str, texts: Sequence[str]) -> list[str]:
+    unknown: dict[str, None] = {}
+    for text in texts:
+        unknown |= dict.fromkeys(unknown_functions(text))
+    described = []
+    for name in unknown:
         like = nearest_names(name, SPARK_FUNCTIONS, 1)
-        unread.append(
-            f"{where}: {name}() is not a Spark function" + (f" ({like[0]}?)" if like else "")
-        )
-    return unread
+        suggestion = f" ({like[0]}?)" if like else ""
+        described.append(f"{where}: {name}() is not a Spark function{suggestion}")
+    return described
 
 
 def _join_note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ between batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Literal
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
@@ -42,17 +43,21 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
     joins = []
     for operator in app.operators:
         match = operator.spec.match
-        if match is not None and match.dataset is not None and match.as_of is not None:
-            by = match.as_of
-            history = app.dataset(match.dataset).following.history
-            known = "its retained versions" if history is None else "its whole history"
-            if isinstance(history, timedelta):
-                known = f"{str(history).removesuffix(', 0:00:00')} before its newest change"
-            joins.append(
-                JoinByTime(
-                    operator.id, match.dataset, by.column, by.before_history, by.on_null_time, known
-                )
+        if match is None or match.dataset is None or match.as_of is None:
+            continue
+        by = match.as_of
+        history = app.dataset(match.dataset).following.history
+        if history is None:
+            known = "its retained versions"
+        elif isinstance(history, timedelta):
+            known = f"{str(history).removesuffix(', 0:00:00')} before its newest change"
+        else:
+            known = "its whole history"
+        joins.append(
+            JoinByTime(
+                operator.id, match.dataset, by.column, by.before_history, by.on_null_time, known
             )
+        )
     return tuple(joins)
 
 
@@ -66,29 +71,23 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     """Return the joins with datasets that the application itself sends records to: in which
     batch they see these.
     """
-    last = {
-        operator.spec.feeds: operator.id
-        for operator in app.operators
-        if operator.spec.feeds is not None
-    }
+    last: dict[str, str] = {}
+    for operator in app.operators:
+        if operator.spec.feeds is not None:
+            last[operator.spec.feeds] = operator.id
     sent: dict[str, str] = {}
     joins = []
     for operator in app.operators:
         match = operator.spec.match
-        feeds = operator.spec.feeds
         if match is not None and match.dataset in last:
-            last_sent = sent.get(match.dataset) if app.dataset(match.dataset).is_local else None
-            if last_sent is None:
-                joins.append(FedJoin(operator.id, match.dataset, "next batch", None))
-            else:
-                whole = last_sent == last[match.dataset]
-                joins.append(
-                    FedJoin(
-                        operator.id, match.dataset, "this batch" if whole else "both", last_sent
-                    )
-                )
-        if feeds is not None:
-            sent[feeds] = operator.id
+            sees: Literal["this batch", "next batch", "both"] = "next batch"
+            last_send = None
+            if match.dataset in sent and app.dataset(match.dataset).is_local:
+                last_send = sent[match.dataset]
+                sees = "this batch" if last_send == last[match.dataset] else "both"
+            joins.append(FedJoin(operator.id, match.dataset, sees, last_send))
+        if operator.spec.feeds is not None:
+            sent[operator.spec.feeds] = operator.id
     return tuple(joins)
 
 
@@ -104,12 +103,11 @@ def plan_state(app: Application) -> tuple[PlannedState, ...]:
             sends.setdefault(feeds, []).append(operator.id)
     planned = []
     for table, operators in sends.items():
-        reached = any(again[operator].streams for operator in operators)
-        holding = sorted({held for operator in operators for held in again[operator].held_by})
-        if reached:
+        replayed = ReadAgain.union(again[operator] for operator in operators)
+        if replayed.streams:
             replay = STATE_REPLAY
         else:
-            replay = f"A startpoint changes nothing in it: {describe_holding(holding)}."
+            replay = f"A startpoint changes nothing in it: {replayed.describe_holding()}."
         planned.append(PlannedState(table, tuple(operators), replay))
     return tuple(planned)
 
@@ -124,31 +122,34 @@ class ReadAgain:
     streams: frozenset[str] = frozenset()
     held_by: frozenset[str] = frozenset()
 
+    @classmethod
+    def union(cls, several: Iterable[ReadAgain]) -> ReadAgain:
+        """Return the records of all of these."""
+        streams: set[str] = set()
+        held_by: set[str] = set()
+        for one in several:
+            streams |= one.streams
+            held_by |= one.held_by
+        return cls(frozenset(streams), frozenset(held_by))
+
+    def describe_holding(self) -> str:
+        """Return that these operators leave out records that are read again."""
+        leaves = "leaves" if len(self.held_by) == 1 else "leave"
+        operators = " and ".join(sorted(self.held_by))
+        return f"{operators} {leaves} out records that were read before"
+
 
 def trace_records_read_again(app: Application) -> dict[str, ReadAgain]:
     """Return, by operator id, which records that are read again it passes on."""
     found: dict[str, ReadAgain] = {}
     for operator in app.operators:
-        spec = operator.spec
-        before = [found[source] for source in operator.inputs]
-        if spec.reads is not None:
-            found[operator.id] = ReadAgain(frozenset({spec.reads}))
-        elif spec.over_time is not None:
+        if operator.spec.reads is not None:
+            found[operator.id] = ReadAgain(frozenset({operator.spec.reads}))
+        elif operator.spec.over_time is not None:
             found[operator.id] = ReadAgain(held_by=frozenset({operator.id}))
         else:
-            found[operator.id] = ReadAgain(
-                frozenset().union(*(one.streams for one in before)),
-                frozenset().union(*(one.held_by for one in before)),
-            )
+            found[operator.id] = ReadAgain.union(found[source] for source in operator.inputs)
     return found
-
-
-def describe_holding(operators: Sequence[str]) -> str:
-    """Return that these operators leave out records that are read again."""
-    return (
-        f"{' and '.join(operators)} {'leaves' if len(operators) == 1 else 'leave'} out records that"
-        " were read before"
-    )
 
 
 def check_state_names(app: Application) -> None:
@@ -182,11 +183,7 @@ def note_state(app: Application) -> Iterator[str]:
         if name is None:
             continue
         tables = ", ".join(f"{app.name}-{state}" for state in operator.spec.states) or "no table"
-        sources = []
-        for stream, span in spans[name].items():
-            declared = app.inputs[stream].event_time if stream in app.inputs else None
-            words = "no event time" if declared is None else declared.describe()
-            sources.append(f"{stream} ({words}{f', held back by {span}' if span else ''})")
+        sources = [_describe_time(app, stream, span) for stream, span in spans[name].items()]
         yield (
             f"{operator.id} keeps state under the name {name} ({tables}), each row until its"
             f" watermark has passed it: the lowest of all partitions of {' and '.join(sources)}."
@@ -197,6 +194,18 @@ def note_state(app: Application) -> Iterator[str]:
             )
             step = 'Keep only final results: .filter("final")'
             yield f"{note_unless_strict(app, operator, problem, f'{step} before it.')} {step}."
+
+
+def _describe_time(app: Application, stream: str, held_back: timedelta) -> str:
+    """Return an input stream with its event time, and by how much a watermark holds it back."""
+    words = "no event time"
+    if stream in app.inputs:
+        declared = app.inputs[stream].event_time
+        if declared is not None:
+            words = declared.describe()
+    if held_back:
+        words += f", held back by {held_back}"
+    return f"{stream} ({words})"
 
 
 def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
@@ -233,22 +242,21 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
         if send is None:
             continue
         store = store_key(app, send.table)
+        name = writer
         if send.marks_as is None:
             unnamed[store] += 1
-        elif not has_marks(app.tables[send.table]):
-            raise PlanningError(
-                f"{operator.id}: marks_as={send.marks_as!r} names the marks of applied records, but"
-                f" table {send.table} stores no marks: it is declared without idempotent and"
-                " newest_by.",
-                "Leave marks_as out, or declare the table with idempotent=True or newest_by.",
-                operator=operator.id,
-            )
-        number = unnamed[store]
-        name = (
-            writer
-            if send.marks_as is None and number == 1
-            else f"{writer}#{send.marks_as or number}"
-        )
+            if unnamed[store] > 1:
+                name = f"{writer}#{unnamed[store]}"
+        else:
+            name = f"{writer}#{send.marks_as}"
+            if not has_marks(app.tables[send.table]):
+                raise PlanningError(
+                    f"{operator.id}: marks_as={send.marks_as!r} names the marks of applied"
+                    f" records, but table {send.table} stores no marks: it is declared without"
+                    " idempotent and newest_by.",
+                    "Leave marks_as out, or declare the table with idempotent=True or newest_by.",
+                    operator=operator.id,
+                )
         names[operator.id] = name
         other = taken.setdefault((store, name), operator.id)
         if other != operator.id:
@@ -275,21 +283,22 @@ def note_marks(app: Application) -> list[str]:
     """Return a warning for each idempotent table with several unnamed sends: their marks have
     the sends' numbers.
     """
-    sends: dict[str, list[str]] = {}
-    names: dict[str, str] = {}
+    sends: dict[str, list[Operator]] = {}
     for operator in app.operators:
         send = operator.spec.send
         if send is not None and send.marks_as is None and app.tables[send.table].idempotent:
-            store = store_key(app, send.table)
-            names.setdefault(store, send.table)
-            sends.setdefault(store, []).append(operator.id)
-    return [
-        f"Table {names[store]} tells {' and '.join(operators)} apart by their order: if one is"
-        " added or removed before them, the others get its marks. Name all but the first:"
-        ' marks_as="…".'
-        for store, operators in sends.items()
-        if len(operators) > 1
-    ]
+            sends.setdefault(store_key(app, send.table), []).append(operator)
+    notes = []
+    for first, *others in sends.values():
+        if others:
+            assert first.spec.send is not None
+            together = " and ".join(operator.id for operator in (first, *others))
+            notes.append(
+                f"Table {first.spec.send.table} tells {together} apart by their order: if one is"
+                " added or removed before them, the others get its marks. Name all but the first:"
+                ' marks_as="…".'
+            )
+    return notes
 
 
 def note_storage(app: Application) -> list[str]:
@@ -329,6 +338,11 @@ class _Origin:
     positions: str = ""
     made_by: str = ""
 
+    @property
+    def results_by(self) -> tuple[str, ...]:
+        """The columns for whose values the results of `made_by` have an order."""
+        return self.keyed if self.made_by else ()
+
 
 @dataclass(frozen=True, slots=True)
 class _SendConflicts:
@@ -341,9 +355,26 @@ class _SendConflicts:
     """
 
     changed: ChangedColumns | None
-    same_columns: Sequence[str] = ()
-    other_columns: Sequence[str] = ()
-    mixed: bool = False
+    same_columns: Sequence[str]
+    other_columns: Sequence[str]
+    mixed: bool
+
+    @property
+    def adds(self) -> bool:
+        return _adds(self.changed)
+
+    @property
+    def sets_nothing(self) -> bool:
+        return self.changed is not None and not self.changed.set
+
+    @property
+    def needs_no_order(self) -> bool:
+        """Whether this is the only send that changes its columns, and it only adds numbers."""
+        return self.changed is not None and self.changed.only_sums and not self.same_columns
+
+
+def _adds(changed: ChangedColumns | None) -> bool:
+    return changed is not None and changed.adds
 
 
 def plan_tables(
@@ -367,36 +398,42 @@ def plan_tables(
         if send is None:
             continue
         (source,) = operator.inputs
-        before = read[source]
         table = app.tables[send.table]
-        planned = _plan_table(operator, table, before, sent[operator.id], again[source])
-        for stream in sorted(before.streams) if has_marks(table) else ():
-            if not catalog[stream].numbered:
-                raise PlanningError(
-                    f"{operator.id}: table {send.table} marks applied records by offset, and"
-                    f" offsets of {stream} are not numbers that could be compared.",
-                    "Send the records through a lake stream first; or leave idempotent and"
-                    " newest_by out: a repeated batch then adds again.",
-                    operator=operator.id,
-                )
-        if before.renumbered and table.on_replay == "skip":  # a replay can't be recognised
-            raise PlanningError(
-                f'{operator.id}: table {send.table} has on_replay="skip", which can\'t recognise'
-                " replayed records: "
-                f"{before.renumbered} combines {' and '.join(sorted(before.streams))} and gives"
-                " records new positions.",
-                f'Send them to the table before {before.renumbered}, or leave on_replay="skip"'
-                " out.",
-                operator=operator.id,
-            )
+        planned = _plan_table(operator, table, read[source], sent[operator.id], again[source])
+        if has_marks(table):
+            _check_marks(operator, table, read[source], catalog)
+            planned = replace(planned, marks=writers[operator.id])
         if app.strict and planned.harm:
             problem = (
                 f"{operator.id}: application {app.name!r} is strict. Table {planned.table}:"
                 f" {planned.harm}. The reason: {planned.why}."
             )
             raise PlanningError(problem, planned.mends, operator=operator.id)
-        tables.append(replace(planned, marks=writers[operator.id]) if has_marks(table) else planned)
+        tables.append(planned)
     return tuple(tables)
+
+
+def _check_marks(operator: Operator, table: AnyTable, before: _Origin, catalog: Catalog) -> None:
+    """Raise PlanningError if a table can't mark records: their offsets are not numbers, or a
+    replay can't be recognised.
+    """
+    for stream in sorted(before.streams):
+        if not catalog[stream].numbered:
+            raise PlanningError(
+                f"{operator.id}: table {table.name} marks applied records by offset, and"
+                f" offsets of {stream} are not numbers that could be compared.",
+                "Send the records through a lake stream first; or leave idempotent and"
+                " newest_by out: a repeated batch then adds again.",
+                operator=operator.id,
+            )
+    if before.renumbered and table.on_replay == "skip":
+        raise PlanningError(
+            f'{operator.id}: table {table.name} has on_replay="skip", which can\'t recognise'
+            f" replayed records: {before.renumbered} combines"
+            f" {' and '.join(sorted(before.streams))} and gives records new positions.",
+            f'Send them to the table before {before.renumbered}, or leave on_replay="skip" out.',
+            operator=operator.id,
+        )
 
 
 def _find_send_conflicts(
@@ -409,34 +446,29 @@ def _find_send_conflicts(
     for operator in app.operators:
         if operator.spec.send is not None:
             (source,) = operator.inputs
-            changed = operator.spec.changed(app, columns[source])
-            to_tables.setdefault(store_key(app, operator.spec.send.table), {})[operator.id] = (
-                changed
-            )
+            sends = to_tables.setdefault(store_key(app, operator.spec.send.table), {})
+            sends[operator.id] = operator.spec.changed(app, columns[source])
     conflicts = {}
     for sends in to_tables.values():
         for one, changed in sends.items():
-            same_columns = []
-            other_columns = []
-            for other, theirs in sends.items():
-                if other == one:
-                    continue
-                if changed is None or theirs is None:
-                    same_columns.append(other)
-                    if changed is not theirs:
-                        other_columns.append(other)
-                    continue
-                if changed.depends_on_order_with(theirs):
-                    same_columns.append(other)
-                if changed.set and theirs.set and changed.set != theirs.set:
-                    other_columns.append(
-                        other
-                    )  # a newer record of one would hide the other's columns
-            mixed = any(
-                it is not None and it.adds for it in (changed, *(sends[it] for it in same_columns))
-            )
-            conflicts[one] = _SendConflicts(changed, same_columns, other_columns, mixed)
+            others = {other: theirs for other, theirs in sends.items() if other != one}
+            same = [other for other, theirs in others.items() if _needs_order(changed, theirs)]
+            hidden = [other for other, theirs in others.items() if _hides(changed, theirs)]
+            mixed = _adds(changed) or any(_adds(sends[other]) for other in same)
+            conflicts[one] = _SendConflicts(changed, same, hidden, mixed)
     return conflicts
+
+
+def _needs_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
+    """Whether the order of two sends to a table matters; None is one that changes all columns."""
+    return one is None or other is None or one.depends_on_order_with(other)
+
+
+def _hides(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
+    """Whether a newer record of one of two sends to a table would hide columns of the other."""
+    if one is None or other is None:
+        return one is not other
+    return bool(one.set and other.set) and one.set != other.set
 
 
 def _trace_origin(
@@ -445,57 +477,76 @@ def _trace_origin(
     spec = operator.spec
     context = PlanContext(operator.id, app, catalog)
     if spec.reads is not None:
-        facts = catalog[spec.reads]
-        flow = spec.flow(context, [])
-        own = replace(flow, partitioned_by=facts.key)
-        why = "" if facts.key or facts.partitions == 1 else f"{spec.reads} has no key"
-        return _Origin(
-            own, frozenset({spec.reads}), why, facts.partitions, facts.key, positions=spec.reads
-        )
+        return _begin_origin(spec.reads, spec.flow(context, []), catalog)
     before = [read[source] for source in operator.inputs]
-    streams = frozenset(stream for one in before for stream in one.streams)
+    flow = spec.flow(context, [one.flow for one in before])
     if spec.ordered_by is not None:
-        ordered = tuple(spec.ordered_by)
-        flow = before[0].flow
-        return _Origin(
-            replace(flow, partitioned_by=ordered),
-            streams,
-            keyed=ordered,
-            positions=operator.id,
-            made_by=operator.id,
-        )
+        return _order_origin(operator, tuple(spec.ordered_by), before)
     if len(before) > 1:
-        flow = spec.flow(context, [one.flow for one in before])
-        held_in = {one.positions for one in before}
-        if (
-            len(held_in) == 1
-            and not spec.assigns_positions
-            and not any(one.made_by or one.why for one in before)
-        ):
-            # Branches of one stream: their records are put back into its order.
-            moved = not flow.partitioned_by and before[0].partitions != 1
-            return replace(before[0], flow=flow, lost_at=operator.id if moved else "")
-        several = "the records come from several streams or branches, which "
-        renumbered = next((one.renumbered for one in before if one.renumbered), "")
-        return _Origin(flow, streams, f"{several}{operator.id} merges", 0, renumbered=renumbered)
+        return _merge_origins(operator, flow, before)
     (one,) = before
-    if (
-        spec.role is not None
-    ):  # records of several input partitions have no order in new partitions, either
+    if spec.role is not None:
+        # Records of several input partitions have no order in new partitions, either.
         return _enter_stream(operator, one)
-    if (
-        one.made_by
-        and spec.keeps_only_final
-        and one.keyed == tuple(app.operator(one.made_by).spec.ordered_by or ())
-    ):
-        final = one.flow.partitioned_by[:-1]  # without the window's start
-        return replace(one, flow=replace(one.flow, partitioned_by=final), keyed=one.keyed[:-1])
-    flow = spec.flow(context, [one.flow])
-    lost = one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1
-    positions = operator.id if spec.assigns_positions else one.positions
-    return replace(
-        one, flow=flow, lost_at=operator.id if lost else one.lost_at, positions=positions
+    if spec.keeps_only_final and one.made_by:
+        results = tuple(app.operator(one.made_by).spec.ordered_by or ())
+        if one.keyed == results:
+            final = one.flow.partitioned_by[:-1]  # without the window's start
+            return replace(one, flow=replace(one.flow, partitioned_by=final), keyed=results[:-1])
+    if spec.assigns_positions:
+        one = replace(one, positions=operator.id)
+    loses_key = one.flow.partitioned_by and not flow.partitioned_by
+    if loses_key and one.partitions != 1:
+        one = replace(one, lost_at=operator.id)
+    return replace(one, flow=flow)
+
+
+def _begin_origin(stream: str, flow: Flow, catalog: Catalog) -> _Origin:
+    """Return the origin of records that are read from an input stream."""
+    facts = catalog[stream]
+    has_order = facts.key or facts.partitions == 1
+    return _Origin(
+        replace(flow, partitioned_by=facts.key),
+        frozenset({stream}),
+        why="" if has_order else f"{stream} has no key",
+        partitions=facts.partitions,
+        keyed=facts.key,
+        positions=stream,
     )
+
+
+def _order_origin(
+    operator: Operator, ordered_by: tuple[str, ...], before: Sequence[_Origin]
+) -> _Origin:
+    """Return the origin of results to which an operator gives an order of its own."""
+    return _Origin(
+        replace(before[0].flow, partitioned_by=ordered_by),
+        _all_streams(before),
+        keyed=ordered_by,
+        positions=operator.id,
+        made_by=operator.id,
+    )
+
+
+def _merge_origins(operator: Operator, flow: Flow, before: Sequence[_Origin]) -> _Origin:
+    first = before[0]
+    unordered = any(one.made_by or one.why for one in before)
+    in_one_stream = all(one.positions == first.positions for one in before)
+    if in_one_stream and not unordered and not operator.spec.assigns_positions:
+        # Branches of one stream: their records are put back into its order.
+        moved = not flow.partitioned_by and first.partitions != 1
+        return replace(first, flow=flow, lost_at=operator.id if moved else "")
+    renumbered = [one.renumbered for one in before if one.renumbered]
+    return _Origin(
+        flow,
+        _all_streams(before),
+        why=f"the records come from several streams or branches, which {operator.id} merges",
+        renumbered=renumbered[0] if renumbered else "",
+    )
+
+
+def _all_streams(several: Sequence[_Origin]) -> frozenset[str]:
+    return frozenset().union(*(one.streams for one in several))
 
 
 def _enter_stream(operator: Operator, one: _Origin) -> _Origin:
@@ -508,123 +559,135 @@ def _enter_stream(operator: Operator, one: _Origin) -> _Origin:
     return replace(one, renumbered=renumbered, positions=operator.spec.writes or operator.id)
 
 
+@dataclass(frozen=True, slots=True)
+class _TableOrder:
+    """The guaranteed order of the records of a key; see `PlannedTable`."""
+
+    order: str
+    why: str
+    harm: str = ""
+    mends: str = ""
+
+
 def _plan_table(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
 ) -> PlannedTable:
-    by = before.flow.partitioned_by
-    changed = sent.changed
-    why = before.why
-    if not why and before.partitions != 1 and (before.lost_at or not set(by) <= set(table.key)):
-        streams = " and ".join(sorted(before.streams))
-        lost = before.lost_at
-        how = f", which {lost} drops or changes" if lost else ""
-        key = ", ".join(table.key)
-        why = (
-            f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){how}"
-        )
-        if before.made_by:
-            keyed = ", ".join(before.keyed)
-            why = (
-                f"its key is ({key}), and {before.made_by} orders its results for each"
-                f" ({keyed}){how}"
-            )
-    if not why and sent.same_columns:
-        others = " and ".join(sent.same_columns)
-        writes = "write" if len(sent.same_columns) > 1 else "writes"
-        why = (
-            f"{others} {writes} to it, too, and a batch writes all records of one send before the"
-            " next"
-        )
-    harm = ""
-    mends = ""
-    if table.newest_by is not None:
-        order = "newest"
-        reason = f"the store keeps the newest record by {table.newest_by}"
-        harm, mends = _describe_late_loss(sent)
-    elif not why:
-        order = "per key"
-        reason = "all records of a key come from one partition"
-        if before.made_by:
-            reason = f"{before.made_by} emits results of a key in the order of their time"
-        elif before.partitions == 1:
-            reason = "its input has one partition"
-    elif changed is not None and changed.only_sums and not sent.same_columns:
-        if changed.begun:
-            first = f", and the first one sets {', '.join(sorted(changed.begun))}"
-        else:
-            first = ""
-        order = "any"
-        reason = (
-            "it only adds numbers, whose sum does not depend on the order while nothing is"
-            f" deleted{first}: {why}"
-        )
-    else:
-        order = "per source partition"
-        reason = why
-        harm = "an older record may replace a newer one"
-        if changed is not None and not changed.set:
-            harm = "an older record may append, or add to JSON, after a newer one"
-        mends = _suggest_order(
-            sent, by_key=before.partitions > 0, results=before.keyed if before.made_by else ()
-        )
-    replay = _describe_replay(order, table, changed is not None and changed.adds)
-    left_out = f"unchanged: {describe_holding(sorted(again.held_by))}" if again.held_by else ""
-    names = tuple(sorted(before.streams))
-    reached = tuple(sorted(again.streams))
-    replay = replay if reached else left_out
+    kept = _decide_order(table, before, sent)
+    left_out = f"unchanged: {again.describe_holding()}" if again.held_by else ""
+    replay = _describe_replay(kept.order, table, sent.adds) if again.streams else left_out
     return PlannedTable(
         operator.id,
         table.name,
-        order,
-        reason,
+        kept.order,
+        kept.why,
         replay,
-        names,
-        harm=harm,
-        mends=mends,
-        again=reached,
+        tuple(sorted(before.streams)),
+        harm=kept.harm,
+        mends=kept.mends,
+        again=tuple(sorted(again.streams)),
         left_out=left_out,
     )
 
 
-def _suggest_order(sent: _SendConflicts, *, by_key: bool, results: Sequence[str]) -> str:
-    """Return the next step: how to give a table the order that it lacks.
+def _decide_order(table: AnyTable, before: _Origin, sent: _SendConflicts) -> _TableOrder:
+    if table.newest_by is not None:
+        reason = f"the store keeps the newest record by {table.newest_by}"
+        return _TableOrder("newest", reason, *_describe_late_loss(sent))
+    why = _explain_disorder(table, before, sent)
+    if not why:
+        return _TableOrder("per key", _explain_order(before))
+    if sent.changed is not None and sent.needs_no_order:
+        first = ""
+        if sent.changed.begun:
+            first = f", and the first one sets {', '.join(sorted(sent.changed.begun))}"
+        reason = (
+            "it only adds numbers, whose sum does not depend on the order while nothing is"
+            f" deleted{first}: {why}"
+        )
+        return _TableOrder("any", reason)
+    harm = "an older record may replace a newer one"
+    if sent.sets_nothing:
+        harm = "an older record may append, or add to JSON, after a newer one"
+    return _TableOrder("per source partition", why, harm, _suggest_order(sent, before))
 
-    `by_key` says that its input has an order, `results` by which columns the results of a window
-    have one.
-    """
-    changed = sent.changed
-    adds = changed is not None and changed.adds
+
+def _explain_order(before: _Origin) -> str:
+    if before.made_by:
+        return f"{before.made_by} emits results of a key in the order of their time"
+    if before.partitions == 1:
+        return "its input has one partition"
+    return "all records of a key come from one partition"
+
+
+def _explain_disorder(table: AnyTable, before: _Origin, sent: _SendConflicts) -> str:
+    """Return why a table does not get the records of a key in their order; "" if it does."""
+    if before.why:
+        return before.why
+    in_key = set(before.flow.partitioned_by) <= set(table.key)
+    if before.partitions != 1 and (before.lost_at or not in_key):
+        key = f"its key is ({', '.join(table.key)})"
+        keyed = ", ".join(before.keyed)
+        how = f", which {before.lost_at} drops or changes" if before.lost_at else ""
+        if before.made_by:
+            return f"{key}, and {before.made_by} orders its results for each ({keyed}){how}"
+        streams = " and ".join(sorted(before.streams))
+        return f"{key}, and {streams} is partitioned by ({keyed}){how}"
+    if sent.same_columns:
+        writes = "write" if len(sent.same_columns) > 1 else "writes"
+        return (
+            f"{' and '.join(sent.same_columns)} {writes} to it, too, and a batch writes all"
+            " records of one send before the next"
+        )
+    return ""
+
+
+def _suggest_order(sent: _SendConflicts, before: _Origin) -> str:
+    """Return the next step: how to give a table the order that it lacks."""
     if sent.same_columns and (sent.mixed or sent.other_columns):
         return (
             f"Give it and {' and '.join(sent.same_columns)} columns or tables of their own; or"
             " bring their records together with merge() and send them once."
         )
-    once = ", and declare the table with idempotent=True" if adds else ""
-    if by_key and not sent.same_columns:
-        ways = [f"partition the input by the table's key{once}"]
-    else:
-        ways = []
-    if results and not sent.same_columns:
-        ways = [f"let the table's key have the columns {', '.join(results)}"]
+    by_key = _suggest_key(sent, before)
+    text = "; or ".join(_suggest_table(sent, before, by_key))
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _suggest_key(sent: _SendConflicts, before: _Origin) -> list[str]:
+    """Return how a key of the input or of the table would give the order, if one can."""
+    if sent.same_columns:
+        return []
+    if before.results_by:
+        return [f"let the table's key have the columns {', '.join(before.results_by)}"]
+    if before.partitions > 0:
+        once = ", and declare the table with idempotent=True" if sent.adds else ""
+        return [f"partition the input by the table's key{once}"]
+    return []
+
+
+def _suggest_table(sent: _SendConflicts, before: _Origin, by_key: list[str]) -> list[str]:
+    """Return the ways `by_key`, and how a declaration of the table would give the order."""
     if sent.other_columns:
         others = " and ".join(sent.other_columns)
-        ways.append(f"give it and {others} tables of their own, and declare these with newest_by")
-    elif changed is not None and changed.merged:
-        if not by_key and not results:
-            ways.append("let each input stream add to a column of its own")
-    elif changed is not None and not changed.set:
-        ways.append(
+        apart = f"give it and {others} tables of their own, and declare these with newest_by"
+        return [*by_key, apart]
+    if sent.changed is not None and sent.changed.merged:
+        if before.partitions > 0 or before.results_by:
+            return by_key
+        return [*by_key, "let each input stream add to a column of its own"]
+    if sent.sets_nothing:
+        appended_once = (
             "declare the table with idempotent=True, which appends each value once, and sort by a"
             " time in the values where the list is read"
         )
-    else:
-        both = 'newest_by="column" and idempotent=True' if adds else 'newest_by="column"'
-        more = ", and additions of late records are still applied, once" if adds else ""
-        ways.insert(
-            0, f"declare the table with {both}, so that its store keeps the newest record{more}"
-        )
-    text = "; or ".join(ways)
-    return f"{text[0].upper()}{text[1:]}."
+        return [*by_key, appended_once]
+    declared = 'newest_by="column"'
+    more = ""
+    if sent.adds:
+        declared += " and idempotent=True"
+        more = ", and additions of late records are still applied, once"
+    newest = f"declare the table with {declared}, so that its store keeps the newest record{more}"
+    return [newest, *by_key]
 
 
 def _describe_late_loss(sent: _SendConflicts) -> tuple[str, str]:
@@ -684,13 +747,12 @@ def _describe_replay(order: str, table: AnyTable, adds: bool) -> str:
 
 def note_table_order(tables: tuple[PlannedTable, ...]) -> list[str]:
     """Return a warning for each table whose order may do harm."""
-    return [
-        (
-            f"Table {table.table}: order holds per source partition only, because {table.why}:"
-            f" {table.harm}. {table.mends}"
-            if table.order == "per source partition"
-            else f"Table {table.table}: {table.operator}: {table.harm}. {table.mends}"
-        )
-        for table in tables
-        if table.harm
-    ]
+    notes = []
+    for table in tables:
+        if not table.harm:
+            continue
+        effect = f"{table.operator}: {table.harm}"
+        if table.order == "per source partition":
+            effect = f"order holds per source partition only, because {table.why}: {table.harm}"
+        notes.append(f"Table {table.table}: {effect}. {table.mends}")
+    return notes

@@ -24,6 +24,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import (
     BROADCAST,
     Flow,
+    Operator,
     PlanContext,
     PlannedStream,
     Requirement,
@@ -51,21 +52,22 @@ class EqualCounts:
 
     def add(self, node: str, count: int | None) -> None:
         """Add a stream as a set of its own."""
-        self._parent[node], self._count[node] = node, count
+        self._parent[node] = node
+        self._count[node] = count
 
     def record_inputs(self, operator: str, streams: Sequence[str]) -> None:
         """Record the input streams of an operator: if it merges them, its id stands for all of
         them.
         """
-        self._merged[operator] = list(
-            dict.fromkeys(leaf for stream in streams for leaf in self._leaves(stream))
-        )
+        self._merged[operator] = self._all_leaves(streams)
 
     def most_frequent(self, nodes: Iterable[str]) -> int | None:
         """Return the most frequent count of these streams, the first one on a tie; None if all
         are open.
         """
-        known = Counter(count for node in nodes for count in self._counts(node))
+        known: Counter[int] = Counter()
+        for node in nodes:
+            known.update(self._counts(node))
         return known.most_common(1)[0][0] if known else None
 
     def describe_difference(self, node: str, target: int | None) -> str:
@@ -79,18 +81,16 @@ class EqualCounts:
         """Unite the sets of these streams; the new set has the count `count` or, with None, that
         of the first set.
         """
-        roots = list(
-            dict.fromkeys(self._root(leaf) for node in nodes for leaf in self._leaves(node))
-        )
+        if not nodes:
+            return
+        roots = [self._root(leaf) for leaf in self._all_leaves(nodes)]
         for root in roots:
             self._parent[root] = roots[0]
-        if roots and count is not None:
+        if count is not None:
             self._count[roots[0]] = count
         for node in nodes:
-            if (
-                node not in self._parent
-            ):  # an operator that merges streams counts as one stream from now on
-                self._parent[node] = roots[0]
+            # An operator that merges streams counts as one stream from now on.
+            self._parent.setdefault(node, roots[0])
 
     def _counts(self, node: str) -> set[int]:
         known = {self._count[self._root(leaf)] for leaf in self._leaves(node)}
@@ -101,6 +101,12 @@ class EqualCounts:
         stream.
         """
         return [node] if node in self._parent else self._merged[node]
+
+    def _all_leaves(self, nodes: Iterable[str]) -> list[str]:
+        leaves: dict[str, None] = {}
+        for node in nodes:
+            leaves |= dict.fromkeys(self._leaves(node))
+        return list(leaves)
 
     def _root(self, node: str) -> str:
         while self._parent[node] != node:
@@ -162,18 +168,20 @@ def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Gro
     """
     groups: Groups = {}
     relied_on: set[str] = set()
-    for operator in reversed(
-        app.operators
-    ):  # an operator that merges streams comes after those that rely on it
+    # An operator that merges streams comes after those that rely on it.
+    for operator in reversed(app.operators):
         arriving = flows.arriving[operator.id]
-        members: dict[str, None] = {}
+        streams: list[str] = []
+        datasets: list[str] = []
         if operator.id in relied_on and flows.merges_streams(operator):
-            members = dict.fromkeys([operator.id, *(flow.stream for flow in arriving)])
-        required = list(zip(needs.get(operator.id, ()), arriving, strict=False))
-        members |= dict.fromkeys(flow.stream for needed, flow in required if needed)
-        members |= dict.fromkeys(
-            dataset_node(needed.dataset) for needed, _ in required if needed and needed.dataset
-        )
+            streams = [operator.id, *(flow.stream for flow in arriving)]
+        for needed, flow in zip(needs.get(operator.id, ()), arriving, strict=False):
+            if needed is None:
+                continue
+            streams.append(flow.stream)
+            if needed.dataset is not None:
+                datasets.append(dataset_node(needed.dataset))
+        members = dict.fromkeys([*streams, *datasets])
         if members:
             relied_on.update(members)
             groups[operator.id] = tuple(members)
@@ -194,46 +202,40 @@ def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple
     """
     inputs = [stream for stream in streams if stream.role == "input"]
     shared = [stream for stream in streams if stream.role == "broadcast-input"]
-    everywhere = tuple(
-        _partition(stream, number) for stream in shared for number in range(stream.partitions or 0)
-    )
-    datasets = [
-        stream for stream in streams if stream.dataset is not None and stream.partitions is not None
-    ]
-    whole = [
-        stream for stream in streams if stream.dataset is not None and stream.partitions is None
-    ]
-    broadcast = (*(stream.name for stream in shared), *(str(stream.dataset) for stream in whole))
-    total = max(
-        (stream.partitions or 0 for stream in streams if stream.role not in ("output", *BROADCAST)),
-        default=0,
-    )
+    total = 0
+    buckets: dict[str, int] = {}
+    broadcast = [stream.name for stream in shared]
+    for stream in streams:
+        if stream.role not in ("output", *BROADCAST):
+            total = max(total, stream.partitions or 0)
+        if stream.dataset is None:
+            continue
+        if stream.partitions is None:
+            broadcast.append(stream.dataset)
+        else:
+            buckets[stream.dataset] = stream.partitions
     count = task_count(total, limit)
     called = "Partition" if count == total else "Task"
-    return tuple(
-        Task(
-            f"{called} {task}",
-            (
-                *(
-                    _partition(stream, at)
-                    for stream in inputs
-                    for at in range(task, stream.partitions or 0, count)
-                ),
-                *everywhere,
-            ),
-            tuple(
-                f"{stream.dataset}.{at}"
-                for stream in datasets
-                for at in range(task, stream.partitions or 0, count)
-            ),
-            broadcast,
-        )
-        for task in range(count)
-    )
+    tasks = []
+    for task in range(count):
+        owned: list[str] = []
+        for dataset, partitions in buckets.items():
+            owned += [f"{dataset}.{at}" for at in range(task, partitions, count)]
+        ssps = (*_list_partitions(inputs, task, count), *_list_partitions(shared, 0, 1))
+        tasks.append(Task(f"{called} {task}", ssps, tuple(owned), tuple(broadcast)))
+    return tuple(tasks)
 
 
-def _partition(stream: PlannedStream, number: int) -> SystemStreamPartition:
-    return SystemStreamPartition(*split_stream_name(stream.name), number)
+def _list_partitions(
+    streams: Sequence[PlannedStream], first: int, step: int
+) -> list[SystemStreamPartition]:
+    """Return every `step`-th partition of each stream, from the partition `first` on."""
+    partitions = []
+    for stream in streams:
+        system, name = split_stream_name(stream.name)
+        for number in range(first, stream.partitions or 0, step):
+            partitions.append(SystemStreamPartition(system, name, number))
+    return partitions
 
 
 MAX_DEFAULT_PARTITIONS = 256
@@ -307,10 +309,26 @@ def assign_counts(
     Members of groups that are not in `counts` are open. Groups are processed in their order, so the
     result is always the same.
     """
-    counts = dict.fromkeys(member for members in groups.values() for member in members) | dict(
-        counts
-    )
     known = {stream: count for stream, count in counts.items() if count is not None}
+    inferred = _infer_counts(known, groups)
+    everything = [*counts]
+    for members in groups.values():
+        everything += members
+    for stream in everything:
+        known.setdefault(stream, default)
+    differing = []
+    for join, members in groups.items():
+        if len({known[member] for member in members}) > 1:
+            differing.append(join)
+    return Counts(known, inferred, tuple(differing))
+
+
+def _infer_counts(
+    known: dict[str, int], groups: Mapping[str, Sequence[str]]
+) -> dict[str, Inference]:
+    """Add the counts to `known` that follow from those in a group, and return where they come
+    from.
+    """
     inferred: dict[str, Inference] = {}
     containing: dict[str, list[str]] = {}
     for join, members in groups.items():
@@ -322,21 +340,16 @@ def assign_counts(
         join = waiting.popleft()
         if join in decided:
             continue
-        source = next((member for member in groups[join] if member in known), None)
-        if source is None:
+        counted = [member for member in groups[join] if member in known]
+        if not counted:
             continue
         decided.add(join)
         for member in groups[join]:
             if member not in known:
-                known[member] = known[source]
-                inferred[member] = Inference(source, join)
-                waiting.extend(other for other in containing[member] if other not in decided)
-    for stream in counts:
-        known.setdefault(stream, default)
-    differing = (
-        join for join, members in groups.items() if len({known[member] for member in members}) > 1
-    )
-    return Counts(known, inferred, tuple(differing))
+                known[member] = known[counted[0]]
+                inferred[member] = Inference(counted[0], join)
+                waiting.extend(containing[member])
+    return inferred
 
 
 def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
@@ -355,10 +368,12 @@ def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
             "Read one input without broadcast=: its partitions are divided among the tasks.",
             application=app.name,
         )
-    others = [node for node in counts.partitions if roles.get(node) != "output"]
-    tasks = task_count(
-        max(counts.partitions[node] for node in others if node not in broadcast), app.tasks
-    )
+    divided = [
+        count
+        for node, count in counts.partitions.items()
+        if roles.get(node) not in ("output", *BROADCAST)
+    ]
+    tasks = task_count(max(divided), app.tasks)
     return replace(counts, partitions={**counts.partitions, **dict.fromkeys(broadcast, tasks)})
 
 
@@ -384,19 +399,19 @@ def collect_requirements(app: Application) -> Requirements:
     joins.
     """
     required = {operator.id: operator.spec.requirements(app) for operator in app.operators}
-    joined = {
-        need.dataset
-        for needs in required.values()
-        for need in needs
-        if need is not None and not need.feeds
-    }
-    kept = {
-        operator: tuple(
-            None if need and need.feeds and need.dataset not in joined else need for need in needs
-        )
-        for operator, needs in required.items()
-    }
-    return {operator: needs for operator, needs in kept.items() if any(needs)}
+    joined = set()
+    for needs in required.values():
+        joined |= {need.dataset for need in needs if need is not None and not need.feeds}
+
+    def is_kept(need: Requirement | None) -> bool:
+        return need is not None and (not need.feeds or need.dataset in joined)
+
+    collected = {}
+    for operator, needs in required.items():
+        kept = tuple(need if is_kept(need) else None for need in needs)
+        if any(kept):
+            collected[operator] = kept
+    return collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,47 +435,17 @@ def build_planned_streams(draft: Draft, default_from: str) -> dict[str, PlannedS
 
     `default_from` says where default counts come from.
     """
-    app = draft.app
-    catalog = draft.catalog
-    counts = draft.counts
     streams: dict[str, PlannedStream] = {}
-    for operator in app.operators:
+    for operator in draft.app.operators:
         for number in range(len(operator.inputs)):
             item = draft.inserted.get((operator.id, number))
             if item is not None:
-                name = f"{app.name}-before-{operator.id}" + (
-                    f"-{number + 1}" if len(operator.inputs) > 1 else ""
-                )
-                streams[item.node] = PlannedStream(
-                    name,
-                    "intermediate",
-                    counts.partitions[item.node],
-                    item.columns,
-                    SPARK,
-                    "auto_repartition",
-                    operator.id,
-                )
-        spec = operator.spec
-        flow = draft.flows.after[operator.id]
-        if spec.role is not None:
-            count = counts.partitions[flow.stream]
-            by = flow.partitioned_by
-            partitioner = flow.partitioner
-            _, origin = spec.declared_count(PlanContext(operator.id, app, catalog))
-            if (
-                spec.role == "broadcast-input" and spec.reads
-            ):  # the flow describes the tasks' copies
-                facts = require_facts(catalog, spec.reads, operator.id)
-                count = facts.partitions
-                by = facts.key
-                partitioner = facts.partitioner
-            name = spec.reads or spec.writes or f"{app.name}-{operator.id}"
-            streams[operator.id] = PlannedStream(
-                name, spec.role, count, by, partitioner, origin, operator.id
-            )
-    for dataset in app.datasets:
+                streams[item.node] = _plan_inserted(draft, operator, item)
+        if operator.spec.role is not None:
+            streams[operator.id] = _plan_stream(draft, operator)
+    for dataset in draft.app.datasets:
         if dataset.stream is not None:
-            require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")
+            require_facts(draft.catalog, dataset.stream, f"dataset {dataset.name!r}")
         streams[dataset_node(dataset.name)] = PlannedStream(
             dataset.name if dataset.is_local else str(dataset.input),
             "local-table" if dataset.is_local else "side-input",
@@ -472,9 +457,39 @@ def build_planned_streams(draft: Draft, default_from: str) -> dict[str, PlannedS
             dataset.name,
         )
     return {
-        node: _resolve_count_source(node, stream, streams, counts, default_from)
+        node: _resolve_count_source(node, stream, streams, draft.counts, default_from)
         for node, stream in streams.items()
     }
+
+
+def _plan_inserted(draft: Draft, operator: Operator, item: InsertedExchange) -> PlannedStream:
+    """Return the stream that begins at an exchange before an operator."""
+    name = f"{draft.app.name}-before-{operator.id}"
+    if len(operator.inputs) > 1:
+        name = f"{name}-{item.input + 1}"
+    count = draft.counts.partitions[item.node]
+    return PlannedStream(
+        name, "intermediate", count, item.columns, SPARK, "auto_repartition", operator.id
+    )
+
+
+def _plan_stream(draft: Draft, operator: Operator) -> PlannedStream:
+    """Return the stream that an operator with a role reads, writes or begins."""
+    spec = operator.spec
+    assert spec.role is not None
+    _, origin = spec.declared_count(PlanContext(operator.id, draft.app, draft.catalog))
+    name = spec.reads or spec.writes or f"{draft.app.name}-{operator.id}"
+    if spec.role == "broadcast-input" and spec.reads:
+        # The flow describes the tasks' copies.
+        facts = require_facts(draft.catalog, spec.reads, operator.id)
+        return PlannedStream(
+            name, spec.role, facts.partitions, facts.key, facts.partitioner, origin, operator.id
+        )
+    flow = draft.flows.after[operator.id]
+    count = draft.counts.partitions[flow.stream]
+    return PlannedStream(
+        name, spec.role, count, flow.partitioned_by, flow.partitioner, origin, operator.id
+    )
 
 
 def _resolve_count_source(

@@ -10,6 +10,7 @@ SAMZA-1889. `plan_application` reads these facts, the only I/O of planning.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,7 +18,13 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySour
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
-from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, PlannedStream
+from dagster_adjunct.orchestration.operators.operator import (
+    Exchange,
+    Flow,
+    PlanContext,
+    PlannedStream,
+    Requirement,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
 from dagster_adjunct.orchestration.operators.windows.zone_rules import check_zones_in_jvm
 from dagster_adjunct.orchestration.planner import notes, partition_counts
@@ -281,41 +288,38 @@ def _iter_operators(
 
 def _iter_join_groups(draft: partition_counts.Draft) -> Iterator[JoinGroup]:
     for join, requirements in draft.needs.items():
-        both = zip(requirements, draft.flows.arriving[join], strict=True)
-        joined = [
-            (needed, flow) for needed, flow in both if needed is not None and not needed.feeds
-        ]
-        if joined:
-            nodes = dict.fromkeys(flow.stream for _, flow in joined)
-            nodes |= {
-                partition_counts.dataset_node(needed.dataset): None
-                for needed, _ in joined
-                if needed.dataset
-            }
-            needed, flow = joined[0]
-            names = tuple(_stream_label(node, draft.streams) for node in nodes)
-            yield JoinGroup(
-                join,
-                needed.dataset,
-                names,
-                draft.counts.partitions[flow.stream],
-                needed.columns or (),
-            )
+        joined: list[tuple[Requirement, Flow]] = []
+        streams: list[str] = []
+        datasets: list[str] = []
+        for needed, flow in zip(requirements, draft.flows.arriving[join], strict=True):
+            if needed is None or needed.feeds:
+                continue
+            joined.append((needed, flow))
+            streams.append(flow.stream)
+            if needed.dataset is not None:
+                datasets.append(partition_counts.dataset_node(needed.dataset))
+        if not joined:
+            continue
+        nodes = dict.fromkeys([*streams, *datasets])
+        names = tuple(_stream_label(node, draft.streams) for node in nodes)
+        needed, flow = joined[0]
+        yield JoinGroup(
+            join, needed.dataset, names, draft.counts.partitions[flow.stream], needed.columns or ()
+        )
 
 
 def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
     """Return the joined datasets that the application itself sends records to, in order of
     declaration.
     """
-    sinks: dict[str, list[str]] = {}
-    streams: dict[str, dict[str, None]] = {}
+    sinks: dict[str | None, list[str]] = {}
+    streams: dict[str | None, dict[str, None]] = {}
     for operator, requirements in draft.needs.items():
         for needed, flow in zip(requirements, draft.flows.arriving[operator], strict=True):
-            if needed is not None and needed.feeds and needed.dataset is not None:
+            if needed is not None and needed.feeds:
+                label = _stream_label(flow.stream, draft.streams)
                 sinks.setdefault(needed.dataset, []).append(operator)
-                streams.setdefault(needed.dataset, {})[
-                    _stream_label(flow.stream, draft.streams)
-                ] = None
+                streams.setdefault(needed.dataset, {})[label] = None
     return tuple(
         FedDataset(
             dataset.name,
@@ -344,25 +348,30 @@ def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
             f" {item.operator} into {streams[item.node].partitions} partitions by"
             f" ({', '.join(item.columns)}), because {item.why}."
         )
-    specs = [operator.spec for operator in app.operators]
-    written = {spec.writes for spec in specs if spec.writes is not None}
+    written = {operator.spec.writes for operator in app.operators} - {None}
     if not written:
         yield "Nothing is written: no stream ends in send_to()."
-    used = written | {spec.match.node.name for spec in specs if spec.match is not None}
-    yield from (
-        f"Output stream {name} is declared and nothing is sent to it."
-        for name in app.outputs
-        if name not in written
-    )
-    yield from (
-        f"Dataset {item.name} is declared and not used."
-        for item in app.datasets
-        if item.name not in used
-    )
-    yield from (
-        f"Table {name} is declared and not used." for name in app.tables if name not in used
-    )
-    yield from filter(None, map(describe_partitions, app.datasets))
+    yield from _iter_unused(app, written)
+    for dataset in app.datasets:
+        described = describe_partitions(dataset)
+        if described:
+            yield described
+
+
+def _iter_unused(app: Application, written: AbstractSet[str | None]) -> Iterator[str]:
+    used = set(written)
+    for operator in app.operators:
+        if operator.spec.match is not None:
+            used.add(operator.spec.match.node.name)
+    for name in app.outputs:
+        if name not in written:
+            yield f"Output stream {name} is declared and nothing is sent to it."
+    for dataset in app.datasets:
+        if dataset.name not in used:
+            yield f"Dataset {dataset.name} is declared and not used."
+    for name in app.tables:
+        if name not in used:
+            yield f"Table {name} is declared and not used."
 
 
 def check_syntax(app: Application) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, PlannedStream
@@ -62,16 +64,17 @@ def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
     each.
     """
     pairs = _pair_operators(older.get("operators", ()), newer.get("operators", ()))
-    renamed = {old["id"]: new["id"] for old, new in pairs if old is not None and new is not None}
+    renamed = {old["id"]: new["id"] for old, new in pairs if old and new}
     before = _renumber(older, renamed, older.get("application", ""))
     renumbered = {item["id"]: item for item in before.get("operators", ())}
     lines: list[str] = []
     for old, new in pairs:
-        if new is None and old is not None:
+        if new is None:
+            assert old is not None
             lines.append(f"operator {old['id']} is gone: {old['summary']}")
-        elif new is not None and old is None:
+        elif old is None:
             lines.append(f"operator {new['id']} is new: {new['summary']}")
-        elif new is not None:
+        else:
             lines += _describe_changes(f"operator {new['id']}", renumbered[new["id"]], new, ("id",))
     for part in _ITEMS:
         if part in before and part in newer:
@@ -162,33 +165,40 @@ def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -
     """Yield a line for each member that both items have with different values, except members in
     `without`.
     """
-    for name in (name for name in new if name in old and name not in without):
+    for name in new:
+        if name not in old or name in without:
+            continue
         before = _to_lists(old[name])
         after = _to_lists(new[name])
         if before == after:
             continue
         if name == "columns" and isinstance(before, list) and isinstance(after, list):
-            added = [str(column) for column in after if column not in before]
-            removed = [str(column) for column in before if column not in after]
-            parts = [f"new columns {', '.join(added)}"] if added else []
-            parts += [f"columns {', '.join(removed)} are gone"] if removed else []
-            if not parts:
-                parts = [f"the columns are in another order: {_format_value(after)}"]
-            yield f"{what}: {'; '.join(parts)}"
+            yield f"{what}: {_describe_changed_columns(before, after)}"
             continue
         wording = _CHANGE_TEXTS.get(name, f"{name} is {{new}}, was {{old}}")
         yield f"{what} {wording.format(new=_format_value(after), old=_format_value(before))}"
 
 
+def _describe_changed_columns(before: Sequence[object], after: Sequence[object]) -> str:
+    added = [str(column) for column in after if column not in before]
+    removed = [str(column) for column in before if column not in after]
+    parts = []
+    if added:
+        parts.append(f"new columns {', '.join(added)}")
+    if removed:
+        parts.append(f"columns {', '.join(removed)} are gone")
+    if not parts:
+        return f"the columns are in another order: {_format_value(after)}"
+    return "; ".join(parts)
+
+
 def _describe_other_changes(before: Item, newer: Item) -> Iterator[str]:
-    yield from _describe_changes(
-        "the plan:", before, newer, ("format", "operators", "tasks", "notes", *_ITEMS)
-    )
-    for what, there, other in (("is new", newer, before), ("is gone", before, newer)):
-        known = set(map(str, other.get("notes", ())))
-        yield from (
-            f"note {what}: {note}" for note in there.get("notes", ()) if str(note) not in known
-        )
+    compared_apart = ("format", "operators", "tasks", "notes", *_ITEMS)
+    yield from _describe_changes("the plan:", before, newer, compared_apart)
+    old_notes = dict.fromkeys(map(str, before.get("notes", ())))
+    new_notes = dict.fromkeys(map(str, newer.get("notes", ())))
+    yield from (f"note is new: {note}" for note in new_notes if note not in old_notes)
+    yield from (f"note is gone: {note}" for note in old_notes if note not in new_notes)
     old = _to_lists(before.get("tasks", []))
     new = _to_lists(newer.get("tasks", []))
     if len(old) != len(new):
@@ -231,93 +241,129 @@ _PLAIN = frozenset(" .,:()+-=_/")
 _TARGET_REASONS = ("output", "remote table", "dataset", "local table")
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A node of a flowchart: the names of its shape and colour, and its lines of text."""
+
+    shape: str
+    colour: str
+    lines: tuple[str, ...]
+
+    def format(self, node_id: str) -> str:
+        opened, closed = _BRACKETS[self.shape]
+        text = "<br/>".join(_escape(_truncate(line, LONGEST_LINE)) for line in self.lines)
+        return f'  {node_id}{opened}"{text}"{closed}:::{self.colour}'
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A link between two nodes, named by their keys, with the exchange on it."""
+
+    source: str
+    target: str
+    exchange: Exchange | None = None
+
+    def format(self, ids: Mapping[str, str]) -> str:
+        arrow = "-->"
+        if self.exchange is not None:
+            by = _by(self.exchange.partitioned_by)
+            arrow = f'==>|"{_escape(f"exchange: {self.exchange.partitions}{by}")}"|'
+        return f"  {ids[self.source]} {arrow} {ids[self.target]}"
+
+
 def render_mermaid(plan: PlannedApplication) -> str:
     """Return a Mermaid flowchart from top to bottom; the links with an exchange are thick and
     say so.
     """
-    counts = {stream.name: stream for stream in plan.streams if stream.dataset is None}
-    datasets = {stream.dataset: stream for stream in plan.streams if stream.dataset is not None}
-    remote = {table.table for table in plan.tables}
-    before = {
-        (item.operator, item.input): item
-        for item in plan.exchanges
-        if item.reason not in _TARGET_REASONS
-    }
-    written = {item.operator: item for item in plan.exchanges if item.reason in _TARGET_REASONS}
-    moves = {
-        item.operator for item in plan.exchanges if item.reason in ("partition_by", "broadcast")
-    }
-    calling = {call.operator for call in plan.calls if call.kind == "sink"}
-    nodes: dict[
-        str, tuple[str, str, Sequence[str]]
-    ] = {}  # by key: shape, name of the colour, lines of text
-    links: list[tuple[str, str, Exchange | None]] = []
-
-    def outside(name: str) -> str:
-        key = f"outside {name}"
-        if key not in nodes:
-            stream = datasets.get(name) or counts.get(name)
-            is_stream = name in counts or (
-                name not in datasets and name not in remote and "." in name
-            )
-            if name in datasets:
-                shape = "dataset"
-            elif is_stream:
-                shape = "stream"
-            else:
-                shape = "table"
-            nodes[key] = (shape, "outside", (name, _describe_count(stream)) if stream else (name,))
-        return key
-
-    for item in plan.operators:
-        if item.reads is not None:
-            links.append((outside(item.reads), item.id, None))
-        colours = {
-            "input": item.reads is not None,
-            "write": item.writes is not None or item.id in calling,
-            "join": item.looks_up is not None,
-            "exchange": item.id in moves,
-            "several": len(item.inputs) > 1,
-            "transform": True,
-        }
-        label = (
-            item.id,
-            " ".join(item.summary.split()),
-            _partitions(item.partitions) + _by(item.partitioned_by),
-        )
-        nodes[item.id] = (
-            "box",
-            next(colour for colour, applies in colours.items() if applies),
-            label,
-        )
-        links += [
-            (source, item.id, before.get((item.id, number)))
-            for number, source in enumerate(item.inputs)
-        ]
-        if item.looks_up is not None:
-            links.append((outside(item.looks_up), item.id, None))
-        if item.writes is not None:
-            links.append((item.id, outside(item.writes), written.get(item.id)))
-
+    nodes = _draw_nodes(plan)
+    links = _draw_links(plan)
     ids = {key: f"n{number}" for number, key in enumerate(nodes)}
     chart = ["flowchart TD"]
-    for key, (shape, colour, lines) in nodes.items():
-        opened, closed = _BRACKETS[shape]
-        text = "<br/>".join(_escape(_truncate(line, LONGEST_LINE)) for line in lines)
-        chart.append(f'  {ids[key]}{opened}"{text}"{closed}:::{colour}')
-    for source, target, moved in links:
-        arrow = "-->"
-        if moved is not None:
-            arrow = f'==>|"{_escape(f"exchange: {moved.partitions}{_by(moved.partitioned_by)}")}"|'
-        chart.append(f"  {ids[source]} {arrow} {ids[target]}")
-    used = {colour for _, colour, _ in nodes.values()}
+    chart += [node.format(ids[key]) for key, node in nodes.items()]
+    chart += [link.format(ids) for link in links]
+    used = {node.colour for node in nodes.values()}
     for colour, (fill, stroke) in _COLOURS.items():
         if colour in used:
             chart.append(f"  classDef {colour} fill:{fill},stroke:{stroke},color:#1f2328")
-    marked = [str(number) for number, (_, _, exchange) in enumerate(links) if exchange is not None]
+    marked = [str(number) for number, link in enumerate(links) if link.exchange is not None]
     if marked:
         chart.append(f"  linkStyle {','.join(marked)} stroke:#ea580c")
     return "\n".join(chart) + "\n"
+
+
+def _draw_nodes(plan: PlannedApplication) -> dict[str, _Node]:
+    """Return the operators, and what they read, join and write, by the keys of their nodes."""
+    special = {call.operator: "write" for call in plan.calls if call.kind == "sink"}
+    for exchange in plan.exchanges:
+        if exchange.reason in ("partition_by", "broadcast"):
+            special.setdefault(exchange.operator, "exchange")
+    known = _draw_known(plan)
+    nodes: dict[str, _Node] = {}
+    for item in plan.operators:
+        if item.reads is not None:
+            nodes.setdefault(_outside(item.reads), _draw_outside(item.reads, known))
+        partitions = _partitions(item.partitions) + _by(item.partitioned_by)
+        label = (item.id, " ".join(item.summary.split()), partitions)
+        nodes[item.id] = _Node("box", _choose_colour(item, special.get(item.id)), label)
+        for name in (item.looks_up, item.writes):
+            if name is not None:
+                nodes.setdefault(_outside(name), _draw_outside(name, known))
+    return nodes
+
+
+def _choose_colour(item: PlannedOperator, special: str | None) -> str:
+    """Return the name of an operator's colour; `special` is that of its calls or its exchange."""
+    if item.reads is not None:
+        return "input"
+    if item.writes is not None or special == "write":
+        return "write"
+    if item.looks_up is not None:
+        return "join"
+    if special is not None:
+        return special
+    return "several" if len(item.inputs) > 1 else "transform"
+
+
+def _outside(name: str) -> str:
+    """Return the key of the node of a stream, dataset or table."""
+    return f"outside {name}"
+
+
+def _draw_known(plan: PlannedApplication) -> dict[str, _Node]:
+    """Return the nodes of the planned tables, streams and datasets, by name."""
+    known = {item.table: _Node("table", "outside", (item.table,)) for item in plan.tables}
+    for stream in sorted(plan.streams, key=lambda stream: stream.dataset is not None):
+        shape = "stream" if stream.dataset is None else "dataset"
+        name = stream.dataset or stream.name
+        known[name] = _Node(shape, "outside", (name, _describe_count(stream)))
+    return known
+
+
+def _draw_outside(name: str, known: Mapping[str, _Node]) -> _Node:
+    if name in known:
+        return known[name]
+    return _Node("stream" if "." in name else "table", "outside", (name,))
+
+
+def _draw_links(plan: PlannedApplication) -> list[_Link]:
+    arriving: dict[tuple[str, int], Exchange] = {}
+    written: dict[str, Exchange] = {}
+    for exchange in plan.exchanges:
+        if exchange.reason in _TARGET_REASONS:
+            written[exchange.operator] = exchange
+        else:
+            arriving[exchange.operator, exchange.input] = exchange
+    links: list[_Link] = []
+    for item in plan.operators:
+        if item.reads is not None:
+            links.append(_Link(_outside(item.reads), item.id))
+        for number, source in enumerate(item.inputs):
+            links.append(_Link(source, item.id, arriving.get((item.id, number))))
+        if item.looks_up is not None:
+            links.append(_Link(_outside(item.looks_up), item.id))
+        if item.writes is not None:
+            links.append(_Link(item.id, _outside(item.writes), written.get(item.id)))
+    return links
 
 
 def _describe_count(stream: PlannedStream) -> str:
@@ -337,7 +383,9 @@ def _by(columns: Sequence[str] | None) -> str:
 
 
 def _truncate(line: str, length: int) -> str:
-    return line if len(line) <= length else line[: length - 1] + "…"
+    if len(line) <= length:
+        return line
+    return line[: length - 1] + "…"
 
 
 def _escape(text: str) -> str:
@@ -372,91 +420,71 @@ def render_text(plan: PlannedApplication) -> str:
     """Return a plan as text: operators, streams, joins, exchanges, tables, calls, state, tasks
     and notes.
     """
-    lines = [f"Application {plan.application}"]
-
-    def section(
-        title: str, columns: _Table, items: Sequence[Any], more: Sequence[str] = ()
-    ) -> None:
-        rows = [
-            [_cell(of(item) if callable(of) else getattr(item, of)) for of in columns.values()]
-            for item in items
-        ]
-        if rows or more:
-            lines.extend(["", title, *(_align([list(columns), *rows]) if rows else ()), *more])
-
-    section("Operators", {}, (), _draw_graph(plan.operators))
-    streams: _Table = {
-        "name": "name",
-        "role": "role",
-        "partitions": "partitions",
-        "by": "partitioned_by",
-    }
-    streams["partitioner"] = lambda stream: stream.partitioner if stream.partitioned_by else "-"
-    streams["count from"] = "count_from"
-    section("Streams", streams, plan.streams)
-    groups: _Table = {"partitions": "partitions", "by": "partitioned_by", "streams": "streams"}
     joins = [group for group in plan.join_groups if group.dataset is not None]
     states = [group for group in plan.join_groups if group.dataset is None]
-    fed = [
-        f"  {one.dataset} ({one.partitions}) is fed by {', '.join(one.streams)}"
-        for one in plan.fed
-        if joins
-    ]
-    section(
-        "Joins that need no exchange on the dataset's side", {"join": "join", **groups}, joins, fed
-    )
-    section("Operators with state, which needs no exchange", {"at": "join", **groups}, states)
-    exchanges: _Table = {
-        "at": _describe_input,
-        "reason": "reason",
-        "partitions": "partitions",
-        "by": "partitioned_by",
-    }
-    exchanges["why"] = "why"
-    section("Exchanges", exchanges, plan.exchanges)
+    fed = []
+    if joins:
+        for one in plan.fed:
+            fed.append(f"  {one.dataset} ({one.partitions}) is fed by {', '.join(one.streams)}")
     replays = [f"  A replay leaves {item.table} {item.replay}." for item in plan.tables]
-    section(
-        "Tables",
-        {"at": "operator", "table": "table", "order": "order", "why": "why"},
-        plan.tables,
-        replays,
-    )
-    section(
-        "Calls",
-        {"at": "operator", "what": "kind", "of": "of", "guarantee": "guarantee"},
-        plan.calls,
-    )
     written = [
         f"  local table {item.table}, written at {', '.join(item.sends)}. {item.replay}"
         for item in plan.state
     ]
-    section("State", {}, (), written)
-    section(
-        "Joins with what the application itself writes",
-        {"join": "join", "dataset": "dataset", "sees it in": _describe_seen},
-        plan.fed_joins,
-    )
-    by_time: _Table = {
-        "join": "join",
-        "as of": "as_of",
-        "without a time": lambda item: _WITHOUT_ENTRY[item.on_null_time],
-        "before the history": lambda item: _WITHOUT_ENTRY[item.before_history],
-        "dataset": lambda item: f"{item.dataset}: {item.known}",
-    }
-    section(
-        "Joins by the records' own times",
-        by_time,
-        plan.by_time,
-        [f"  {AS_OF_NOTE}"] if plan.by_time else (),
-    )
+    lines = [
+        f"Application {plan.application}",
+        *_section("Operators", _draw_graph(plan.operators)),
+        *_section("Streams", _table(_STREAMS, plan.streams)),
+        *_section(
+            "Joins that need no exchange on the dataset's side",
+            _table({"join": "join", **_GROUPS}, joins) + fed,
+        ),
+        *_section(
+            "Operators with state, which needs no exchange",
+            _table({"at": "join", **_GROUPS}, states),
+        ),
+        *_section("Exchanges", _table(_EXCHANGES, plan.exchanges)),
+        *_section("Tables", _table(_TABLES, plan.tables) + replays),
+        *_section("Calls", _table(_CALLS, plan.calls)),
+        *_section("State", written),
+        *_section(
+            "Joins with what the application itself writes", _table(_FED_JOINS, plan.fed_joins)
+        ),
+    ]
+    if plan.by_time:
+        rows = _table(_BY_TIME, plan.by_time)
+        lines += _section("Joins by the records' own times", [*rows, f"  {AS_OF_NOTE}"])
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
-    if plan.engine == "auto":
-        needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
-        title = "Engine: all batches need Spark" if needs else "Engine"
-        without = [] if needs else ["  Small batches are computed without Spark."]
-        section(title, {}, (), [*without, *needs, *map(_describe_advance, plan.advances)])
-    section("Notes", {}, (), [f"  - {note}" for note in plan.notes])
+    lines += _describe_engine(plan)
+    lines += _section("Notes", [f"  - {note}" for note in plan.notes])
     return "\n".join(lines) + "\n"
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    """Return lines under a title; nothing if there are none."""
+    return ["", title, *lines] if lines else []
+
+
+def _table(columns: _Table, items: Sequence[Any]) -> list[str]:
+    """Return a table of items with a header; nothing if there are none."""
+    if not items:
+        return []
+    rows = [list(columns)]
+    for item in items:
+        values = [of(item) if callable(of) else getattr(item, of) for of in columns.values()]
+        rows.append([_cell(value) for value in values])
+    return _align(rows)
+
+
+def _describe_engine(plan: PlannedApplication) -> list[str]:
+    if plan.engine != "auto":
+        return []
+    advances = [_describe_advance(advance) for advance in plan.advances]
+    if not plan.needs_spark:
+        without = "  Small batches are computed without Spark."
+        return _section("Engine", [without, *advances])
+    needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
+    return _section("Engine: all batches need Spark", needs + advances)
 
 
 def _describe_advance(advance: PlannedAdvance) -> str:
@@ -489,6 +517,34 @@ def _describe_seen(join: FedJoin) -> str:
     if join.sees != "both":
         return join.sees
     return f"this batch, up to {join.last_send}; later sends in the next batch"
+
+
+_GROUPS: _Table = {"partitions": "partitions", "by": "partitioned_by", "streams": "streams"}
+_STREAMS: _Table = {
+    "name": "name",
+    "role": "role",
+    "partitions": "partitions",
+    "by": "partitioned_by",
+    "partitioner": lambda stream: stream.partitioner if stream.partitioned_by else "-",
+    "count from": "count_from",
+}
+_EXCHANGES: _Table = {
+    "at": _describe_input,
+    "reason": "reason",
+    "partitions": "partitions",
+    "by": "partitioned_by",
+    "why": "why",
+}
+_TABLES: _Table = {"at": "operator", "table": "table", "order": "order", "why": "why"}
+_CALLS: _Table = {"at": "operator", "what": "kind", "of": "of", "guarantee": "guarantee"}
+_FED_JOINS: _Table = {"join": "join", "dataset": "dataset", "sees it in": _describe_seen}
+_BY_TIME: _Table = {
+    "join": "join",
+    "as of": "as_of",
+    "without a time": lambda item: _WITHOUT_ENTRY[item.on_null_time],
+    "before the history": lambda item: _WITHOUT_ENTRY[item.before_history],
+    "dataset": lambda item: f"{item.dataset}: {item.known}",
+}
 
 
 def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
@@ -532,29 +588,26 @@ def _describe_tasks(tasks: Sequence[Task]) -> list[str]:
     lines: list[str] = []
     if tasks and tasks[0].name.startswith("Task"):
         lines.append(f"  task i modulo {len(tasks)} owns partition i, and bucket i of each dataset")
-    start = 0
-    for end in range(1, len(tasks) + 1):
-        if end < len(tasks) and _owned(tasks[end]) == _owned(tasks[start]):
-            continue
-        first = tasks[start]
-        last = end - 1
-        name = first.name if start == last else f"{first.name} to {last}"
-        start = end
-        inputs, buckets = _owned(first)
-        parts = [*(f"input {name}" for name in inputs), *(f"dataset {name}" for name in buckets)]
-        if first.broadcast:
-            parts.append(f"all of {', '.join(first.broadcast)}")
-        lines.append(f"  {name}: {'; '.join(parts) or 'intermediate records only'}")
+    last = -1
+    for owned, alike in groupby(tasks, _describe_owned):
+        first, *others = alike
+        last += 1 + len(others)
+        name = f"{first.name} to {last}" if others else first.name
+        lines.append(f"  {name}: {owned}")
     return lines
 
 
-def _owned(task: Task) -> tuple[list[str], list[str]]:
+def _describe_owned(task: Task) -> str:
     """Return the names of the inputs and of the datasets of which a task owns partitions or
     buckets.
     """
     streams = dict.fromkeys(ssp.qualified_stream for ssp in task.ssps)
     buckets = dict.fromkeys(bucket.rpartition(".")[0] for bucket in task.buckets)
-    return [name for name in streams if name not in task.broadcast], list(buckets)
+    parts = [f"input {name}" for name in streams if name not in task.broadcast]
+    parts += [f"dataset {name}" for name in buckets]
+    if task.broadcast:
+        parts.append(f"all of {', '.join(task.broadcast)}")
+    return "; ".join(parts) or "intermediate records only"
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:

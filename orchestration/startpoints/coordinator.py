@@ -120,46 +120,59 @@ def apply_dataset_startpoints(
     for dataset in list_rewindable_datasets(app, only):
         task = dataset_task_name(dataset.name)
         if task in handed.held:
-            ssps = handed.held[task]
-            why = [
-                entry.error
-                for entry in handed.unreadable
-                if entry.at == task or (entry.at and entry.ssp in ssps)
-            ]
-            stream = min(ssps).qualified_stream
-            failed[dataset.name] = errors.MalformedDocumentError(
-                f"dataset {dataset.name!r} was handed a startpoint that can't be read, and does not"
-                f" advance. {why[0] if why else ''}",
-                f"Take it back (adjunct startpoint clear MODULE:APP {stream} --reason …), or"
-                " upgrade.",
-                dataset=dataset.name,
-            )
+            failed[dataset.name] = _unreadable_error(dataset, handed)
             continue
-        requests: dict[SystemStreamPartition, StartpointRequest] = {}
-        for ssp, request in handed.tasks.get(task, {}).items():
-            try:
-                if request.on_unresolved == "checkpoint":
-                    resolve_startpoint_to_offset(
-                        runtime.systems[ssp.system], ssp, request.startpoint
-                    )
-            except errors.PermanentError as error:
-                _log.warning(
-                    "%s: dataset %s continues without its startpoint: %s", ssp, dataset.name, error
-                )
-            else:
-                requests[ssp] = request
+        requests = _drop_unresolved(runtime, dataset, handed.tasks.get(task, {}))
         if not requests:
             continue
         try:
-            reports.append(_rewind_dataset(runtime, dataset, requests))
+            report = _rewind_dataset(runtime, dataset, requests)
         except errors.AdjunctError as error:
             failed[dataset.name] = error
-        else:
-            startpoints.remove_fan_outs(
-                {task: {ssp: request.id for ssp, request in requests.items()}}
-            )
-            on_report(reports[-1])
+            continue
+        reports.append(report)
+        startpoints.remove_fan_outs({task: {ssp: one.id for ssp, one in requests.items()}})
+        on_report(report)
     return DatasetOutcome(tuple(reports), failed)
+
+
+def _unreadable_error(dataset: AdjunctDataset, handed: FanOut) -> errors.MalformedDocumentError:
+    """Return the error for a dataset that was handed a startpoint that can't be read."""
+    task = dataset_task_name(dataset.name)
+    ssps = handed.held[task]
+    why = ""
+    for entry in handed.unreadable:
+        is_in_any_task = entry.at and entry.ssp in ssps
+        if entry.at == task or is_in_any_task:
+            why = entry.error
+            break
+    stream = min(ssps).qualified_stream
+    return errors.MalformedDocumentError(
+        f"dataset {dataset.name!r} was handed a startpoint that can't be read, and does not"
+        f" advance. {why}",
+        f"Take it back (adjunct startpoint clear MODULE:APP {stream} --reason …), or upgrade.",
+        dataset=dataset.name,
+    )
+
+
+def _drop_unresolved(
+    runtime: Runtime,
+    dataset: AdjunctDataset,
+    handed: Mapping[SystemStreamPartition, StartpointRequest],
+) -> dict[SystemStreamPartition, StartpointRequest]:
+    """Return the requests without those that have no offset and continue from the checkpoint."""
+    requests: dict[SystemStreamPartition, StartpointRequest] = {}
+    for ssp, request in handed.items():
+        try:
+            if request.on_unresolved == "checkpoint":
+                resolve_startpoint_to_offset(runtime.systems[ssp.system], ssp, request.startpoint)
+        except errors.PermanentError as error:
+            _log.warning(
+                "%s: dataset %s continues without its startpoint: %s", ssp, dataset.name, error
+            )
+        else:
+            requests[ssp] = request
+    return requests
 
 
 def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
@@ -244,6 +257,13 @@ class _Resolving:
     done: dict[str, dict[SystemStreamPartition, str]] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
 
+    def list_done(self) -> set[str]:
+        """Return the ids of the replays that the requests in `done` start."""
+        ids: set[str] = set()
+        for requests in self.done.values():
+            ids.update(replay_id(ssp, request) for ssp, request in requests.items())
+        return ids
+
 
 def _resolve_handed(
     app: Application,
@@ -262,53 +282,67 @@ def _resolve_handed(
     then continues from the checkpoint.
     """
     resolved = _Resolving()
-    waiting = list[tuple[str, StartpointRequest]]()
-    continued: list[tuple[StartpointRequest, str]] = []
-    for task, request in (
-        (name, one) for name in tasks for one in fan_out.tasks.get(name, {}).values()
-    ):
-        if known.has_taken(request.ssp, request.id):
-            resolved.done.setdefault(task, {})[request.ssp] = request.id
-        elif request.task is None or not is_broadcast(app, request.ssp):
-            waiting.append((task, request))
-        else:
-            if request.on_unresolved == "fail":
-                raise broadcast_task_error(request)
-            continued.append((request, str(broadcast_task_error(request))))
+    waiting, continued = _list_waiting(app, tasks, fan_out, known, resolved.done)
     # The newest request of each partition. Several tasks have the same partition only if the input
     # is broadcast.
-    newest = {
-        request.ssp: request for _, request in sorted(waiting, key=lambda held: held[1].sequence)
-    }
+    in_order = sorted((request for _, request in waiting), key=lambda one: one.sequence)
+    newest = {request.ssp: request for request in in_order}
     for ssp, request in sorted(newest.items()):
         stream = streams[ssp.qualified_stream]
         before = known.resolved.get(ssp)
-        if before is not None and before.id == request.id and before.stream == stream.info.identity:
+        if before is not None and before.is_of(request.id, stream.info.identity):
             resolved.startpoints[ssp] = before
             continue
         start = _resolve_or_skip(app, stream, request, plans, now, known.next_epoch(ssp))
         if isinstance(start, str):
-            continued.append((request, start))
+            continued.append(_describe_continued(request, start))
             continue
         if isinstance(start, Replay):
-            resolved.replays[ssp], offset = start, start.start
+            resolved.replays[ssp] = start
+            offset = start.start
         else:
-            resolved.startpoints[ssp], offset = start, start.offset
-        text = (
+            resolved.startpoints[ssp] = start
+            offset = start.offset
+        resolved.messages.append(
             f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}:"
             f" {start.reason})"
         )
-        resolved.messages.append(text)
-    resolved.messages += [
-        f"{request.ssp}: continues from its checkpoint ({request.by}: {request.reason}): {why}"
-        for request, why in continued
-    ]
+    resolved.messages += continued
     # Requests that a newer one replaces are done too, and those of replays, which are stored as
     # replays from here on.
     for task, request in waiting:
         if request.ssp in resolved.replays or request.sequence < newest[request.ssp].sequence:
             resolved.done.setdefault(task, {})[request.ssp] = request.id
     return resolved
+
+
+def _list_waiting(
+    app: Application,
+    tasks: Iterable[str],
+    fan_out: FanOut,
+    known: OffsetState,
+    done: dict[str, dict[SystemStreamPartition, str]],
+) -> tuple[list[tuple[str, StartpointRequest]], list[str]]:
+    """Return the tasks' requests that need an offset, and messages on those that continue from the
+    checkpoint; those that are applied already are added to `done`.
+    """
+    waiting = []
+    continued = []
+    for task in tasks:
+        for request in fan_out.tasks.get(task, {}).values():
+            if known.has_taken(request.ssp, request.id):
+                done.setdefault(task, {})[request.ssp] = request.id
+            elif request.task is None or not is_broadcast(app, request.ssp):
+                waiting.append((task, request))
+            elif request.on_unresolved == "fail":
+                raise broadcast_task_error(request)
+            else:
+                continued.append(_describe_continued(request, str(broadcast_task_error(request))))
+    return waiting, continued
+
+
+def _describe_continued(request: StartpointRequest, why: str) -> str:
+    return f"{request.ssp}: continues from its checkpoint ({request.by}: {request.reason}): {why}"
 
 
 def _resolve_or_skip(
@@ -389,50 +423,52 @@ def start_run(
     checkpoint = state.checkpoint | choose_first_positions(
         app, streams, state, resolved.startpoints, is_first=is_first
     )
-
     moved = [ssp for ssp, start in checkpoint.items() if start != state.checkpoint.get(ssp)]
-    still_there = {
-        replay_id(ssp, request) for ids in resolved.done.values() for ssp, request in ids.items()
-    }
+    identities: dict[str, str] = {}
+    recreated = []
+    for name, stream in streams.items():
+        if stream.info.identity:
+            identities[name] = stream.info.identity
+        if stream.info.was_recreated(known.streams.get(name)):
+            recreated.append(name)
     offsets = known.model_copy(
         update={
             "resolved": dict(resolved.startpoints),
-            "begun": known.begun & still_there if app.startpoints else known.begun,
-            "streams": {
-                name: identity
-                for name, stream in streams.items()
-                if (identity := stream.info.identity)
-            },
+            "begun": known.begun & resolved.list_done() if app.startpoints else known.begun,
+            "streams": identities,
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(tuple(resolved.replays.values()))
-    recreated = [
-        name
-        for name, stream in streams.items()
-        if stream.info.was_recreated(known.streams.get(name))
-    ]
     times = state.times.without_streams(recreated)
-    paused = [
-        f"{replay.ssp}: startpoints are disabled: the replay from {replay.position} stays at offset"
-        f" {replay.next} ({replay.by}: {replay.reason})"
-        for replay in (() if app.startpoints else offsets.replays.values())
-    ]
+    held: set[SystemStreamPartition] = set()
+    for task in tasks:
+        held.update(fan_out.held.get(task, ()))
     return RunStart(
         state=state.model_copy(
             update={"checkpoint": checkpoint, "offsets": offsets, "times": times}
         ),
         done=resolved.done,
         carried=carried,
-        held=frozenset(ssp for task in tasks for ssp in fan_out.held.get(task, ())),
+        held=frozenset(held),
         messages=(
             *resolved.messages,
             *carried,
             *describe_disabled(fan_out),
-            *paused,
+            *_describe_paused(app, offsets),
             *describe_dropped(fan_out),
             *describe_unapplied(fan_out),
         ),
     )
+
+
+def _describe_paused(app: Application, offsets: OffsetState) -> list[str]:
+    if app.startpoints:
+        return []
+    return [
+        f"{replay.ssp}: startpoints are disabled: the replay from {replay.position} stays at offset"
+        f" {replay.next} ({replay.by}: {replay.reason})"
+        for replay in offsets.replays.values()
+    ]
 
 
 _SHARED = ("stream", "table")
@@ -503,23 +539,28 @@ def _find_writers(
 
     The summary says what a run of `app` would write again.
     """
-    targets = (operator.spec.target(app) for operator in app.operators)
-    outputs = sorted(
-        {target.name for target in targets if target is not None and target.kind in _SHARED}
-    )
+    outputs: set[str] = set()
+    for operator in app.operators:
+        target = operator.spec.target(app)
+        if target is not None and target.kind in _SHARED:
+            outputs.add(target.name)
     for name, state in others.items():
         # Totals are by output, except "lost_offsets", which are by input: an output may have an
         # input's name.
-        written = tuple(
-            output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"}
-        )
+        written = []
+        for output in sorted(outputs):
+            if state.totals.get(output, {}).keys() - {"lost_offsets"}:
+                written.append(output)
         read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
-        if name != app.name and written and read:
-            streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
-            shown = ", ".join(written[:_SHOWN]) + (", …" if len(written) > _SHOWN else "")
-            summary = (
-                f"application {app.name!r} has never run, and application {name!r} has written"
-                f" {shown} from {streams} ({state.batch:,} batches): a run would read and write"
-                " these records again"
-            )
-            yield name, read, summary
+        if name == app.name or not written or not read:
+            continue
+        streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
+        shown = ", ".join(written[:_SHOWN])
+        if len(written) > _SHOWN:
+            shown += ", …"
+        summary = (
+            f"application {app.name!r} has never run, and application {name!r} has written"
+            f" {shown} from {streams} ({state.batch:,} batches): a run would read and write"
+            " these records again"
+        )
+        yield name, read, summary

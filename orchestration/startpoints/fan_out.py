@@ -52,7 +52,14 @@ class FanOutState:
 
     def all_unreadable(self) -> tuple[Unreadable, ...]:
         """Return the unreadable entries, and the unreadable requests of readable entries."""
-        return (*self.unreadable, *(part for held in self.tasks.values() for part in held.unread))
+        unreadable = list(self.unreadable)
+        for held in self.tasks.values():
+            unreadable += held.unread
+        return tuple(unreadable)
+
+    def list_pending(self) -> dict[str, Requests]:
+        """Return the requests that tasks still have to apply, by task."""
+        return {task: held.pending for task, held in self.tasks.items() if held.pending}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,26 +140,25 @@ def decide_fan_out(
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
         takers = readers.targets_of(request)
+        is_held = any(request.ssp in held.get(task, ()) for task in takers)
         if state.settled.get(request.target) == request.sequence:
             settled[request.target] = request.sequence
             finished.append(request)
         elif request.is_expired(now_ms, expiry_ms):
             expired.append(request)
             finished.append(request)
-        elif request.target in stuck or any(request.ssp in held.get(task, ()) for task in takers):
+        elif request.target in stuck or is_held:
             blocked.append(request)
         elif takers:
-            open_to = [task for task in takers if not taken(task, request)]
-            for task in open_to:
-                distribution.give(task, request)
-            repeated += [] if open_to else [request]
+            if not distribution.give_all(takers, request):
+                repeated.append(request)
             settled[request.target] = request.sequence
             finished.append(request)
         else:
             unknown.append(request)
 
     report = FanOut(
-        {task: pending for task, pending in distribution.pending.items() if pending},
+        distribution.list_pending(),
         tuple(unknown),
         tuple(expired),
         distribution.stranded,
@@ -207,6 +213,7 @@ class _Distribution:
         self.superseded: list[StartpointRequest] = []
         self._before = state
         self._held = held
+        self._taken = taken
         self._handed = {task: dict(mine.handed) for task, mine in state.tasks.items()}
         self._orphans: list[tuple[str, StartpointRequest]] = []
         for task, mine in state.tasks.items():
@@ -218,6 +225,13 @@ class _Distribution:
                 else:
                     self._orphans.append((task, request))
 
+    def give_all(self, tasks: Iterable[str], request: StartpointRequest) -> bool:
+        """Give a request to the tasks that have not taken it, and return whether there are any."""
+        open_to = [task for task in tasks if not self._taken(task, request)]
+        for task in open_to:
+            self.give(task, request)
+        return bool(open_to)
+
     def give(self, task: str, request: StartpointRequest) -> None:
         ssp = request.ssp
         held = self.pending[task]
@@ -226,6 +240,14 @@ class _Distribution:
             self.superseded.append(request)
         if request.task is None:
             self._handed.setdefault(task, {})[ssp] = request.sequence
+
+    def was_handed(self, task: str, request: StartpointRequest) -> bool:
+        """Whether a task was handed this request, which is for all tasks."""
+        return self._handed.get(task, {}).get(request.ssp) == request.sequence
+
+    def list_pending(self) -> dict[str, Requests]:
+        """Return what each task has to apply, without tasks that have nothing."""
+        return {task: requests for task, requests in self.pending.items() if requests}
 
     def reassign_orphans(
         self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]
@@ -237,47 +259,45 @@ class _Distribution:
         and those that no other task may get, stay where they are, as stranded. At a task in `keep`,
         so do those that every owner was handed before; at other tasks these are dropped.
         """
-        orphans = []
+        reassigned = []
         for task, orphan in self._orphans:
-            successors = owners.get(orphan.ssp, ()) if orphan.task is None else ()
-            if task in keep and all(
-                self._handed.get(successor, {}).get(orphan.ssp) == orphan.sequence
-                for successor in successors
-            ):
-                successors = ()
-            if successors and not any(
-                orphan.ssp in self._held.get(successor, ()) for successor in successors
-            ):
-                orphans.append((orphan, successors))
+            successors = self._find_successors(orphan, owners)
+            is_new = any(not self.was_handed(successor, orphan) for successor in successors)
+            if successors and (is_new or task not in keep):
+                reassigned.append((orphan, successors))
                 self._handed[task].pop(orphan.ssp, None)
             else:
                 self.stranded.setdefault(task, {})[orphan.ssp] = orphan
-        for orphan, successors in orphans:
+        for orphan, successors in reassigned:
             for successor in successors:
-                if self._handed.get(successor, {}).get(orphan.ssp) != orphan.sequence:
+                if not self.was_handed(successor, orphan):
                     self.give(successor, orphan)
+
+    def _find_successors(
+        self, orphan: StartpointRequest, owners: Mapping[SystemStreamPartition, Sequence[str]]
+    ) -> Sequence[str]:
+        """Return the tasks that may get an orphan; none if one holds the partition."""
+        if orphan.task is not None:
+            return ()
+        successors = owners.get(orphan.ssp, ())
+        if any(orphan.ssp in self._held.get(successor, ()) for successor in successors):
+            return ()
+        return successors
 
     def after(self) -> dict[str, TaskFanOut]:
         """Return what all tasks were handed; a sequence number is kept while the request is
         pending at any task.
         """
-        whole = {
-            task: {**self.stranded.get(task, {}), **self.pending.get(task, {})}
-            for task in {**self.pending, **self.stranded, **self._handed}
-        }
-        shared = {
-            (ssp, request.sequence)
-            for held in whole.values()
-            for ssp, request in held.items()
-            if request.task is None
-        }
+        whole: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
+        shared: set[tuple[SystemStreamPartition, int]] = set()
+        for task in {**self.pending, **self.stranded, **self._handed}:
+            whole[task] = {**self.stranded.get(task, {}), **self.pending.get(task, {})}
+            for ssp, request in whole[task].items():
+                if request.task is None:
+                    shared.add((ssp, request.sequence))
         after: dict[str, TaskFanOut] = {}
         for task, pending in whole.items():
-            handed = {
-                ssp: number
-                for ssp, number in self._handed.get(task, {}).items()
-                if (ssp, number) in shared
-            }
+            handed = dict(self._handed.get(task, {}).items() & shared)
             unread = self._before.tasks.get(task, TaskFanOut()).unread
             if pending or handed or unread:
                 after[task] = TaskFanOut(pending, handed, unread)
@@ -310,24 +330,23 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
                 f"{_describe(request)}, handed to {task!r}, waits, and no task reads the partition"
                 " any more"
             )
-    lines += [
-        f"{_describe(request)} waits behind one that can't be read" for request in fan_out.blocked
-    ]
-    held = {ssp for ssps in fan_out.held.values() for ssp in ssps}
+    for request in fan_out.blocked:
+        lines.append(f"{_describe(request)} waits behind one that can't be read")
+    held = frozenset[SystemStreamPartition]().union(*fan_out.held.values())
+    unexplained = set(held)
     for entry in fan_out.unreadable:
         waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
+        more = ""
         if entry.at and entry.ssp in held:
             more = "; nothing is read there until it is taken back"
-        else:
-            more = ""
         lines.append(
             f"{entry.partition or entry.key}: {waits} that is left alone{more}: {entry.error}"
         )
-    unexplained = sorted(held - {entry.ssp for entry in fan_out.unreadable})
-    return lines + [
-        f"{ssp}: nothing is read there: what its task was handed can't be read"
-        for ssp in unexplained
-    ]
+        if entry.ssp is not None:
+            unexplained.discard(entry.ssp)
+    for ssp in sorted(unexplained):
+        lines.append(f"{ssp}: nothing is read there: what its task was handed can't be read")
+    return lines
 
 
 def describe_disabled(fan_out: FanOut) -> list[str]:

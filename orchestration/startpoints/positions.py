@@ -64,12 +64,12 @@ def choose_first_positions(
     positions: dict[SystemStreamPartition, str] = {}
     for source in app.inputs.values():
         stream = streams[source.stream]
-        kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
         was_recreated = stream.info.was_recreated(state.offsets.streams.get(stream.name))
-        if source.reset_offset:
-            kept = {} if is_first or was_recreated or len(kept) < len(stream.partitions) else kept
-        elif was_recreated:
+        if was_recreated and not source.reset_offset:
             kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
+        else:
+            kept = _keep_positions(source, stream, state, resets=is_first or was_recreated)
+        positions |= kept
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
         choice = choose_default_offset(source, stream.info, stream.system)
         if kept and fresh:
@@ -78,7 +78,8 @@ def choose_first_positions(
             _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
             choice = "oldest"
         edges = stream.oldest if choice == "oldest" else stream.upcoming
-        positions |= kept | {ssp: edges[ssp] for ssp in fresh}
+        for ssp in fresh:
+            positions[ssp] = edges[ssp]
     return positions
 
 
@@ -150,6 +151,23 @@ class InputPositions:
     past_end: dict[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
     stuck_replays: list[tuple[Replay, str]] = field(default_factory=list)
 
+    def lost_in(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+        """Return the unread offsets of one stream that retention has deleted."""
+        return {ssp: span for ssp, span in self.lost.items() if ssp.qualified_stream == stream}
+
+
+def _keep_positions(
+    source: InputSpec, stream: StreamSnapshot, state: ApplicationState, *, resets: bool
+) -> dict[SystemStreamPartition, str]:
+    """Return the checkpoint of a stream; none if the input is reset now (`resets`), or because the
+    stream has new partitions.
+    """
+    kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
+    has_added = len(kept) < len(stream.partitions)
+    if source.reset_offset and (resets or has_added):
+        return {}
+    return kept
+
 
 def input_positions(
     app: Application,
@@ -163,34 +181,44 @@ def input_positions(
     Partitions that were added since the start of the run wait for the next run.
     """
     positions = InputPositions()
-    for replay in (
-        sorted(state.offsets.replays.values(), key=replay_order) if app.startpoints else ()
-    ):
-        positions.replays.setdefault(replay.ssp, replay)
+    if app.startpoints:
+        for replay in sorted(state.offsets.replays.values(), key=replay_order):
+            positions.replays.setdefault(replay.ssp, replay)
     for _, replay in sorted(positions.replays.items()):
-        if why := _describe_stuck(replay, streams):
+        why = _describe_stuck(replay, streams)
+        if why:
             positions.stuck_replays.append((replay, why))
     for stream in streams.values():
         if stream.info.was_recreated(state.offsets.streams.get(stream.name)):
             continue  # the checkpoint has offsets of the former stream
         for ssp in stream.partitions:
-            if ssp not in state.checkpoint or ssp in held:
-                continue
-            startpoint = state.offsets.resolved.get(ssp)
-            oldest = stream.oldest[ssp]
-            upcoming = stream.upcoming[ssp]
-            start = startpoint.offset if startpoint else state.checkpoint[ssp]
-            if startpoint is not None:
-                positions.startpoints[ssp] = startpoint
-            if stream.system.compare(start, upcoming) > 0:
-                positions.past_end[ssp] = (start, upcoming)
-                continue
-            if stream.system.compare(start, oldest) < 0:
-                if startpoint is None or startpoint.position != "oldest":
-                    positions.lost[ssp] = OffsetRange(start, oldest)
-                start = oldest
-            positions.unread[ssp] = OffsetRange(start, upcoming)
+            if ssp in state.checkpoint and ssp not in held:
+                _add_position(positions, stream, ssp, state)
     return positions
+
+
+def _add_position(
+    positions: InputPositions,
+    stream: StreamSnapshot,
+    ssp: SystemStreamPartition,
+    state: ApplicationState,
+) -> None:
+    """Add where reading of one partition continues, or why it is not read."""
+    start = state.checkpoint[ssp]
+    startpoint = state.offsets.resolved.get(ssp)
+    if startpoint is not None:
+        positions.startpoints[ssp] = startpoint
+        start = startpoint.offset
+    oldest = stream.oldest[ssp]
+    upcoming = stream.upcoming[ssp]
+    if stream.system.compare(start, upcoming) > 0:
+        positions.past_end[ssp] = (start, upcoming)
+        return
+    if stream.system.compare(start, oldest) < 0:
+        if startpoint is None or startpoint.position != "oldest":
+            positions.lost[ssp] = OffsetRange(start, oldest)
+        start = oldest
+    positions.unread[ssp] = OffsetRange(start, upcoming)
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
@@ -262,24 +290,18 @@ def check_positions(
     """
     check_same_streams(app, streams, known)
     for ssp, (start, upcoming) in positions.past_end.items():
-        reader = (
-            _describe_owner(positions.startpoints.get(ssp))
-            or f"application {app.name!r} continues at "
-        )
+        reader = _describe_owner(positions.startpoints.get(ssp))
+        if not reader:
+            reader = f"application {app.name!r} continues at "
         raise _past_end_error(app, ssp, start, upcoming, reader, "Restore the stream, or")
     for source in app.inputs.values():
-        lost = {
-            ssp: span
-            for ssp, span in positions.lost.items()
-            if ssp.qualified_stream == source.stream
-        }
+        lost = positions.lost_in(source.stream)
         if lost and source.on_lost != "oldest":
             raise _retention_error(app, source, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
         stream = streams.get(replay.ssp.qualified_stream)
-        named = (
-            replay.ssp if stream is not None and replay.ssp in stream.partitions else "--all"
-        )  # it no longer exists
+        is_there = stream is not None and replay.ssp in stream.partitions
+        named = replay.ssp if is_there else "--all"
         raise offset_error(
             replay.ssp,
             f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset"
@@ -443,9 +465,10 @@ def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
         f"{ssp} (at offset {span.start}, the oldest left is {span.end})"
         for ssp, span in lost.items()
     ]
-    return ", ".join(spans[:_SHOWN]) + (
-        f" and {len(spans) - _SHOWN} more partitions" if len(spans) > _SHOWN else ""
-    )
+    text = ", ".join(spans[:_SHOWN])
+    if len(spans) > _SHOWN:
+        text += f" and {len(spans) - _SHOWN} more partitions"
+    return text
 
 
 def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ResolvedStartpoint
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, JoinVersions
-from dagster_adjunct.orchestration.planner.notes import trace_records_read_again
+from dagster_adjunct.orchestration.planner.notes import ReadAgain, trace_records_read_again
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, resolve_request
 from dagster_adjunct.orchestration.startpoints.request import (
@@ -138,62 +138,68 @@ def preview_request(
     without reading the dataset's table or the batch log (see `preview_rewinds` and
     `plan_recorded`).
     """
-    ssp = request.ssp
-    bounded = request.until is not None
     try:
         versions = choose_versions(app, request)
     except ConfigurationError as error:
+        given = request.versions or CURRENT
         return Preview(
-            request, (), error=str(error), versions=request.versions or CURRENT if bounded else None
+            request, (), error=str(error), versions=None if request.until is None else given
         )
-    shown = Preview(request, readers.targets_of(request))
-    shown = with_fields(shown, versions=versions if bounded else None)
-    if request.task in readers.of_plan and is_broadcast(app, ssp):
+    shown = Preview(
+        request, readers.targets_of(request), versions=None if request.until is None else versions
+    )
+    if request.task in readers.of_plan and is_broadcast(app, request.ssp):
         return with_fields(
             shown, tasks=(str(request.task),), error=str(broadcast_task_error(request))
         )
     if not shown.tasks:
         return with_fields(shown, error=_describe_unread(request, readers.tasks))
     rewinds = any(task in readers.of_datasets for task in shown.tasks)
-    if rewinds and bounded:
+    if rewinds and request.until is not None:
         refusal = (
-            f"{ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't be"
-            " replayed: it always holds what its stream says up to its position. Leave the end"
+            f"{request.ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't"
+            " be replayed: it always holds what its stream says up to its position. Leave the end"
             " (until) out."
         )
         return with_fields(shown, error=refusal)
     if not rewinds:
-        # Requests are applied after the open batch, if there is one.
-        batch = state.open
-        reads = batch is not None and not batch.replays and ssp in batch.ranges
-        shown = with_fields(
-            shown,
-            checkpoint=batch.ranges[ssp].end if batch and reads else state.checkpoint.get(ssp),
-        )
+        shown = with_fields(shown, checkpoint=_find_checkpoint(state, request.ssp))
     try:
-        stream = snapshot_of(ssp.qualified_stream)
+        stream = snapshot_of(request.ssp.qualified_stream)
         start = resolve_request(stream, request, versions=versions, now=now)
     except PermanentError as error:
-        return with_fields(
-            shown, error=str(error), falls_back=request.on_unresolved == "checkpoint"
-        )
+        falls_back = request.on_unresolved == "checkpoint"
+        return with_fields(shown, error=str(error), falls_back=falls_back)
+    if isinstance(start, ResolvedStartpoint):
+        if rewinds:
+            return with_fields(shown, start=start.offset)
+        return _preview_move(shown, stream, start.offset, state)
+    offsets = stream.system.distance(request.ssp, start.start, start.until)
+    return with_fields(shown, start=start.start, end=start.until, offsets=offsets)
+
+
+def _find_checkpoint(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
+    """Return where reading would continue: requests are applied after the open batch."""
+    batch = state.open
+    if batch is not None and not batch.replays and ssp in batch.ranges:
+        return batch.ranges[ssp].end
+    return state.checkpoint.get(ssp)
+
+
+def _preview_move(
+    shown: Preview, stream: StreamSnapshot, start: str, state: ApplicationState
+) -> Preview:
+    """Return the preview of a request that moves the position to the offset `start`."""
+    ssp = shown.request.ssp
     distance = partial(stream.system.distance, ssp)
-    if isinstance(start, Replay):
-        return with_fields(
-            shown, start=start.start, end=start.until, offsets=distance(start.start, start.until)
-        )
-    if rewinds:
-        return with_fields(shown, start=start.offset)
     end = stream.upcoming[ssp]
+    shown = with_fields(shown, start=start, end=end, offsets=distance(start, end))
     before = shown.checkpoint
-    moved = None
     # The checkpoint of a recreated stream is an offset of the former stream, which can't be
     # compared.
-    if before is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
-        moved = distance(before, start.offset) - distance(start.offset, before)
-    return with_fields(
-        shown, start=start.offset, end=end, offsets=distance(start.offset, end), moved=moved
-    )
+    if before is None or stream.info.was_recreated(state.offsets.streams.get(stream.name)):
+        return shown
+    return with_fields(shown, moved=distance(before, start) - distance(start, before))
 
 
 def _describe_unread(
@@ -232,13 +238,15 @@ def describe_state_effects(app: Application, streams: Set[str]) -> tuple[str, ..
     line each.
     """
     again = trace_records_read_again(app)
-    return tuple(
-        f"{operator.id} keeps state: it leaves out records that were read before, and counts them"
-        " (again)"
-        for operator in app.operators
-        if operator.spec.over_time is not None
-        and any(streams & again[source].streams for source in operator.inputs)
-    )
+    effects = []
+    for operator in app.operators:
+        arriving = ReadAgain.union(again[source] for source in operator.inputs)
+        if operator.spec.over_time is not None and streams & arriving.streams:
+            effects.append(
+                f"{operator.id} keeps state: it leaves out records that were read before, and"
+                " counts them (again)"
+            )
+    return tuple(effects)
 
 
 def mark_blocked_previews(
@@ -249,23 +257,27 @@ def mark_blocked_previews(
     The entry is a request for the same partition and task, which the new one would replace, or was
     handed to a task for this partition or an unknown one: then the partition is not read.
     """
+    marked = []
+    for shown in previews:
+        blocking = next((unread for unread in unreadable if _blocks(unread, shown)), None)
+        if blocking is None:
+            marked.append(shown)
+            continue
+        way = shown.request.ssp if blocking.ssp else f"--all --task {str(blocking.at)!r}"
+        clear = f"adjunct startpoint clear MODULE:APP {way} --reason …"
+        error = f"{blocking.summary()} Take that back first: {clear}."
+        marked.append(with_fields(shown, error=error, falls_back=False))
+    return marked
 
-    def checked(shown: Preview) -> Preview:
-        asked = shown.request
-        for unread in unreadable:
-            waits = unread.kind == "request" and unread.key == request_key(asked.target)
-            of_task = unread.at is not None and unread.at in shown.tasks
-            holds = unread.at is not None and (
-                unread.ssp == asked.ssp or (unread.ssp is None and of_task)
-            )
-            if waits or holds:
-                way = asked.ssp if unread.ssp else f"--all --task {str(unread.at)!r}"
-                clear = f"adjunct startpoint clear MODULE:APP {way} --reason …"
-                error = f"{unread.summary()} Take that back first: {clear}."
-                return with_fields(shown, error=error, falls_back=False)
-        return shown
 
-    return [checked(shown) for shown in previews]
+def _blocks(unread: Unreadable, shown: Preview) -> bool:
+    if unread.kind == "request" and unread.key == request_key(shown.request.target):
+        return True
+    if unread.at is None:
+        return False
+    if unread.ssp is None:
+        return unread.at in shown.tasks
+    return unread.ssp == shown.request.ssp
 
 
 def check_previews(previews: Sequence[Preview]) -> None:
@@ -314,9 +326,9 @@ def find_replaced(
     replaced = []
     for request in requests:
         for held in by_ssp.get(request.ssp, ()):
-            old = held.at or held.request.task
-            new = request.task
-            if old == new or (None in (old, new) and (old or new) not in named_only):
+            tasks = {held.at or held.request.task, request.task}
+            is_for_all = None in tasks and tasks.isdisjoint(named_only)
+            if len(tasks) == 1 or is_for_all:
                 replaced.append((held, request))
     return replaced
 
@@ -328,15 +340,10 @@ def other_kind_error(
     the reverse, if any.
     """
     for held, request in replaced:
-        if (held.request.until is None) != (request.until is None):
-            if request.until is not None:
-                what = "a bounded replay"
-            else:
-                what = "a startpoint that moves the position"
-            if request.until is not None:
-                other = "a startpoint that moves the position"
-            else:
-                other = "a bounded replay"
+        kinds = ("a startpoint that moves the position", "a bounded replay")
+        other = kinds[held.request.until is not None]
+        what = kinds[request.until is not None]
+        if what != other:
             return ConfigurationError(
                 f"{what} would replace {other}: {held.summary()}.",
                 "Let a run apply that first, take it back (adjunct startpoint clear MODULE:APP"
@@ -356,19 +363,19 @@ def preview_rewinds(
     shown = list(previews)
     for dataset in app.datasets:
         task = dataset_task_name(dataset.name)
-        mine = [
-            number for number, one in enumerate(shown) if task in one.tasks and one.error is None
-        ]
-        requests = {shown[number].request.ssp: shown[number].request for number in mine}
-        if not requests:
+        mine = {}
+        for number, one in enumerate(shown):
+            if task in one.tasks and one.error is None:
+                mine[number] = one.request
+        if not mine:
             continue
         try:
             plan = plan_rewind(
                 dataset,
                 lake=lake,
                 systems=systems,
-                positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
-                force={ssp for ssp, request in requests.items() if request.force},
+                positions={request.ssp: to_startpoint(request) for request in mine.values()},
+                force={request.ssp for request in mine.values() if request.force},
             )
         except PermanentError as error:
             for number in mine:
@@ -376,15 +383,18 @@ def preview_rewinds(
             continue
         refusal = None if plan.refusal is None else str(plan.refusal)
         rewound = {partition.ssp: partition for partition in plan.partitions}
-        for number in mine:
-            partition = rewound[shown[number].request.ssp]
+        for number, request in mine.items():
+            partition = rewound[request.ssp]
+            moved = None
+            if partition.taken is not None:
+                moved = partition.skipped - partition.again
             shown[number] = with_fields(
                 shown[number],
                 checkpoint=partition.taken,
                 start=partition.start,
                 end=partition.taken,
                 offsets=partition.again,
-                moved=None if partition.taken is None else partition.skipped - partition.again,
+                moved=moved,
                 error=refusal,
             )
     return shown

@@ -379,43 +379,47 @@ def find_first_reads(
     """
     unknown: dict[SystemStreamPartition, list[Span]] = {}
     open_spans: dict[SystemStreamPartition, list[Span]] = {}
+    read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {}
     for ssp, asked_span in asked.spans.items():
         before = gone.get(ssp, (asked_span[0], asked_span[0]))
         unknown[ssp], open_spans[ssp] = _split_spans(asked.compare, ssp, [asked_span], before)
-    read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {ssp: [] for ssp in asked.spans}
-    versions: dict[int, Mapping[str, str | None]] = {}
+        read[ssp] = []
+    first: dict[int, Intent] = {}
     cut = []
     for number, intent in sorted(batches.items()):
-        taken = 0
         for ssp, span in intent.ranges.items():
             if ssp not in open_spans or asked.compare(ssp, span.start, span.end) == 0:
                 continue
             pieces, open_spans[ssp] = _split_spans(
                 asked.compare, ssp, open_spans[ssp], (span.start, span.end)
             )
-            read[ssp] += [(piece, number) for piece in pieces]
-            taken += bool(pieces)
-            if pieces:
-                versions[number] = intent.versions
-        if taken and _is_cut(intent, read, number, asked):
+            for piece in pieces:
+                read[ssp].append((piece, number))
+                first[number] = intent
+        if number in first and _is_cut(intent, read, number, asked):
             cut.append(number)
-
-    def in_order(
-        ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]
-    ) -> tuple[tuple[str, int], ...]:
-        by_start = cmp_to_key(partial(asked.compare, ssp))
-        return tuple(
-            (span[1], number)
-            for span, number in sorted(pieces, key=lambda piece: by_start(piece[0][0]))
-        )
-
+    ends = {}
+    unread = {}
+    for ssp, owned in read.items():
+        ends[ssp] = _list_ends(asked, ssp, owned)
+        if unknown[ssp] or open_spans[ssp]:
+            unread[ssp] = (*unknown[ssp], *open_spans[ssp])
     return FirstReads(
-        {ssp: in_order(ssp, pieces) for ssp, pieces in read.items()},
-        versions,
-        {number: batches[number].over_time for number in versions if batches[number].over_time},
-        {ssp: unread for ssp, spans in open_spans.items() if (unread := (*unknown[ssp], *spans))},
+        ends,
+        {number: intent.versions for number, intent in first.items()},
+        {number: intent.over_time for number, intent in first.items() if intent.over_time},
+        unread,
         tuple(cut),
     )
+
+
+def _list_ends(
+    asked: AskedOffsets, ssp: SystemStreamPartition, pieces: Iterable[tuple[Span, int]]
+) -> tuple[tuple[str, int], ...]:
+    """Return the ends of pieces with the numbers of their batches, in the order of offsets."""
+    by_start = cmp_to_key(partial(asked.compare, ssp))
+    in_order = sorted(pieces, key=lambda piece: by_start(piece[0][0]))
+    return tuple((span[1], number) for span, number in in_order)
 
 
 def explain_unread(

@@ -102,7 +102,8 @@ def find_reading_tasks(
     named_only = set()
     of_datasets = {}
     for dataset in list_rewindable_datasets(app):
-        task, (system, stream) = dataset_task_name(dataset.name), dataset.system_stream
+        task = dataset_task_name(dataset.name)
+        system, stream = dataset.system_stream
         if dataset.stream in app.inputs:
             named_only.add(task)
         with suppress(

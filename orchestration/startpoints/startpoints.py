@@ -665,47 +665,63 @@ def request_startpoints(
     previews = mark_blocked_previews(stored.unreadable, previews)
     previews, recorded = _plan_recorded_versions(lake, app, plan, snapshot_of, previews, stored.at)
     again = find_streams_read_again(previews)
-    tables = describe_remote_tables(plan, again)
-    keeping_state = describe_state_effects(app, again)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, readers.named_only)
-    refusals = [
-        *filter(
-            None, [empty_replay_error(previews), None if replace else other_kind_error(replaced)]
-        )
-    ]
+    possible = [empty_replay_error(previews)]
+    if not replace:
+        possible.append(other_kind_error(replaced))
+    refusals = [error for error in possible if error is not None]
+    old = tuple(dict.fromkeys(held for held, _ in replaced))
     if not dry_run:
         check_previews(previews)
         raise_first(refusals)
-        if recorded is not None:
-            write_plan(lake, recorded)  # retains its versions from here on
-            plan_id = recorded.id
-            requests = [
-                with_fields(one, recorded=plan_id) if one.versions == RECORDED else one
-                for one in requests
-            ]
-        startpoints.write_startpoints(requests)
-    old = tuple(dict.fromkeys(held for held, _ in replaced))
-    if old and not dry_run:
-        ids = _list_ids_in_batches(old)
-        log = BatchLog(lake, app.name)
-        state = log.take_back(ids, by=requests[0].by, reason=requests[0].reason).state
-    stays: dict[PendingStartpoint, str] = {}
-    if old:
-        first = state == ApplicationState()
-        may_run = may_be_running(lake, app.name)
-        reasons = {held: _why_applied(held, state, first=first, may_run=may_run) for held in old}
-        stays = {held: why for held, why in reasons.items() if why}
+        startpoints.write_startpoints(_retain_recorded(lake, requests, recorded))
+        if old:
+            first = requests[0]
+            log = BatchLog(lake, app.name)
+            state = log.take_back(_list_ids_in_batches(old), by=first.by, reason=first.reason).state
+    stays = _find_applied(lake, app, state, old)
+    notes = [f"would be rejected: {refusal}" for refusal in refusals]
+    notes += [f"applied before: {held.summary()}: {why}" for held, why in stays.items()]
+    notes += versions
+    if recorded is not None:
+        notes += recorded.describe()
+    notes += describe_state_effects(app, again)
     taken_over = tuple(held for held in old if held not in stays)
-    rejected = [f"would be rejected: {refusal}" for refusal in refusals]
-    notes = (
-        *rejected,
-        *(f"applied before: {held.summary()}: {why}" for held, why in stays.items()),
-        *versions,
-        *(() if recorded is None else recorded.describe()),
-        *keeping_state,
-    )
-    return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, notes)
+    tables = describe_remote_tables(plan, again)
+    return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, tuple(notes))
+
+
+def _retain_recorded(
+    lake: Lake, requests: Sequence[StartpointRequest], recorded: RecordedPlan | None
+) -> list[StartpointRequest]:
+    """Write the plan of recorded versions, which retains them from here on, and return the
+    requests with its id.
+    """
+    if recorded is None:
+        return list(requests)
+    write_plan(lake, recorded)
+    planned = []
+    for one in requests:
+        is_recorded = one.versions == RECORDED
+        planned.append(with_fields(one, recorded=recorded.id) if is_recorded else one)
+    return planned
+
+
+def _find_applied(
+    lake: Lake, app: Application, state: ApplicationState, old: Sequence[PendingStartpoint]
+) -> dict[PendingStartpoint, str]:
+    """Return why startpoints that requests would replace are applied all the same."""
+    if not old:
+        return {}
+    first = state == ApplicationState()
+    may_run = may_be_running(lake, app.name)
+    applied = {}
+    for held in old:
+        why = _why_applied(held, state, first=first, may_run=may_run)
+        if why:
+            applied[held] = why
+    return applied
 
 
 def _list_ids_in_batches(

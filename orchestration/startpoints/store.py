@@ -300,13 +300,13 @@ def iter_unapplied(
     """
     for task, requests in handed.items():
         for ssp, request in requests.items():
-            if not state.offsets.has_taken(ssp, request.id):
-                resolved = state.offsets.resolved.get(ssp)
-                yield PendingStartpoint(
-                    request,
-                    task,
-                    resolved.offset if resolved and resolved.id == request.id else None,
-                )
+            if state.offsets.has_taken(ssp, request.id):
+                continue
+            resolved = state.offsets.resolved.get(ssp)
+            offset = None
+            if resolved is not None and resolved.id == request.id:
+                offset = resolved.offset
+            yield PendingStartpoint(request, task, offset)
 
 
 REQUESTS = "startpoints"
@@ -428,15 +428,15 @@ class StartpointManager:
         requests, unread = read_requests(self.application, asked.items())
         state = read_fan_outs(self.application, handed.items())
         requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
-        return StoredStartpoints(
-            waiting=[
-                request for request in requests if not request.is_expired(now, self._expiry_ms)
-            ],
-            expired=[request for request in requests if request.is_expired(now, self._expiry_ms)],
-            handed={task: held.pending for task, held in state.tasks.items() if held.pending},
-            unreadable=[*unread, *state.all_unreadable()],
-            at=at,
-        )
+        waiting = []
+        expired = []
+        for request in requests:
+            if request.is_expired(now, self._expiry_ms):
+                expired.append(request)
+            else:
+                waiting.append(request)
+        unreadable = [*unread, *state.all_unreadable()]
+        return StoredStartpoints(waiting, expired, state.list_pending(), unreadable, at)
 
     def fingerprint(self) -> str | None:
         """Return a text that changes with every change to the stored requests; None if there never
@@ -497,16 +497,11 @@ class StartpointManager:
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
             state = read_fan_outs(self.application, snapshot.items())
-            pending = [
-                request for held in state.tasks.values() for request in held.pending.values()
-            ]
-            handed = {(request.target, request.sequence) for request in pending} | set(
-                state.settled.items()
-            )
-            ours = {
-                target for target, sequence in wanted.items() if (target, sequence) not in handed
-            }
-            return {settled_key(target): wanted[target] for target in ours}, ours
+            handed = set(state.settled.items())
+            for held in state.tasks.values():
+                handed |= {(request.target, request.sequence) for request in held.pending.values()}
+            ours = dict(wanted.items() - handed)
+            return {settled_key(target): number for target, number in ours.items()}, set(ours)
 
         if not wanted:
             return set()
@@ -518,16 +513,16 @@ class StartpointManager:
         """Delete the request of each target if it still has this sequence, so that a newer one
         stays.
         """
-        sequences = {request_key(target): sequence for target, sequence in wanted.items()}
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            return {
-                key: None
-                for key, number in sequences.items()
-                if parse_sequence(snapshot.get(key)) == number
-            }, None
+            changes: dict[str, Any] = {}
+            for target, number in wanted.items():
+                key = request_key(target)
+                if parse_sequence(snapshot.get(key)) == number:
+                    changes[key] = None
+            return changes, None
 
-        if sequences:
+        if wanted:
             self._requests.transact(decide, by=by)
 
     def _delete_request(
@@ -647,8 +642,8 @@ class StartpointManager:
 
         Unreadable entries are left out.
         """
-        tasks = read_fan_outs(self.application, self._checked(self._fan_outs.read()).items()).tasks
-        return {task: held.pending for task, held in tasks.items() if held.pending}
+        snapshot = self._checked(self._fan_outs.read())
+        return read_fan_outs(self.application, snapshot.items()).list_pending()
 
     def remove_fan_out_for_task(
         self,
@@ -688,13 +683,12 @@ class StartpointManager:
         `tasks` has the partitions that each of the plan's tasks reads, `applied` the id of the
         request by partition.
         """
-        if applied:
-            self.remove_fan_outs(
-                {
-                    task: {ssp: applied[ssp] for ssp in ssps if ssp in applied}
-                    for task, ssps in tasks.items()
-                }
-            )
+        by_task: dict[str, dict[SystemStreamPartition, str]] = {}
+        for task, ssps in tasks.items():
+            for ssp in ssps:
+                if ssp in applied:
+                    by_task.setdefault(task, {})[ssp] = applied[ssp]
+        self.remove_fan_outs(by_task)
 
     def _remove(self, chosen: Mapping[str, Callable[[StartpointRequest], bool]]) -> None:
         """Remove from what each task has to apply the requests for which the task's function
@@ -737,9 +731,7 @@ def _has_id(ids: Mapping[SystemStreamPartition, str], request: StartpointRequest
 
 
 def _check_request(request: object) -> StartpointRequest:
-    if (
-        isinstance(request, StartpointRequest) and type(request) is StartpointRequest
-    ):  # a subclass can't be read back
+    if type(request) is StartpointRequest:  # a subclass can't be read back
         return request
     problem = f"{request!r:.200} is not a StartpointRequest, so it can't be written."
     step = "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…)."
