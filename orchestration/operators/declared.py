@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -29,6 +29,8 @@ class DeclaredApplication(Protocol):
     def outputs(self) -> Mapping[str, DeclaredOutput]: ...
     @property
     def tables(self) -> Mapping[str, AnyTable]: ...
+    @property
+    def datasets(self) -> Iterable[AdjunctDataset]: ...
     def dataset(self, name: str) -> AdjunctDataset:
         """Return the declared dataset of this name."""
 

@@ -301,7 +301,7 @@ def _reads_hidden_columns(text: str) -> bool:
 
 
 def check_fed_datasets(
-    app: Application, operator: str, stream: str, stored: Schema, sent: Schema
+    app: DeclaredApplication, operator: str, stream: str, stored: Schema, sent: Schema
 ) -> None:
     """Raise PlanningError if a dataset on `stream` would not accept the columns sent to the stream.
 
