@@ -32,7 +32,12 @@ from dagster_adjunct.assets.bounded.candidate import (
     reject_revoked_content,
     validate_candidate,
 )
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    FileSource,
+    QuerySource,
+)
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions import actions
@@ -219,7 +224,7 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
 
 def snapshot_inputs(
     context: Runtime,
-    specs: Sequence[AdjunctDataset],
+    specs: Sequence[BoundedDataset],
     on_stage: OnStage,
     partition: str | None = None,
 ) -> AdvanceGroup:
@@ -273,7 +278,7 @@ def snapshot_inputs(
 
 def advance_bounded(
     context: Runtime,
-    spec: AdjunctDataset,
+    spec: BoundedDataset,
     *,
     partition: str | None = None,
     make_current: bool = False,
@@ -339,7 +344,8 @@ def advance_members(
         step = "Declare them with version_set(NAME, …) and pass what it returns."
         raise errors.ConfigurationError(problem, step, argument="specs")
     join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
-    group = snapshot_inputs(runtime, specs, on_stage)
+    members = [spec for spec in specs if isinstance(spec, BoundedDataset)]
+    group = snapshot_inputs(runtime, members, on_stage)
     return _advance(group, once=_has_query(group), make_current=False)
 
 
@@ -409,7 +415,7 @@ def _has_query(group: AdvanceGroup) -> bool:
     return any(isinstance(member.spec.input, QuerySource) for member in group.members)
 
 
-def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
+def _check_partition(spec: BoundedDataset, partition: str | None) -> None:
     if partition is None:
         known = spec.versions is not None and (
             spec.versions.start is not None or spec.versions.names

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import parse_valid_from
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -64,7 +64,7 @@ class Member:
     `last_built` is the version built last.
     """
 
-    spec: AdjunctDataset
+    spec: BoundedDataset
     context: Runtime
     source: VersionSource
     stages: Stages

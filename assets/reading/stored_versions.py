@@ -17,7 +17,7 @@ from datetime import datetime
 from itertools import groupby, islice
 from typing import Any, NoReturn, TypeAlias
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset, QuerySource
 from dagster_adjunct.assets.reading.diff import VersionDiff, diff_versions
 from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
@@ -504,7 +504,7 @@ class StoredVersions(VersionOperations):
         """
         from dagster_adjunct.assets.sources.open_source import open_source
 
-        assert self.spec is not None
+        assert isinstance(self.spec, BoundedDataset)
         source = open_source(systems, self.spec, self._lake)
         known: DatasetManifest = source.first_manifest()
         if manifest is not None:

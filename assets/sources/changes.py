@@ -25,7 +25,7 @@ from dagster_adjunct.assets.declaration.change_formats import (
     ArrowChangeFormat,
 )
 from dagster_adjunct.assets.declaration.change_values import Samples
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import (
     Projection,
     PythonExtractor,
@@ -33,7 +33,7 @@ from dagster_adjunct.assets.declaration.extractors import (
     metadata_columns,
 )
 from dagster_adjunct.assets.sources.entries import (
-    OpenedStream,
+    OpenedChanges,
     derive_row_schema,
     describe_input,
     select_relevant_columns,
@@ -62,7 +62,7 @@ _POSITION = r"^[+-]?\d{1,30}$"
 
 
 def add_order(
-    spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
+    spec: UnboundedDataset, rows: DataFrame, schema: Schema, samples: Samples | None
 ) -> DataFrame:
     """Return the rows with their positions in the column ORDER; a row that can't be ordered gets a
     problem.
@@ -170,7 +170,7 @@ _CORRECT = (
 )
 
 
-def decode_rows(source: OpenedStream, records: DataFrame) -> DataFrame:
+def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
     """Return the changes of rows made from records, before these are ordered: the columns of the
     rows, META, PROBLEM.
 
@@ -196,13 +196,13 @@ def decode_rows(source: OpenedStream, records: DataFrame) -> DataFrame:
     return _reject_unreadable(rows, schema)
 
 
-def relevant_schema(source: OpenedStream) -> Schema:
+def relevant_schema(source: OpenedChanges) -> Schema:
     """Return the columns of the changed rows that the dataset stores or uses."""
     return select_relevant_columns(source.spec, derive_row_schema(source.spec, source.records))
 
 
 def decode_changes(
-    source: OpenedStream,
+    source: OpenedChanges,
     records: DataFrame,
     positions_from: int = 0,
     samples: Samples | None = None,
@@ -284,7 +284,7 @@ def bad_change_error(dataset: str, offset: int, partition: int, reason: str) -> 
 
 
 def _extract_entries(
-    spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str
+    spec: UnboundedDataset, rows: DataFrame, entry_schema: Schema, what: str
 ) -> DataFrame:
     """Return the entries that the extractor makes from rows; deletions, and rows with a problem,
     bypass it.
@@ -428,7 +428,7 @@ def _day(days: int) -> str:
     return format_spark_date(str(np.datetime64(days, "D")))
 
 
-def decode_arrow_rows(source: OpenedStream, records: pa.Table) -> pa.Table:
+def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
     """Return what `decode_rows` returns, for records in Arrow."""
     following = source.spec.following
     schema = relevant_schema(source)
@@ -444,7 +444,10 @@ def decode_arrow_rows(source: OpenedStream, records: pa.Table) -> pa.Table:
 
 
 def decode_arrow_changes(
-    source: OpenedStream, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
+    source: OpenedChanges,
+    records: pa.Table,
+    positions_from: int = 0,
+    samples: Samples | None = None,
 ) -> pa.Table:
     """Return what `decode_changes` returns, for records in Arrow."""
     spec = source.spec
@@ -489,7 +492,7 @@ def decode_arrow_changes(
 
 
 def _add_order_in_arrow(
-    spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
+    spec: UnboundedDataset, rows: pa.Table, schema: Schema, samples: Samples | None
 ) -> pa.Table:
     """Return what `add_order` returns, for rows in Arrow."""
     order = spec.following.order or ()
@@ -558,7 +561,7 @@ def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
 
 
 def _extract_entries_in_arrow(
-    spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str
+    spec: UnboundedDataset, rows: pa.Table, schema: Schema, what: str
 ) -> pa.Table:
     """Return what `_extract_entries` returns, for rows in Arrow."""
     assert spec.extractor is not None

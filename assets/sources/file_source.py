@@ -24,7 +24,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.sources.version_source import (
@@ -207,7 +207,7 @@ class FileVersions(VersionSource):
     """
 
     def __init__(
-        self, spec: AdjunctDataset, files: FileSource, partition: str | None = None
+        self, spec: BoundedDataset, files: FileSource, partition: str | None = None
     ) -> None:
         schema = derive_entry_schema(spec, files.schema)
         # Of one key, the last record in the last file is kept.

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import (
-    OpenedStream,
+    OpenedChanges,
     Ranges,
     list_spark_needs,
     offsets_to_json,
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.rewind import ActiveRewind
 
 
-def list_change_spark_needs(source: OpenedStream) -> list[str]:
+def list_change_spark_needs(source: OpenedChanges) -> list[str]:
     """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
 
     Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs
@@ -88,7 +88,7 @@ def list_change_spark_needs(source: OpenedStream) -> list[str]:
     return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
 
 
-def list_format_spark_needs(spec: AdjunctDataset, records: Schema) -> list[str]:
+def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str]:
     """Return, in words, why changes in records with these columns can't be decoded without
     Spark; empty if they can.
     """
@@ -101,7 +101,7 @@ def list_format_spark_needs(spec: AdjunctDataset, records: Schema) -> list[str]:
     return needed
 
 
-def check_spark_needs(source: OpenedStream) -> None:
+def check_spark_needs(source: OpenedChanges) -> None:
     """Raise ConfigurationError for a table that can't be advanced without Spark."""
     initial = source.spec.following.initial
     needed = list_change_spark_needs(source)
@@ -111,7 +111,7 @@ def check_spark_needs(source: OpenedStream) -> None:
 
 
 def read_changes(
-    source: OpenedStream,
+    source: OpenedChanges,
     ranges: Ranges,
     spark: Callable[[], SparkSession],
     positions_from: int = 0,

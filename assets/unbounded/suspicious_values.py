@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.envelope_parser import TEXT, with_envelope_json
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.assets.sources.entries import (
-    OpenedStream,
+    OpenedChanges,
     Ranges,
     derive_row_schema,
     describe_input,
@@ -28,7 +28,7 @@ _MONTH = {"millis": 31 * 86_400_000, "micros": 31 * 86_400_000_000}
 
 
 def find_suspicious_values(
-    source: OpenedStream, ranges: Ranges, spark: Callable[[], SparkSession]
+    source: OpenedChanges, ranges: Ranges, spark: Callable[[], SparkSession]
 ) -> tuple[str, ...]:
     """Return warnings about the first changes in these ranges; () for formats whose values have
     one encoding.

@@ -18,9 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT
 from dagster_adjunct.assets.declaration.change_values import Samples
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.sources.changes import decode_changes, fail_on_problems
-from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_to_json
+from dagster_adjunct.assets.sources.entries import (
+    Offsets,
+    OpenedChanges,
+    Ranges,
+    offsets_to_json,
+    open_changes,
+)
 from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
@@ -141,7 +147,11 @@ class TransientTable:
     """
 
     def __init__(
-        self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None
+        self,
+        systems: Mapping[str, StreamSystem],
+        spec: UnboundedDataset,
+        *,
+        last: str | None = None,
     ) -> None:
         self.spec = spec
         self.view: TransientVersion | None = None
@@ -150,11 +160,11 @@ class TransientTable:
         self._samples: Samples | None = None
 
     @requested_once
-    def _source(self) -> OpenedStream:
+    def _source(self) -> OpenedChanges:
         """The input stream, opened once: a run keeps the columns and partitions that it began
         with.
         """
-        return OpenedStream.of(self._systems, self.spec)
+        return open_changes(self._systems, self.spec)
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
         """Build the table, or apply the changes since the last call, up to the stream's current

@@ -21,7 +21,7 @@ from decimal import Decimal
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity, Validator
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -659,7 +659,7 @@ def _name_part(columns: Sequence[str]) -> str:
     )
 
 
-def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
+def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
     """Raise PlanningError for a validator that names a column which the dataset won't have, or an
     impossible value.
 
@@ -703,7 +703,7 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
             _check_condition(what, dataset, text, types)
 
 
-def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+def iterate_sql_rules(dataset: BoundedDataset) -> Iterator[tuple[str, str, bool]]:
     """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a
     condition.
     """
@@ -713,7 +713,7 @@ def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]
             yield validator.name, text, _SELECT.match(text) is not None
 
 
-def list_spark_validators(dataset: AdjunctDataset) -> list[str]:
+def list_spark_validators(dataset: BoundedDataset) -> list[str]:
     """Return the names of the validators that Spark evaluates; what functions of the user need
     is unknown.
     """
@@ -730,7 +730,7 @@ def is_left_to_spark(select: str) -> bool:
 
 
 def _check_condition(
-    what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]
+    what: str, dataset: BoundedDataset, condition: str, types: dict[str, str | None]
 ) -> None:
     over = [name for name, _ in multi_record_functions(condition)]
     if over:

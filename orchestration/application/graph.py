@@ -10,7 +10,12 @@ from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    FileSource,
+    LocalTable,
+    QuerySource,
+)
 from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
@@ -82,9 +87,18 @@ def describe_partitions(dataset: AdjunctDataset) -> str:
     )
 
 
+def list_own_tables(app: Application) -> list[LocalTable]:
+    """Return the local tables that this application owns, in order of declaration."""
+    return [
+        dataset
+        for dataset in app.datasets
+        if isinstance(dataset, LocalTable) and dataset.is_owned_by(app.name)
+    ]
+
+
 def is_advanced_by_runs(dataset: AdjunctDataset) -> bool:
     """Whether runs of applications advance the dataset: it is stored, and not built on request."""
-    return not is_advanced_by_partition(dataset) and dataset.following.persistent
+    return not is_advanced_by_partition(dataset) and dataset.persistent
 
 
 def advances_between_batches(dataset: AdjunctDataset, fed: Collection[str | None]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.utils import DISALLOWED_NAMES
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, UnboundedDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
@@ -231,6 +231,8 @@ def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iter
     no sensor does.
     """
     for member in graph.datasets.values():
+        if not isinstance(member.dataset, UnboundedDataset):
+            continue
         window = member.dataset.following.freshness
         job = next(
             (to_dagster_name(app) for app, made in graph.made.items() if member.key in made), None
@@ -492,7 +494,7 @@ class AssetGraph:
     def stored_datasets(self, application: str) -> list[DatasetAsset]:
         """Return the stored datasets that this application is the first to declare."""
         mine = [asset for asset in self.datasets.values() if asset.application == application]
-        return [asset for asset in mine if asset.dataset.following.persistent]
+        return [asset for asset in mine if asset.dataset.persistent]
 
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
         source = dataset_source(dataset)
@@ -585,4 +587,4 @@ def _has_own_asset(dataset: AdjunctDataset) -> bool:
     """Whether the dataset has its own asset; an application's step builds local tables and
     datasets of one run.
     """
-    return dataset.following.persistent and not dataset.is_local
+    return dataset.persistent and not dataset.is_local

@@ -585,7 +585,7 @@ def inherited_descriptions(app: Application, made: Mapping[str, Sources]) -> dic
     descriptions = {
         (LineageNode("dataset", dataset.name), name): text
         for dataset in app.datasets
-        for name, text in dataset.column_descriptions
+        for name, text in dataset.presentation.column_descriptions
     }
     sole = {name: sources[0] for name, sources in made.items() if len(sources) == 1}
     return {name: descriptions[source] for name, source in sole.items() if source in descriptions}

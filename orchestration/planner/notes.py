@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
@@ -43,7 +44,8 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
         match = operator.spec.match
         if match is not None and match.dataset is not None and match.as_of is not None:
             by = match.as_of
-            history = app.dataset(match.dataset).following.history
+            dataset = app.dataset(match.dataset)
+            history = dataset.following.history if isinstance(dataset, UnboundedDataset) else None
             known = "its retained versions" if history is None else "its whole history"
             if isinstance(history, timedelta):
                 known = f"{str(history).removesuffix(', 0:00:00')} before its newest change"

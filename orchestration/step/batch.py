@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable
 from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
@@ -452,7 +452,7 @@ class BatchContext:
         A dataset without `bootstrap` that is not built yet has the columns that it will have.
         """
         declared = self.app.dataset(dataset)
-        if declared.is_owned_by(self.app.name):
+        if isinstance(declared, LocalTable) and declared.is_owned_by(self.app.name):
             reader = self._open_local(declared).reader()
             return reader.frame(self.spark), reader.schema
         view = self.inputs.views[dataset]
@@ -575,6 +575,7 @@ class BatchContext:
             ):
                 return
         dataset = self.app.dataset(table)
+        assert isinstance(dataset, LocalTable), "the planner checks what operators send to"
         rows, null_keys = batch_outputs.prepare_table_rows(frame, dataset.key, deleted, on_null_key)
         order = (PARTITION, OFFSET, *tie_breakers(frame.columns))
         names = (*columns_of_local_table(dataset).names, TOMBSTONE, *order)
@@ -592,13 +593,13 @@ class BatchContext:
             skipped = {} if null_keys is None else {"null_keys": null_keys()}
             self._table_counters[table] = sum_counters(counted, {**done, **skipped})
 
-    def _open_local(self, dataset: AdjunctDataset) -> LocalTableWriter:
+    def _open_local(self, dataset: LocalTable) -> LocalTableWriter:
         if dataset.name not in self._local:
             pinned = self.inputs.views.get(dataset.name)
             self._local[dataset.name] = self._open_writer(dataset, pinned, self.app.name)
         return self._local[dataset.name]
 
-    def _open_writer(self, dataset: AdjunctDataset, pinned: object, owner: str) -> LocalTableWriter:
+    def _open_writer(self, dataset: LocalTable, pinned: object, owner: str) -> LocalTableWriter:
         """Return a writer that adds to a table's version in the batch's intent, `pinned`, if it has
         one; `close` drops what is not committed.
         """

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -123,7 +123,7 @@ class PhysicalProof:
     joins: tuple[JoinProof, ...] = ()
     differences: tuple[PlanningError, ...] = ()
     notes: tuple[str, ...] = ()
-    states: tuple[AdjunctDataset, ...] = ()
+    states: tuple[LocalTable, ...] = ()
 
     def report_differences(self) -> None:
         """Log a warning for each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the
@@ -347,7 +347,7 @@ class DryRun(BatchContext):
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
         super().__init__(context, inputs, lambda name: None)
-        self._states: list[AdjunctDataset] = []
+        self._states: list[LocalTable] = []
         self._inspected: set[str] = set()
         self._joins: list[JoinProof] = []
         self._differences: list[PlanningError] = []
@@ -490,7 +490,7 @@ class DryRun(BatchContext):
 
     def entries(self, dataset: str) -> tuple[DataFrame, Schema]:
         declared = self.app.dataset(dataset)
-        if isinstance(declared.input, OwnedBy):
+        if isinstance(declared, LocalTable):
             return self._no_entries(declared, declared.input.schema), declared.input.schema
         return super().entries(dataset)
 
@@ -678,7 +678,7 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
     """
     views: dict[str, VersionReader | None] = dict.fromkeys(dataset.name for dataset in app.datasets)
     for dataset in app.datasets if runtime.lake.exists() else ():
-        if dataset.following.persistent and not isinstance(dataset.input, OwnedBy):
+        if dataset.persistent and not isinstance(dataset, LocalTable):
             views[dataset.name] = StoredVersions(runtime.lake, dataset).current()
     _analyze_projections(runtime, app)
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
@@ -705,6 +705,8 @@ def _analyze_projections(runtime: Runtime, app: Application) -> None:
             name.name for read in parsed for name in read.columns if name.name.startswith("__")
         }
         if records is not None and hidden.issubset(RECORD_META):
-            rows = derive_row_schema(dataset, records) if dataset.follows_changes else records
+            rows = records
+            if isinstance(dataset, UnboundedDataset):
+                rows = derive_row_schema(dataset, records)
             frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")
             entries_from_frame(dataset, frame, derive_stored_schema(dataset, records))
