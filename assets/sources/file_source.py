@@ -95,23 +95,26 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
         name = file.path.partition("/")[0] if "/" in file.path else ""
         if not _hidden(name):
             by_name.setdefault(name, []).append(file)
-    folders = []
-    for name, inside in by_name.items():
-        marker = f"{name}/{complete}" if name else complete
-        data = [
-            file
-            for file in inside
-            if file.path != marker and not any(map(_hidden, file.path.split("/")))
-        ]
-        ending = next((file for file in inside if file.path == marker), None)
-        if name or data or ending:
-            folders.append(Folder(name, _by_name(data), ending))
-    whole = next((folder for folder in folders if not folder.path and folder.complete), None)
-    if whole is None:
-        return folders
-    rest = [folder for folder in folders if folder.path]
-    everything = [file for folder in folders for file in folder.files]
+    folders = {name: _to_folder(name, inside, complete) for name, inside in by_name.items()}
+    whole = folders.get("")
+    if whole is None or whole.complete is None:
+        return [folder for folder in folders.values() if folder.path or folder.files]
+    everything = [file for folder in folders.values() for file in folder.files]
+    rest = [folder for folder in folders.values() if folder.path]
     return [Folder("", _by_name(everything), whole.complete), *rest]
+
+
+def _to_folder(name: str, inside: list[ListedFile], complete: str) -> Folder:
+    """Return the folder of this name, with those of its files that are data."""
+    marker = f"{name}/{complete}" if name else complete
+    ending = None
+    data = []
+    for file in inside:
+        if file.path == marker:
+            ending = file
+        elif not any(map(_hidden, file.path.split("/"))):
+            data.append(file)
+    return Folder(name, _by_name(data), ending)
 
 
 _MEMBERS = ("rows", "checksum", "valid_from")
@@ -433,29 +436,46 @@ class FileVersions(VersionSource):
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
+    def _reject_partition_in_place(self) -> None:
+        if self._partition is None:
+            return
+        problem = (
+            f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but"
+            f" {self._source.url} is one folder that is written in place, whose versions are"
+            " named by their completion time."
+        )
+        step = (
+            "Put each version into a folder of its own, or advance the dataset without a partition."
+        )
+        raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
+
+    def _find_delivered_in_place(
+        self, manifest: BoundedManifest, folder: Folder, done: Delivered | None
+    ) -> Awaiting | None:
+        """Return that nothing is new, if the folder holds what was delivered last, or a copy of it;
+        else None.
+        """
+        if done is None:
+            return None
+        if done.freed and manifest.ref(done.version) is None:
+            return None  # but a copy of revoked files is no new delivery
+        copies = {}
+        if self._is_copy(done.markers, folder):
+            copies = {done.name: self._current_markers(folder, done.markers)}
+        else:
+            before = done.markers.get(folder.marker.path)
+            listed = (folder.marker.modified, _listing_digest(folder))
+            if before is None or (before.completed, before.listing) != listed:
+                return None
+        return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
+
     def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
         complete = folder.marker
-        if self._partition is not None:
-            problem = (
-                f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but"
-                f" {self._source.url} is one folder that is written in place, whose versions are"
-                " named by their completion time."
-            )
-            step = (
-                "Put each version into a folder of its own, or advance the dataset without a"
-                " partition."
-            )
-            raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
+        self._reject_partition_in_place()
         done = manifest.delivered[-1] if manifest.delivered else None
-        ref = manifest.ref(done.version) if done else None
-        # A copy of revoked files is no new delivery.
-        if done is not None and (not done.freed or ref is not None):
-            before = done.markers.get(complete.path)
-            copied = self._is_copy(done.markers, folder)
-            listed = (complete.modified, _listing_digest(folder))
-            if copied or (before is not None and (before.completed, before.listing) == listed):
-                copies = {done.name: self._current_markers(folder, done.markers)} if copied else {}
-                return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
+        delivered_before = self._find_delivered_in_place(manifest, folder, done)
+        if delivered_before is not None:
+            return delivered_before
         if any(file.modified > complete.modified for file in folder.files):
             # Files are being replaced while the old completion object is still there.
             newer = max(folder.files, key=lambda file: file.modified)
@@ -466,32 +486,24 @@ class FileVersions(VersionSource):
             return Awaiting(None, (self._marker(folder),), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
-        if outside := tuple(self.outside([name])):
-            in_place = (
-                (
-                    f"{self._marker(folder)} completes a folder that is written in place, whose"
-                    " versions are named by time"
-                ),
+        outside = tuple(self.outside([name]))
+        if outside:
+            note = (
+                f"{self._marker(folder)} completes a folder that is written in place, whose"
+                " versions are named by time"
             )
-            return Awaiting(
-                None,
-                (),
-                idle=True,
-                outside=outside,
-                notes=(*in_place, *self.describe_outside(outside)),
-            )
+            notes = (note, *self.describe_outside(outside))
+            return Awaiting(None, (), idle=True, outside=outside, notes=notes)
         if name in manifest.names:
-            notes: tuple[str, ...] = ()
-            if (
-                done is not None and not done.freed and done.name == name
-            ):  # with other contents, as checked above
-                notes = (
-                    (
-                        f"{self._source.url} was completed twice in the second that names version"
-                        f" {name!r}, with other contents: write {self._marker(folder)} again, and"
-                        " they are a version of their own"
-                    ),
+            notes = ()
+            # With other contents, as checked above.
+            if done is not None and not done.freed and done.name == name:
+                note = (
+                    f"{self._source.url} was completed twice in the second that names version"
+                    f" {name!r}, with other contents: write {self._marker(folder)} again, and"
+                    " they are a version of their own"
                 )
+                notes = (note,)
             return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
         delivery = self._delivery(name, folder)
         if manifest.delivered:
@@ -605,20 +617,17 @@ class FileVersions(VersionSource):
             for done in manifest.delivered
             if done.name not in ended and done.version not in refused and not done.freed
         }
-        here = [
-            folder
-            for folder in named
-            if folder.complete and folder.path in delivered and folder.path not in self._given
-        ]
-        others = [folder for folder in here if self._differs(delivered[folder.path], folder)]
-        same = [
-            folder
-            for folder in here
-            if folder not in others and self._is_copy(delivered[folder.path], folder)
-        ]
-        return {
-            folder.path: self._current_markers(folder, delivered[folder.path]) for folder in same
-        }, others
+        copies: dict[str, Markers] = {}
+        others: list[Folder] = []
+        for folder in named:
+            markers = delivered.get(folder.path)
+            if markers is None or folder.complete is None or folder.path in self._given:
+                continue
+            if self._differs(markers, folder):
+                others.append(folder)
+            elif self._is_copy(markers, folder):
+                copies[folder.path] = self._current_markers(folder, markers)
+        return copies, others
 
     def _describe_changed_folder(self, folder: Folder) -> str:
         """Return a note on a delivered folder with changed contents, and how to publish them."""
