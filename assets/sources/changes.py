@@ -443,6 +443,20 @@ def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
     return _reject_unreadable_in_arrow(following.changes.decode_arrow(records, schema), schema)
 
 
+def _add_key_problems_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
+    """Return the rows with a problem where a column of the key is null or unknown."""
+    for name in spec.key:
+        reason = f"null key column {name!r}"
+        nulls = rows.column(name).is_null().to_pylist()
+        rows = add_problems(rows, [reason if null else None for null in nulls])
+    if KEPT in rows.column_names:
+        marks = change_formats.kept_matrix(rows.column(KEPT), spec.key)
+        for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
+            reason = unknown_key_reason(name)
+            rows = add_problems(rows, [reason if mark else None for mark in unknown])
+    return rows
+
+
 def decode_arrow_changes(
     source: OpenedChanges,
     records: pa.Table,
@@ -463,15 +477,7 @@ def decode_arrow_changes(
         rows = _reject_unreadable_in_arrow(
             _extract_entries_in_arrow(spec, rows, schema, what), schema
         )
-    for name in spec.key:
-        nulls = rows.column(name).is_null().to_pylist()
-        rows = add_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
-    if KEPT in rows.column_names:
-        marks = change_formats.kept_matrix(rows.column(KEPT), spec.key)
-        for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
-            rows = add_problems(
-                rows, [unknown_key_reason(name) if mark else None for mark in unknown]
-            )
+    rows = _add_key_problems_in_arrow(spec, rows)
     if following.order is None:
         placed = pc.add(rows.column(OFFSET), positions_from)
     else:

@@ -131,30 +131,38 @@ def parse_promise(data: bytes) -> Promise:
     except (ValueError, RecursionError):
         return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
     if not isinstance(promised, dict):
-        return Promise(
-            problem=f"holds a JSON {type(promised).__name__} where an object is expected"
-        )
-    if unknown := [name for name in promised if name not in _MEMBERS]:
-        problem = f"has the unknown member {unknown[0]!r}: expected {', '.join(_MEMBERS)}"
+        kind = type(promised).__name__
+        return Promise(problem=f"holds a JSON {kind} where an object is expected")
+    problem = _find_member_problem(promised)
+    if problem:
         return Promise(problem=problem)
-    if nulls := [name for name, value in promised.items() if value is None]:
-        return Promise(problem=f"states {nulls[0]} null: expected a value, or no such member")
     rows = promised.get("rows")
     checksum = promised.get("checksum")
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
-        return Promise(problem=f"states rows {rows!r}: expected an integer, 0 or more")
-    if checksum is not None and not isinstance(checksum, str):
-        return Promise(problem=f"states checksum {checksum!r}: expected a text")
-    valid_from = promised.get("valid_from")
+    if "valid_from" not in promised:
+        return Promise(rows, checksum)
+    valid_from = promised["valid_from"]
     try:
-        at = None if valid_from is None else parse_moment(valid_from)
+        return Promise(rows, checksum, valid_from=parse_moment(valid_from))
     except (ValueError, TypeError):
-        return Promise(
-            problem=(
-                f"states valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z"
-            )
-        )
-    return Promise(rows, checksum, valid_from=at)
+        expected = "a time such as 2026-01-31T00:00:00Z"
+        return Promise(problem=f"states valid_from {valid_from!r}: expected {expected}")
+
+
+def _find_member_problem(promised: Mapping[str, object]) -> str:
+    """Return what is wrong with the members of a completion object, "" if nothing is."""
+    for name in promised:
+        if name not in _MEMBERS:
+            return f"has the unknown member {name!r}: expected {', '.join(_MEMBERS)}"
+    for name, value in promised.items():
+        if value is None:
+            return f"states {name} null: expected a value, or no such member"
+    rows = promised.get("rows", 0)
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+        return f"states rows {rows!r}: expected an integer, 0 or more"
+    checksum = promised.get("checksum", "")
+    if not isinstance(checksum, str):
+        return f"states checksum {checksum!r}: expected a text"
+    return ""
 
 
 def _by_name(files: Iterable[ListedFile]) -> tuple[ListedFile, ...]:

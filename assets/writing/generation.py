@@ -214,8 +214,31 @@ def write_generation(
         "forgotten",
     )
     counters = {name: sum(int(file.stats.get(name, 0)) for file in files) for name in names}
-    conflicting = counters.pop("conflicting")  # normal, unless each key is to be delivered once
-    if scattered := counters.pop("scattered"):
+    _raise_if_repeated(
+        files, counters.pop("scattered"), counters.pop("conflicting"), layout, options
+    )
+    counters = {
+        name: count
+        for name, count in counters.items()
+        if count or name in ("superseded", "deleted")
+    }
+    highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
+    if highest:  # a position and not a count; kept even if the file has no rows left
+        counters["forgotten_to"] = max(highest)
+    return attempt.generation(number, [file for file in files if file.rows]), counters
+
+
+def _raise_if_repeated(
+    files: Sequence[BucketFile],
+    scattered: int,
+    conflicting: int,
+    layout: BucketLayout,
+    options: WriteOptions,
+) -> None:
+    """Raise KeyOrderError for keys without an order, and SchemaMismatchError for keys with several
+    values if each is to be delivered once.
+    """
+    if scattered:
         keys = [key for file in files for key in file.stats.get("scattered_keys", ())]
         raise KeyOrderError(
             f"{options.what}: {scattered} key(s) have records with different values in several"
@@ -236,17 +259,6 @@ def write_generation(
         raise SchemaMismatchError(
             problem, "Deliver each key once, or declare duplicates='last'.", column=layout.key[0]
         )
-    counters = {
-        name: count
-        for name, count in counters.items()
-        if count or name in ("superseded", "deleted")
-    }
-    highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
-    if highest:
-        counters["forgotten_to"] = max(
-            highest
-        )  # a position and not a count; kept even if the file has no rows left
-    return attempt.generation(number, [file for file in files if file.rows]), counters
 
 
 def count_deletions(generation: Generation) -> int:
