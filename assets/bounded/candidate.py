@@ -302,9 +302,8 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         try:
             with interpret_small_plans(spark, records):
                 generation, counted = write_generation(
-                    member.context.lake,
-                    attempt,
-                    manifest.next_generation,
+                    member.context.lake.store,
+                    attempt.generation(manifest.next_generation),
                     layout,
                     source.read(delivery, spark),
                     ARROW if spark is IN_PROCESS else SPARK,

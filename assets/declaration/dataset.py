@@ -685,33 +685,27 @@ class LocalTableOptions(DescriptionOptions, total=False):
 
 def local_table(
     name: str,
+    owned: OwnedBy,
     *,
-    application: str,
     key: tuple[str, ...],
-    schema: Schema,
     partitions: int,
     partition_by: tuple[str, ...] = (),
-    expires: str | None = None,
-    kept_for: str = "",
-    zone_rules: str = "",
     **options: Unpack[LocalTableOptions],
 ) -> LocalTable:
-    """Return the local table `name` of an application, with these columns; see
-    `Application.local_table`.
+    """Return the local table `name` of an application; see `Application.local_table`.
 
-    With `expires`, a timestamp column, it holds the state of an operator, whose purpose `kept_for`
-    describes. Its times depend on the `zone_rules`. Raises ConfigurationError.
+    Raises ConfigurationError for a key that can't be compared.
     """
     what = f"local table {name!r}"
     try:
-        check_key_types(schema, key, what)
+        check_key_types(owned.schema, key, what)
     except SchemaMismatchError as error:
         raise ConfigurationError(
             error.problem, error.next_step, argument="key", dataset=name
         ) from error
     return LocalTable(
         name=name,
-        input=OwnedBy(application, schema, expires, kept_for, zone_rules),
+        input=owned,
         key=key,
         partition_by=partition_by or key,
         partitions=partitions,

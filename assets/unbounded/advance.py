@@ -115,9 +115,8 @@ def load_snapshot(
             if spec.following.history is not None:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
-                context.lake,
-                attempt,
-                number,
+                context.lake.store,
+                attempt.generation(number),
                 layout,
                 placed,
                 SPARK,

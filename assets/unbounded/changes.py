@@ -333,9 +333,8 @@ def write_changes(
     changes, count_late = drop_late(changes, plan.late_from, on_bad_change)
     writer = _ChangeWriter(ARROW if spark is IN_PROCESS else SPARK)
     generation, counters = write_generation(
-        advance.context.lake,
-        attempt,
-        manifest.next_generation,
+        advance.context.lake.store,
+        attempt.generation(manifest.next_generation),
         commit.table_layout(advance.source),
         select_applicable(changes, spec.name, set_aside=set_aside),
         writer,

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dagster_adjunct.assets.declaration.dataset import LocalTable, local_table
+from dagster_adjunct.assets.declaration.dataset import LocalTable, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, read_committed_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -411,9 +411,8 @@ class LocalTableWriter:
             record_build(self._lake, self._spec.name, attempt.id, self._batch.by)
         )
         generation, counters = write_generation(
-            self._lake,
-            attempt,
-            number,
+            self._lake.store,
+            attempt.generation(number),
             self._layout,
             _with_position(rows, number),
             self._writer,
@@ -671,17 +670,13 @@ def declare_state_dataset(application: str, name: str, spec: StateSpec) -> Local
     """
     return local_table(
         state_dataset_name(application, name),
-        application=application,
+        OwnedBy(application, spec.schema, spec.expires, spec.kept_for, spec.zone_rules),
         key=spec.key,
-        schema=spec.schema,
         partitions=spec.partitions,
         partition_by=spec.partition_by,
         compaction=_STATE_COMPACTION,
         discard=_STATE_DISCARD,
         description=f"What an operator of application {application} keeps until its time.",
-        expires=spec.expires,
-        kept_for=spec.kept_for,
-        zone_rules=spec.zone_rules,
     )
 
 
