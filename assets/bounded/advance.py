@@ -825,29 +825,45 @@ def publish_candidates(
     rejected = next((candidate for candidate in validated if candidate.problem), None)
     first = validated[0].member
     version = validated[0].delivery.version
-    candidates = list(validated)
-    if rejected is None:
-        for at, candidate in enumerate(validated):
-            if candidate.version is not None and not candidate.unchanged:
-                with candidate.member.stages("seal", version):
-                    candidates[at] = candidate.with_document()
-    with first.stages("switch" if rejected is None else REJECT, version) as switching:
-        if rejected is not None:
+    if rejected is not None:
+        with first.stages(REJECT, version) as stage:
             candidates = [candidate.with_document() for candidate in validated]
-        group = _commit_candidates(group, candidates, rejected, make_current=make_current)
-        done = [candidate.with_member_of(group) for candidate in candidates]
-        for candidate in done:
-            candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
-        switching.detail = rejected.problem if rejected is not None else ""
-        served = {
-            now.id for candidate in done if (now := candidate.member.manifest.version) is not None
-        }
-        if rejected is None and all(candidate.unchanged for candidate in done):
-            switching.name = "unchanged"
-        elif rejected is None and served.isdisjoint(candidate.id for candidate in done):
-            switching.name = "keep"
-            switching.detail = "what is served stays"
+            stage.detail = rejected.problem
+            return _commit_and_clean(group, candidates, rejected, make_current=make_current)[0]
+    candidates = [_seal(candidate) for candidate in validated]
+    with first.stages("switch", version) as stage:
+        group, done = _commit_and_clean(group, candidates, None, make_current=make_current)
+        if all(candidate.unchanged for candidate in done):
+            stage.name = "unchanged"
+        elif not any(candidate.is_served for candidate in done):
+            stage.name = "keep"
+            stage.detail = "what is served stays"
     return group
+
+
+def _seal(candidate: CandidateVersion) -> CandidateVersion:
+    """Return the candidate with its document stored, if it is a new version."""
+    if candidate.version is None or candidate.unchanged:
+        return candidate
+    with candidate.member.stages("seal", candidate.delivery.version):
+        return candidate.with_document()
+
+
+def _commit_and_clean(
+    group: AdvanceGroup,
+    candidates: Sequence[CandidateVersion],
+    rejected: CandidateVersion | None,
+    *,
+    make_current: bool,
+) -> tuple[AdvanceGroup, list[CandidateVersion]]:
+    """Commit the candidates and delete what their attempts no longer need; return the group and
+    the candidates after it.
+    """
+    group = _commit_candidates(group, candidates, rejected, make_current=make_current)
+    done = [candidate.with_member_of(group) for candidate in candidates]
+    for candidate in done:
+        candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
+    return group, done
 
 
 def _commit_candidates(

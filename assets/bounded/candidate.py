@@ -164,6 +164,12 @@ class CandidateVersion:
     def id(self) -> str:
         return version_id(self.number, self.attempt.id)
 
+    @property
+    def is_served(self) -> bool:
+        """Whether it is the version that the dataset serves."""
+        served = self.member.manifest.version
+        return served is not None and served.id == self.id
+
     def with_document(self) -> CandidateVersion:
         """Write its document and return the candidate with it; a version that was not built has
         none.
