@@ -716,13 +716,11 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
             rows = count_current_rows(left[0]) if len(left) == 1 else None
         elif rows is not None:
             rows -= sum(made.live for made in hit)
-        elif (
-            len(version.generations) > 1
-            and version.order_by is None
-            and not any(g.files for g in new[1:])
-        ):
+        elif len(version.generations) > 1 and version.order_by is None:
             # Usually a base. It is a delta if an earlier erasure removed the base.
-            rows = None if count_deletions(new[0]) else new[0].rows
+            is_alone = not any(generation.files for generation in new[1:])
+            if is_alone and not count_deletions(new[0]):
+                rows = new[0].rows
         return version.after(
             id=version_id(number, commit_id),
             number=number,

@@ -258,13 +258,13 @@ class FileVersions(VersionSource):
         folders = self._seen
         in_place = next((folder for folder in folders if not folder.path), None)
         named = [folder for folder in folders if folder.path]
+        complete = [folder.path for folder in named if folder.complete is not None]
         if in_place is not None and in_place.complete is not None:
-            other = next((folder for folder in named if folder.complete is not None), None)
-            if other is not None:
+            if complete:
                 problem = (
                     f"dataset {self.spec.name!r}: {self._source.url} holds"
-                    f" {self._source.complete} itself and so does its folder {other.path!r}: either"
-                    " everything below the URL is one version, or each folder is."
+                    f" {self._source.complete} itself and so does its folder {complete[0]!r}:"
+                    " either everything below the URL is one version, or each folder is."
                 )
                 raise DatasetError(
                     problem, "Remove one of the two completion objects.", dataset=self.spec.name
@@ -273,9 +273,9 @@ class FileVersions(VersionSource):
         if self._partition is not None:
             return self._find_partition(manifest, named, self._partition)
         if not named:
-            missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
+            folder = "" if in_place else "*/"
+            missing = f"{self._source.url}/{folder}{self._source.complete}"
             return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
-        complete = [folder.path for folder in named if folder.complete is not None]
         outside = tuple(sorted(self.outside(complete) - manifest.names, key=natural_sort_key))
         # A published version stays one, also if partitions are declared otherwise since then.
         named = [

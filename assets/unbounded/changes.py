@@ -420,6 +420,11 @@ def target_generations(advance: Advance) -> tuple[Generation, ...]:
     return () if version is None else version.generations
 
 
+def _report_bootstrap(advance: Advance, seconds: float, done: int) -> None:
+    at = bootstrap_progress(advance.context.systems, advance.manifest, advance.context.now())
+    advance.stages.report_progress("bootstrap", seconds, at.describe(seconds, done))
+
+
 def apply_changes(advance: Advance) -> tuple[Advance, Action]:
     """Apply the changes since the last commit, one commit a chunk; return the advance and the
     action taken.
@@ -441,16 +446,9 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
         done += records
         if running:
             action = "bootstrapped"
+            _report_bootstrap(advance, time.monotonic() - began, 0 if reached else done)
         elif action == "up-to-date":
             action = "applied"
-        if running:
-            took = time.monotonic() - began
-            at = bootstrap_progress(
-                advance.context.systems, advance.manifest, advance.context.now()
-            )
-            advance.stages.report_progress(
-                "bootstrap", took, at.describe(took, 0 if reached else done)
-            )
         # the next advance applies what came after a bootstrap began, so that readers need not wait
         if last:
             return advance, action if reached or not running else "waiting"
