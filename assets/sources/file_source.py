@@ -576,6 +576,15 @@ class FileVersions(VersionSource):
             )
         return tuple(notes)
 
+    def _may_be_tried_again(self, manifest: BoundedManifest, done: Delivered) -> bool:
+        """Whether a version of this name may be published although one was delivered before."""
+        if done.freed is not None:
+            return True
+        ref = manifest.ref(done.version)
+        if ref is None or ref.state != "rejected":
+            return False
+        return self.spec.versions is not None or done is manifest.delivered[-1]
+
     def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
         """Return the names of rejected and revoked versions whose folders were completed again
         since.
@@ -592,20 +601,15 @@ class FileVersions(VersionSource):
             done = newest.get(folder.path)
             if done is None or folder.complete is None:
                 continue
-            ref = manifest.ref(done.version)
-            refused = done.freed is not None or (ref is not None and ref.state == "rejected")
-            last = (
-                done is manifest.delivered[-1]
-                or done.freed is not None
-                or self.spec.versions is not None
-            )
+            if not self._may_be_tried_again(manifest, done):
+                continue
             before = done.markers.get(folder.marker.path)
             at = folder.complete.modified
             if before is not None:
                 anew = before.completed != at
             else:
                 anew = done.freed is not None and done.freed < at
-            if refused and last and (anew or self._differs(done.markers, folder)):
+            if anew or self._differs(done.markers, folder):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 

@@ -445,29 +445,23 @@ def _free_names(
     they are free.
     """
     version = "" if ref is None else ref.id
-    delivered = manifest.delivered
-    free = [
-        done
-        for done in delivered
-        if not done.freed and (done.version == version or done.name in names)
-    ]
+    freed: set[str] = set()
+    delivered = []
+    for done in manifest.delivered:
+        is_meant = done.version == version or done.name in names
+        if is_meant and not done.freed:
+            freed.add(done.name)
+            delivered.append(done.model_copy(update={"freed": at}))
+        else:
+            delivered.append(done)
     # Delivered long ago: its markers are no longer recorded.
-    past = [
-        name
-        for name in manifest.known
-        if name in names and name not in {done.name for done in free}
-    ]
-    if not free and not past:
+    past = [name for name in manifest.known if name in names and name not in freed]
+    if not freed and not past:
         return {}
-    changed = tuple(
-        done.model_copy(update={"freed": at}) if done in free else done for done in delivered
-    )
+    ago = [Delivered(name=name, version=version, markers={}, freed=at) for name in past]
     return {
         "known": tuple(name for name in manifest.known if name not in past),
-        "delivered": (
-            *(Delivered(name=name, version=version, markers={}, freed=at) for name in past),
-            *changed,
-        ),
+        "delivered": (*ago, *delivered),
     }
 
 
