@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset as advance_dataset
     from dagster_adjunct.assets.bounded.advance import advance_version_set as advance_version_set
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset as AdjunctDataset
+    from dagster_adjunct.assets.declaration.dataset import BoundedDataset as BoundedDataset
+    from dagster_adjunct.assets.declaration.dataset import UnboundedDataset as UnboundedDataset
     from dagster_adjunct.assets.declaration.dataset import bounded_dataset as bounded_dataset
     from dagster_adjunct.assets.declaration.dataset import unbounded_dataset as unbounded_dataset
     from dagster_adjunct.assets.declaration.dataset import version_set as version_set

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset
 from dagster_adjunct.assets.declaration.policies import MARKER
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
@@ -546,7 +546,9 @@ def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
 
     If its versions are valid from declared times, these come from the stream's markers.
     """
-    if dataset.stream is None and not dataset.follows_changes:
+    if not isinstance(dataset, BoundedDataset):
+        return dataset
+    if dataset.stream is None:
         if dataset.versions is not None:
             raise errors.ConfigurationError(
                 f"dataset {dataset.name!r} has versions that are Dagster's partitions, which tests"
@@ -562,7 +564,8 @@ def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> N
     """Raise ConfigurationError if `valid_from` is missing, or given for a dataset without such
     times.
     """
-    if (valid_from is None) == (dataset.valid_from is None):
+    timed = isinstance(dataset, BoundedDataset) and dataset.over_time
+    if timed == (valid_from is not None):
         return
     if valid_from is None:
         problem = f"dataset {dataset.name!r} declares valid_from, but this version has no time."

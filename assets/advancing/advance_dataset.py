@@ -6,9 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.bounded.advance import advance_bounded, advance_version_set
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    LocalTable,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
-from dagster_adjunct.assets.sources.entries import OpenedStream
+from dagster_adjunct.assets.sources.entries import open_changes, require_changes
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.local_table import advance_local
 from dagster_adjunct.assets.unbounded.recovery import decide_recovery, inspect_table
@@ -68,13 +73,13 @@ def advance_with_runtime(
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Do what `advance_dataset` does, with the given runtime."""
-    if not spec.follows_changes:
+    if isinstance(spec, BoundedDataset):
         return advance_bounded(
             runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage
         )
-    if spec.is_local:
+    if isinstance(spec, LocalTable):
         return advance_local(runtime, spec, on_stage=on_stage)
-    return advance_unbounded(runtime, spec, on_stage=on_stage)
+    return advance_unbounded(runtime, require_changes(spec), on_stage=on_stage)
 
 
 @validated_methods
@@ -108,7 +113,7 @@ class AdjunctDatasetManager:
         self._transient = {
             name: TransientTable(systems, dataset)
             for name, dataset in self._datasets.items()
-            if not dataset.following.persistent
+            if isinstance(dataset, UnboundedDataset) and not dataset.persistent
         }
         self._read: dict[str, Dataset] = {}
 
@@ -216,16 +221,16 @@ class AdjunctDatasetManager:
         """
         ssps: set[SystemStreamPartition] = set()
         for dataset in self._datasets.values():
-            if dataset.follows_changes and not dataset.is_local:
-                if dataset.following.persistent:
-                    seen = inspect_table(
-                        Runtime(self._lake, self._systems, no_session, "manager"), dataset
-                    )
-                    if decide_recovery(seen).action == "bootstrap":
-                        ssps |= set(seen.source.ssps)
-                elif dataset.bootstrap:
-                    ssps |= set(OpenedStream.of(self._systems, dataset).ssps)
+            if isinstance(dataset, UnboundedDataset):
+                ssps |= self._reset_partitions(dataset)
         return ssps
+
+    def _reset_partitions(self, dataset: UnboundedDataset) -> set[SystemStreamPartition]:
+        if dataset.persistent:
+            runtime = Runtime(self._lake, self._systems, no_session, "manager")
+            seen = inspect_table(runtime, dataset)
+            return set(seen.source.ssps) if decide_recovery(seen).action == "bootstrap" else set()
+        return set(open_changes(self._systems, dataset).ssps) if dataset.bootstrap else set()
 
     def release(self) -> None:
         """Free the memory of datasets with `persistent=False`, and release the versions that

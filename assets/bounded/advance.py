@@ -32,7 +32,12 @@ from dagster_adjunct.assets.bounded.candidate import (
     reject_revoked_content,
     validate_candidate,
 )
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    FileSource,
+    QuerySource,
+)
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
 from dagster_adjunct.assets.versions import actions
@@ -219,7 +224,7 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
 
 def snapshot_inputs(
     context: Runtime,
-    specs: Sequence[AdjunctDataset],
+    specs: Sequence[BoundedDataset],
     on_stage: OnStage,
     partition: str | None = None,
 ) -> AdvanceGroup:
@@ -273,7 +278,7 @@ def snapshot_inputs(
 
 def advance_bounded(
     context: Runtime,
-    spec: AdjunctDataset,
+    spec: BoundedDataset,
     *,
     partition: str | None = None,
     make_current: bool = False,
@@ -339,7 +344,8 @@ def advance_members(
         step = "Declare them with version_set(NAME, …) and pass what it returns."
         raise errors.ConfigurationError(problem, step, argument="specs")
     join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
-    group = snapshot_inputs(runtime, specs, on_stage)
+    members = [spec for spec in specs if isinstance(spec, BoundedDataset)]
+    group = snapshot_inputs(runtime, members, on_stage)
     return _advance(group, once=_has_query(group), make_current=False)
 
 
@@ -409,7 +415,7 @@ def _has_query(group: AdvanceGroup) -> bool:
     return any(isinstance(member.spec.input, QuerySource) for member in group.members)
 
 
-def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
+def _check_partition(spec: BoundedDataset, partition: str | None) -> None:
     if partition is None:
         known = spec.versions is not None and (
             spec.versions.start is not None or spec.versions.names
@@ -819,29 +825,45 @@ def publish_candidates(
     rejected = next((candidate for candidate in validated if candidate.problem), None)
     first = validated[0].member
     version = validated[0].delivery.version
-    candidates = list(validated)
-    if rejected is None:
-        for at, candidate in enumerate(validated):
-            if candidate.version is not None and not candidate.unchanged:
-                with candidate.member.stages("seal", version):
-                    candidates[at] = candidate.with_document()
-    with first.stages("switch" if rejected is None else REJECT, version) as switching:
-        if rejected is not None:
+    if rejected is not None:
+        with first.stages(REJECT, version) as stage:
             candidates = [candidate.with_document() for candidate in validated]
-        group = _commit_candidates(group, candidates, rejected, make_current=make_current)
-        done = [candidate.with_member_of(group) for candidate in candidates]
-        for candidate in done:
-            candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
-        switching.detail = rejected.problem if rejected is not None else ""
-        served = {
-            now.id for candidate in done if (now := candidate.member.manifest.version) is not None
-        }
-        if rejected is None and all(candidate.unchanged for candidate in done):
-            switching.name = "unchanged"
-        elif rejected is None and served.isdisjoint(candidate.id for candidate in done):
-            switching.name = "keep"
-            switching.detail = "what is served stays"
+            stage.detail = rejected.problem
+            return _commit_and_clean(group, candidates, rejected, make_current=make_current)[0]
+    candidates = [_seal(candidate) for candidate in validated]
+    with first.stages("switch", version) as stage:
+        group, done = _commit_and_clean(group, candidates, None, make_current=make_current)
+        if all(candidate.unchanged for candidate in done):
+            stage.name = "unchanged"
+        elif not any(candidate.is_served for candidate in done):
+            stage.name = "keep"
+            stage.detail = "what is served stays"
     return group
+
+
+def _seal(candidate: CandidateVersion) -> CandidateVersion:
+    """Return the candidate with its document stored, if it is a new version."""
+    if candidate.version is None or candidate.unchanged:
+        return candidate
+    with candidate.member.stages("seal", candidate.delivery.version):
+        return candidate.with_document()
+
+
+def _commit_and_clean(
+    group: AdvanceGroup,
+    candidates: Sequence[CandidateVersion],
+    rejected: CandidateVersion | None,
+    *,
+    make_current: bool,
+) -> tuple[AdvanceGroup, list[CandidateVersion]]:
+    """Commit the candidates and delete what their attempts no longer need; return the group and
+    the candidates after it.
+    """
+    group = _commit_candidates(group, candidates, rejected, make_current=make_current)
+    done = [candidate.with_member_of(group) for candidate in candidates]
+    for candidate in done:
+        candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
+    return group, done
 
 
 def _commit_candidates(

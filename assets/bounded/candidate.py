@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import parse_valid_from
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -64,7 +64,7 @@ class Member:
     `last_built` is the version built last.
     """
 
-    spec: AdjunctDataset
+    spec: BoundedDataset
     context: Runtime
     source: VersionSource
     stages: Stages
@@ -163,6 +163,12 @@ class CandidateVersion:
     @property
     def id(self) -> str:
         return version_id(self.number, self.attempt.id)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it is the version that the dataset serves."""
+        served = self.member.manifest.version
+        return served is not None and served.id == self.id
 
     def with_document(self) -> CandidateVersion:
         """Write its document and return the candidate with it; a version that was not built has
@@ -302,9 +308,8 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         try:
             with interpret_small_plans(spark, records):
                 generation, counted = write_generation(
-                    member.context.lake,
-                    attempt,
-                    manifest.next_generation,
+                    member.context.lake.store,
+                    attempt.generation(manifest.next_generation),
                     layout,
                     source.read(delivery, spark),
                     ARROW if spark is IN_PROCESS else SPARK,

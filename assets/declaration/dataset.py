@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypedDict, TypeGuard, Unpack
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
@@ -153,7 +153,8 @@ class OwnedBy:
         return f"application {self.application}"
 
 
-Input = str | FileSource | QuerySource | OwnedBy
+Delivered = str | FileSource | QuerySource
+Input = Delivered | OwnedBy
 
 
 def bucket_columns(
@@ -200,15 +201,26 @@ class DescriptionOptions(TypedDict, total=False):
     automation_condition: Condition | None
 
 
-def _description_fields(shown: DescriptionOptions) -> dict[str, Any]:
-    names: dict[str, Any] = {
-        name: to_name_tuple(shown[name]) for name in ("owners", "sensitive") if name in shown
-    }
-    return {
-        **shown,
-        **names,
-        "column_descriptions": tuple((shown.get("column_descriptions") or {}).items()),
-    }
+@dataclass(frozen=True, slots=True)
+class Presentation:
+    """What Dagster shows about a dataset, and when it materializes it by itself."""
+
+    description: str = ""
+    owners: tuple[str, ...] = ()
+    group: str | None = None
+    column_descriptions: tuple[tuple[str, str], ...] = ()
+    automation_condition: Condition | None = field(default=None, repr=False)
+
+
+def _presentation(shown: DescriptionOptions) -> Presentation:
+    described = shown.get("column_descriptions") or {}
+    return Presentation(
+        description=shown.get("description", ""),
+        owners=to_name_tuple(shown.get("owners", ())),
+        group=shown.get("group"),
+        column_descriptions=tuple(described.items()),
+        automation_condition=shown.get("automation_condition"),
+    )
 
 
 DatasetKind = Literal["bounded", "unbounded"]
@@ -221,58 +233,40 @@ MAX_PARTITIONS = 100_000
 
 
 @validated
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdjunctDataset:
     """An adjunct dataset: entries by key, built from `input`, which applications join.
 
-    `input` is a stream ("lake.planes"), for a bounded dataset also a FileSource or QuerySource, and
-    for a local table the application that owns it. `key` names the columns that identify an entry;
-    `key=BY_OFFSET` is for records without a key, of a bounded dataset on a stream. `partitions` is
-    the number of buckets, None for one broadcast copy. `partition_by` are the key columns that
-    determine the bucket, () for a broadcast copy. `columns` are the stored columns, None for all of
-    the input's. `extractor` turns records into entries. `bootstrap` makes applications wait until
-    the dataset is first readable. `discard` says which versions are retained. `owners`, `group` and
-    `column_descriptions` are shown in Dagster, where values of `sensitive` columns are masked, and
-    `automation_condition` is when Dagster materializes it by itself. `declared_at` is the line of
-    user code that declares it, and is not stored in the lake.
-
-    For bounded datasets: `duplicates` says whether the last of several records of a key wins or the
-    version is rejected. `validators` decide whether a version is published. Members of one
-    `version_set` switch together. `versions` makes versions partitions in Dagster.
-    `on_damage="previous"` lets readers fall back to the previous sealed version if a file is
-    damaged. `valid_from` says what determines since when a version is valid (see
-    `bounded_dataset`), None if nothing does.
-
-    For unbounded datasets: `following` says how the change stream becomes a table. Raises
-    ConfigurationError.
+    It is a BoundedDataset, an UnboundedDataset or a LocalTable. `key` names the columns that
+    identify an entry. `partitions` is the number of buckets, None for one broadcast copy.
+    `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns`
+    are the stored columns, None for all of the input's. `extractor` turns records into entries.
+    `bootstrap` makes applications wait until the dataset is first readable. `discard` says which
+    versions are retained. Dagster masks values of `sensitive` columns. `declared_at` is the line of
+    user code that declares it, and is not stored in the lake. Raises ConfigurationError.
     """
 
+    kind: ClassVar[DatasetKind]
+
     name: str
-    kind: DatasetKind
     input: Input
     key: tuple[str, ...]
     partition_by: tuple[str, ...]
     partitions: int | None
     bootstrap: bool = True
     columns: tuple[str, ...] | None = None
-    description: str = ""
-    owners: tuple[str, ...] = ()
-    group: str | None = None
     extractor: KeyValueExtractor | None = None
-    validators: tuple[Validator, ...] = ()
-    duplicates: Literal["last", "error"] = "last"
-    version_set: str | None = None
-    versions: VersionPartitions | None = None
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
-    on_damage: Literal["fail", "previous"] = "fail"
-    valid_from: str | None = None
-    following: ChangeStreamOptions = field(default_factory=ChangeStreamOptions)
-    column_descriptions: tuple[tuple[str, str], ...] = ()
     sensitive: tuple[str, ...] = ()
-    automation_condition: Condition | None = field(default=None, repr=False)
+    presentation: Presentation = field(default_factory=Presentation)
     declared_at: CodeLine | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if type(self) is AdjunctDataset:
+            step = "Declare it with bounded_dataset(…) or unbounded_dataset(…)."
+            raise ConfigurationError(
+                f"dataset {self.name!r} is of no kind.", step, argument="kind", dataset=self.name
+            )
         if self.declared_at is None:
             object.__setattr__(self, "declared_at", find_calling_line())
         check_name("dataset", self.name)
@@ -288,59 +282,33 @@ class AdjunctDataset:
             yield "key", "has no key", "Name the columns that identify an entry: key=[…]."
         yield from _name_problems("key", self.key)
         yield from _name_problems("partition_by", self.partition_by)
-        if self.columns is not None:
-            yield from _name_problems("columns", self.columns)
-            missing = [column for column in self.key if column not in self.columns]
-            if missing and not self.by_offset:
-                yield (
-                    "columns",
-                    f"does not store its key column {missing[0]!r}",
-                    "Add it to columns=.",
-                )
+        yield from self._column_problems()
         yield from self._spread_problems()
-        if self.valid_from is not None:
-            check_valid_from(self.name, self.valid_from)
-        check_validators(f"dataset {self.name!r}", self.validators)
+        yield from self._kind_problems()
         yield from _name_problems("sensitive", self.sensitive)
-        yield from _name_problems(
-            "column_descriptions", tuple(name for name, _ in self.column_descriptions)
-        )
-        if self.follows_changes and self.stream is None and not self.is_local:
-            problem = (
-                f"is unbounded, but its input is {self.input}, which is not a stream of changes"
-            )
-            yield "input", problem, "Declare it with bounded_dataset, or name a stream."
-        dead = self.following.on_bad_change
-        if isinstance(dead, DeadLetters) and dead.stream == self.input:
-            problem = (
-                f"sends dead letters to its own input {self.input}, where they would be read as"
-                " changes"
-            )
-            yield (
-                "on_bad_change",
-                problem,
-                "Name another stream: on_bad_change=DeadLetters(STREAM).",
-            )
-        if self.following.initial is not None and not self.bootstrap:
-            problem = "has an initial snapshot, which needs bootstrap=True"
-            yield "initial", problem, "Remove initial= or bootstrap=False."
-        if self.extractor is not None and self.following.completes:
-            problem = (
-                f"has an extractor ({self.extractor.describe()}), and its changes"
-                f" ({self.following.changes.describe()}) may leave out columns, so that it can't be"
-                " applied"
-            )
-            yield (
-                "extractor",
-                problem,
-                "Replace extractor= by columns=, or let the source send whole rows.",
-            )
+        described = tuple(name for name, _ in self.presentation.column_descriptions)
+        yield from _name_problems("column_descriptions", described)
         if self.by_offset and (self.follows_changes or self.stream is None):
             problem = (
                 f"is keyed by offset, but its input is {self.input}: only versions on a stream have"
                 " offsets"
             )
             yield "key", problem, "Name the columns that identify an entry: key=[…]."
+
+    def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what is wrong with the options that only this kind of dataset has."""
+        return iter(())
+
+    def _column_problems(self) -> Iterator[tuple[str, str, str]]:
+        if self.columns is None:
+            return
+        yield from _name_problems("columns", self.columns)
+        if self.by_offset:
+            return
+        for column in self.key:
+            if column not in self.columns:
+                problem = f"does not store its key column {column!r}"
+                yield "columns", problem, "Add it to columns=."
 
     def _spread_problems(self) -> Iterator[tuple[str, str, str]]:
         if self.partitions is None:
@@ -373,7 +341,7 @@ class AdjunctDataset:
 
     @property
     def follows_changes(self) -> bool:
-        """Whether it is unbounded: it follows changes instead of arriving in versions."""
+        """Whether each commit is a version: it follows changes instead of arriving in versions."""
         return self.kind == "unbounded"
 
     @property
@@ -384,6 +352,28 @@ class AdjunctDataset:
     def is_owned_by(self, application: str) -> bool:
         """Whether it is a local table of this application."""
         return isinstance(self.input, OwnedBy) and self.input.application == application
+
+    @property
+    def persistent(self) -> bool:
+        """Whether it is stored in the lake, and not only in memory for one run."""
+        return True
+
+    @property
+    def versions(self) -> VersionPartitions | None:
+        """How versions are partitions in Dagster, None if they are not."""
+        return None
+
+    @property
+    def version_set(self) -> str | None:
+        """The name of the version set whose members switch together, None if it has none."""
+        return None
+
+    @property
+    def over_time(self) -> bool:
+        """Whether its entries or versions are valid from a time on, so that they can be joined as
+        of a time.
+        """
+        return False
 
     @property
     def by_offset(self) -> bool:
@@ -410,6 +400,102 @@ class AdjunctDataset:
         return self.partitions is None
 
 
+@validated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundedDataset(AdjunctDataset):
+    """A dataset that arrives in versions: on a stream, as files, or from a query.
+
+    With `key=BY_OFFSET`, records on a stream need no key. `duplicates` says whether the last of
+    several records of a key wins or the version is rejected. `validators` decide whether a version
+    is published. Members of one `version_set` switch together. `versions` makes versions partitions
+    in Dagster. `on_damage="previous"` lets readers fall back to the previous sealed version if a
+    file is damaged. `valid_from` says what determines since when a version is valid (see
+    `bounded_dataset`), None if nothing does.
+    """
+
+    kind = "bounded"
+
+    input: Delivered
+    duplicates: Literal["last", "error"] = "last"
+    validators: tuple[Validator, ...] = ()
+    version_set: str | None = None
+    versions: VersionPartitions | None = None
+    on_damage: Literal["fail", "previous"] = "fail"
+    valid_from: str | None = None
+
+    def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+        if self.valid_from is not None:
+            check_valid_from(self.name, self.valid_from)
+        check_validators(f"dataset {self.name!r}", self.validators)
+        return iter(())
+
+    @property
+    def over_time(self) -> bool:
+        """Whether versions are valid from a time on."""
+        return self.valid_from is not None
+
+
+@validated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnboundedDataset(AdjunctDataset):
+    """A dataset that follows the change stream `input`; `following` says how that becomes a
+    table.
+    """
+
+    kind = "unbounded"
+
+    input: str
+    following: ChangeStreamOptions = field(default_factory=ChangeStreamOptions)
+
+    def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+        dead = self.following.on_bad_change
+        if isinstance(dead, DeadLetters) and dead.stream == self.input:
+            problem = (
+                f"sends dead letters to its own input {self.input}, where they would be read as"
+                " changes"
+            )
+            step = "Name another stream: on_bad_change=DeadLetters(STREAM)."
+            yield "on_bad_change", problem, step
+        if self.following.initial is not None and not self.bootstrap:
+            problem = "has an initial snapshot, which needs bootstrap=True"
+            yield "initial", problem, "Remove initial= or bootstrap=False."
+        if self.extractor is not None and self.following.completes:
+            problem = (
+                f"has an extractor ({self.extractor.describe()}), and its changes"
+                f" ({self.following.changes.describe()}) may leave out columns, so that it can't be"
+                " applied"
+            )
+            step = "Replace extractor= by columns=, or let the source send whole rows."
+            yield "extractor", problem, step
+
+    @property
+    def persistent(self) -> bool:
+        """Whether it is stored in the lake, and not only in memory for one run."""
+        return self.following.persistent
+
+    @property
+    def compaction(self) -> DeltaCompaction:
+        """When its deltas are compacted."""
+        return self.following.compaction
+
+    @property
+    def over_time(self) -> bool:
+        """Whether it keeps the entries of each key over time."""
+        return self.following.history is not None
+
+
+@validated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTable(AdjunctDataset):
+    """A table that one application owns: its batches write it, and no stream feeds it."""
+
+    kind = "unbounded"
+
+    input: OwnedBy
+    bootstrap: bool = False
+    compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
+
+
 def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     for column in columns:
         if not column or column.startswith("__"):
@@ -427,7 +513,7 @@ def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, s
 def bounded_dataset(
     name: str,
     *,
-    input: Input,
+    input: Delivered,
     key: str | Sequence[str],
     partitions: int | None = None,
     partition_by: str | Sequence[str] | None = None,
@@ -442,7 +528,7 @@ def bounded_dataset(
     on_damage: Literal["fail", "previous"] = "fail",
     valid_from: str | None = None,
     **shown: Unpack[DescriptionOptions],
-) -> AdjunctDataset:
+) -> BoundedDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a
     query.
 
@@ -459,15 +545,14 @@ def bounded_dataset(
         policy = DiscardPolicy(keep=3 if versions is None and valid_from is None else None)
     else:
         policy = discard
-    return AdjunctDataset(
-        name,
-        "bounded",
-        input,
-        to_name_tuple(key),
-        spread,
-        partitions,
-        bootstrap,
-        None if columns is None else to_name_tuple(columns),
+    return BoundedDataset(
+        name=name,
+        input=input,
+        key=to_name_tuple(key),
+        partition_by=spread,
+        partitions=partitions,
+        bootstrap=bootstrap,
+        columns=None if columns is None else to_name_tuple(columns),
         extractor=extractor,
         duplicates=duplicates,
         validators=tuple(validators),
@@ -475,7 +560,8 @@ def bounded_dataset(
         discard=policy,
         on_damage=on_damage,
         valid_from=valid_from,
-        **_description_fields(shown),
+        sensitive=to_name_tuple(shown.get("sensitive", ())),
+        presentation=_presentation(shown),
     )
 
 
@@ -506,7 +592,7 @@ def unbounded_dataset(
     valid_from: str | None = None,
     discard: DiscardPolicy | None = None,
     **shown: Unpack[DescriptionOptions],
-) -> AdjunctDataset:
+) -> UnboundedDataset:
     """Return a dataset that follows the change stream `input`: the last change of a key wins.
 
     Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key by
@@ -536,24 +622,24 @@ def unbounded_dataset(
         raise error.reworded(
             f"dataset {name!r}: {error.problem}", error.next_step, dataset=name
         ) from error
-    return AdjunctDataset(
-        name,
-        "unbounded",
-        input,
-        to_name_tuple(key),
-        spread,
-        partitions,
-        bootstrap,
-        None if columns is None else to_name_tuple(columns),
+    return UnboundedDataset(
+        name=name,
+        input=input,
+        key=to_name_tuple(key),
+        partition_by=spread,
+        partitions=partitions,
+        bootstrap=bootstrap,
+        columns=None if columns is None else to_name_tuple(columns),
         extractor=extractor,
         discard=DiscardPolicy() if discard is None else discard,
         following=following,
-        **_description_fields(shown),
+        sensitive=to_name_tuple(shown.get("sensitive", ())),
+        presentation=_presentation(shown),
     )
 
 
 @validated
-def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ...]:
+def version_set(name: str, *members: AdjunctDataset) -> tuple[BoundedDataset, ...]:
     """Return these bounded datasets as members of one version set: they switch, pin and roll back
     in one commit.
 
@@ -569,12 +655,9 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
         raise ConfigurationError(
             problem, "Name the datasets that switch together.", argument="members"
         )
+    joined = []
     for member in members:
-        if (
-            member.follows_changes
-            or isinstance(member.input, QuerySource)
-            or member.versions is not None
-        ):
+        if not _is_named_by_producer(member):
             problem = (
                 f"version set {name!r} has the member {member.name!r}, whose versions are not named"
                 " by a producer."
@@ -584,7 +667,15 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
                 " be members."
             )
             raise ConfigurationError(problem, step, argument="members", dataset=member.name)
-    return tuple(replace(member, version_set=name) for member in members)
+        joined.append(replace(member, version_set=name))
+    return tuple(joined)
+
+
+def _is_named_by_producer(dataset: AdjunctDataset) -> TypeGuard[BoundedDataset]:
+    """Whether it has versions that a producer names, on a stream or in files."""
+    if not isinstance(dataset, BoundedDataset) or isinstance(dataset.input, QuerySource):
+        return False
+    return dataset.versions is None
 
 
 class LocalTableOptions(DescriptionOptions, total=False):
@@ -596,39 +687,32 @@ class LocalTableOptions(DescriptionOptions, total=False):
 
 def local_table(
     name: str,
+    owned: OwnedBy,
     *,
-    application: str,
     key: tuple[str, ...],
-    schema: Schema,
     partitions: int,
     partition_by: tuple[str, ...] = (),
-    expires: str | None = None,
-    kept_for: str = "",
-    zone_rules: str = "",
     **options: Unpack[LocalTableOptions],
-) -> AdjunctDataset:
-    """Return the local table `name` of an application, with these columns; see
-    `Application.local_table`.
+) -> LocalTable:
+    """Return the local table `name` of an application; see `Application.local_table`.
 
-    With `expires`, a timestamp column, it holds the state of an operator, whose purpose `kept_for`
-    describes. Its times depend on the `zone_rules`. Raises ConfigurationError.
+    Raises ConfigurationError for a key that can't be compared.
     """
     what = f"local table {name!r}"
     try:
-        check_key_types(schema, key, what)
+        check_key_types(owned.schema, key, what)
     except SchemaMismatchError as error:
         raise ConfigurationError(
             error.problem, error.next_step, argument="key", dataset=name
         ) from error
-    return AdjunctDataset(
-        name,
-        "unbounded",
-        OwnedBy(application, schema, expires, kept_for, zone_rules),
-        key,
-        partition_by or key,
-        partitions,
-        bootstrap=False,
-        discard=options.pop("discard", DiscardPolicy()),
-        following=ChangeStreamOptions(compaction=options.pop("compaction", DeltaCompaction())),
-        **_description_fields(options),
+    return LocalTable(
+        name=name,
+        input=owned,
+        key=key,
+        partition_by=partition_by or key,
+        partitions=partitions,
+        discard=options.get("discard", DiscardPolicy()),
+        compaction=options.get("compaction", DeltaCompaction()),
+        sensitive=to_name_tuple(options.get("sensitive", ())),
+        presentation=_presentation(options),
     )

@@ -131,17 +131,28 @@ class DebeziumEnvelope(EnvelopeFormat):
         if isinstance(self.avro_schema, Mapping):
             # As pairs, so that formats are comparable, hashable and picklable.
             object.__setattr__(self, "avro_schema", tuple(sorted(self.avro_schema.items())))
+        self._check_format()
+        _freeze_missing(self, declared)
+        self._resolve_missing()
+        _check_avro_columns(declared.names, tuple(self.schemas.values()))
+        if self.documents and self.timestamps is None:
+            object.__setattr__(self, "timestamps", "millis")
+        self._check_decimals(declared)
+        self._check_transactions()
+
+    def _check_format(self) -> None:
         if (self.format == "avro") != (self.avro_schema is not None):
-            problem = (
-                f"{_ENVELOPE} has format={self.format!r} and"
-                f" {'an' if self.avro_schema else 'no'} avro_schema."
-            )
+            article = "an" if self.avro_schema else "no"
+            problem = f"{_ENVELOPE} has format={self.format!r} and {article} avro_schema."
             step = "Give avro_schema with format='avro', and only with it."
             raise ConfigurationError(problem, step, argument="format")
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
-        _freeze_missing(self, declared)
-        if "keep" in missing_rules(self).values() and (self.documents or self.format == "avro"):
+
+    def _resolve_missing(self) -> None:
+        """Replace on_missing="default", and reject "keep" for rows that are always complete."""
+        has_whole_rows = self.documents or self.format == "avro"
+        if has_whole_rows and "keep" in missing_rules(self).values():
             what = "documents=True" if self.documents else "format='avro'"
             problem = (
                 f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column"
@@ -152,30 +163,24 @@ class DebeziumEnvelope(EnvelopeFormat):
         if self.on_missing == "default":
             # A document lacks a field that it has no value for; an Avro schema says which columns
             # there are.
-            object.__setattr__(
-                self,
-                "on_missing",
-                "refuse" if self.layout == "rows" and not self.schemas else "null",
-            )
-        _check_avro_columns(declared.names, tuple(self.schemas.values()))
-        if self.documents and self.timestamps is None:
-            object.__setattr__(self, "timestamps", "millis")
-        decimal = next(
-            (field.name for field in declared.fields if field.type.startswith("decimal")), None
-        )
-        if (
-            decimal is not None
-            and not self.documents
-            and self.format == "json"
-            and self.decimals is None
-        ):
-            raise ConfigurationError(
-                f"{_ENVELOPE} declares {decimal!r} as a DECIMAL, but not how decimals are encoded"
-                " in JSON: '1234' may be a number, or base64 of one.",
-                "Add decimals='precise' (Debezium's default) or decimals='string', as in"
-                " decimal.handling.mode.",
-                argument="decimals",
-            )
+            lists_columns = self.layout == "rows" and not self.schemas
+            object.__setattr__(self, "on_missing", "refuse" if lists_columns else "null")
+
+    def _check_decimals(self, declared: Schema) -> None:
+        """Raise ConfigurationError if it is not declared how JSON encodes decimals."""
+        if self.documents or self.format != "json" or self.decimals is not None:
+            return
+        for field in declared.fields:
+            if field.type.startswith("decimal"):
+                raise ConfigurationError(
+                    f"{_ENVELOPE} declares {field.name!r} as a DECIMAL, but not how decimals are"
+                    " encoded in JSON: '1234' may be a number, or base64 of one.",
+                    "Add decimals='precise' (Debezium's default) or decimals='string', as in"
+                    " decimal.handling.mode.",
+                    argument="decimals",
+                )
+
+    def _check_transactions(self) -> None:
         if (self.transactions is None) != (self.collection is None):
             problem = (
                 f"{_ENVELOPE} has transactions={self.transactions!r} and"

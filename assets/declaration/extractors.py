@@ -451,22 +451,19 @@ def _entries(
                 what, _describe_record(marks[found.row]), hidden=_is_hidden(found.column, extractor)
             )
         for row, record in enumerate(table.select(data).to_pylist()):
+            mark = marks[row]
             extracted: list[dict[str, Any]] = []
-            if not marks[row][TOMBSTONE]:
-                where = f"{what}: {_describe_record(marks[row])}"
+            if not mark[TOMBSTONE]:
+                where = f"{what}: {_describe_record(mark)}"
                 extracted = _call_function(function, record, extractor, schema, where)
-                marks[row][TOMBSTONE] = (
-                    not extracted
-                    and deleting
-                    and all(record[name] is not None for name in deleting)
-                )
-            if marks[row][TOMBSTONE]:
-                extracted = [
-                    {
-                        name: record[name] if name in extractor.unchanged else None
-                        for name in schema.names
-                    }
-                ]
+                if not extracted and deleting:
+                    mark[TOMBSTONE] = all(record[name] is not None for name in deleting)
+            if mark[TOMBSTONE]:
+                entry = dict.fromkeys(schema.names)
+                entry |= {
+                    name: record[name] for name in schema.names if name in extractor.unchanged
+                }
+                extracted = [entry]
             entries += extracted
             taken += [row] * len(extracted)
         places = [f"{what}: {_describe_record(marks[row])}" for row in taken]

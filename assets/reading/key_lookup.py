@@ -160,31 +160,40 @@ def _convert(kind: str, value: object) -> Any:
     Raises TypeError or ValueError for a value of another type; OverflowError or InvalidOperation
     for one of this type that is too large or has too many digits.
     """
-    if kind == "string" and isinstance(value, str):
-        value.encode()  # raises for half of a surrogate pair, which can't be stored
-        return str(value)
+    if kind.startswith("decimal"):
+        return _convert_decimal(kind, value)
     if kind in _BITS and not isinstance(value, bool):
-        number = operator.index(value)  # type: ignore[arg-type]
-        if -(2 ** (_BITS[kind] - 1)) <= number < 2 ** (_BITS[kind] - 1):
-            return number
+        return _convert_integer(_BITS[kind], value)
+    match kind, value:
+        case "string", str():
+            value.encode()  # raises for half of a surrogate pair, which can't be stored
+            return str(value)
+        case "timestamp", dt.datetime() if value.tzinfo is not None:
+            return value.astimezone(dt.UTC)
+        case "date", dt.date() if not isinstance(value, dt.datetime):
+            return value
+        case "binary", bytes() | bytearray():
+            return bytes(value)
+    raise TypeError
+
+
+def _convert_integer(bits: int, value: object) -> int:
+    number = operator.index(value)  # type: ignore[arg-type]
+    limit = 2 ** (bits - 1)
+    if not -limit <= number < limit:
         raise OverflowError
-    elif kind == "date" and isinstance(value, dt.date) and not isinstance(value, dt.datetime):
-        return value
-    elif kind == "timestamp" and isinstance(value, dt.datetime) and value.tzinfo is not None:
-        return value.astimezone(dt.UTC)
-    elif (
-        kind.startswith("decimal")
-        and isinstance(value, Decimal | int)
-        and not isinstance(value, bool)
-    ):
-        precision, scale = (int(part) for part in kind[8:-1].split(","))
-        exact = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
-        if exact == Decimal(value) and len(exact.as_tuple().digits) <= precision:
-            return exact
-        if exact.is_finite():
-            raise OverflowError
-    elif kind == "binary" and isinstance(value, bytes | bytearray):
-        return bytes(value)
+    return number
+
+
+def _convert_decimal(kind: str, value: object) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, Decimal | int):
+        raise TypeError
+    precision, scale = (int(part) for part in kind[8:-1].split(","))
+    exact = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+    if exact == Decimal(value) and len(exact.as_tuple().digits) <= precision:
+        return exact
+    if exact.is_finite():
+        raise OverflowError
     raise TypeError
 
 

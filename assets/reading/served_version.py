@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Self, TypeVar
 
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -99,7 +100,7 @@ class ServedVersion:
         self._leases = leases
         self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
         self._on_damage: OnDamage = on_damage or (
-            stored.spec.on_damage if stored.spec is not None else "fail"
+            stored.spec.on_damage if isinstance(stored.spec, BoundedDataset) else "fail"
         )
         self.damaged: dict[str, errors.ManifestMismatchError] = {}
         self._avoided: str | None = (

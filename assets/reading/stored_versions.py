@@ -17,7 +17,7 @@ from datetime import datetime
 from itertools import groupby, islice
 from typing import Any, NoReturn, TypeAlias
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset, QuerySource
 from dagster_adjunct.assets.reading.diff import VersionDiff, diff_versions
 from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
@@ -504,7 +504,7 @@ class StoredVersions(VersionOperations):
         """
         from dagster_adjunct.assets.sources.open_source import open_source
 
-        assert self.spec is not None
+        assert isinstance(self.spec, BoundedDataset)
         source = open_source(systems, self.spec, self._lake)
         known: DatasetManifest = source.first_manifest()
         if manifest is not None:
@@ -686,31 +686,38 @@ def _describe_cause(
 ) -> str:
     is_computed = _is_computed(spec, manifest)
     if not is_computed:
-        if (spec is not None and spec.is_local) or (
-            manifest is not None and manifest.declaration.owner is not None
-        ):
+        if _is_local(spec, manifest):
             return "no batch of its application has written it"
         if _follows_changes(spec, manifest):
             return "its bootstrap is not finished"
     refs = manifest.listed if manifest is not None else ()
     if any(ref.state == "revoked" for ref in refs):
         return "all that were sealed are revoked"
-    rejected = next((ref for ref in reversed(refs) if ref.state == "rejected"), None)
-    refused = f"version {rejected.name!r} was rejected ({rejected.reason})" if rejected else ""
+    rejected = [ref for ref in refs if ref.state == "rejected"]
+    refused = ""
+    if rejected:
+        refused = f"version {rejected[-1].name!r} was rejected ({rejected[-1].reason})"
     if not is_computed:
-        source: object = "its input"
-        if manifest:
-            source = manifest.declaration.input
-        elif spec:
-            source = spec.input
-        waiting = (
-            waiting
-            or f"no version has been marked as complete in every partition of {source} and sealed"
-        )
-        return "; ".join(filter(None, (waiting, refused)))
+        if not waiting:
+            source = _name_source(spec, manifest)
+            complete = f"complete in every partition of {source}"
+            waiting = f"no version has been marked as {complete} and sealed"
+        return f"{waiting}; {refused}" if refused else waiting
     if by_name:
         return refused or "a query computes each of its partitions, and none has been materialised"
     return refused or "a query computes it, and has not run yet"
+
+
+def _name_source(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> str:
+    if manifest is not None:
+        return manifest.declaration.input
+    return "its input" if spec is None else str(spec.input)
+
+
+def _is_local(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
+    if spec is not None and spec.is_local:
+        return True
+    return manifest is not None and manifest.declaration.owner is not None
 
 
 def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:

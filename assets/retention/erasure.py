@@ -668,37 +668,37 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         hit = [
             self.made[generation.folder] for generation in served if generation.folder in self.made
         ]
+        served_now = None
         if version is not None and hit:
             version = self._version_without_keys(version, hit, number, commit_id)
+            served_now = version.id
             retained_from = number
         else:
-            retained_from = max(
-                [
-                    retained_from,
-                    *(
-                        generation.until
-                        for generation in retired
-                        if generation.folder in self.holding
-                    ),
-                ]
-            )
-        discarded = [
-            generation.folder for generation in retired if generation.until <= retained_from
-        ]
-        bootstrap = manifest.bootstrap
-        building = [
-            self.made[g.folder].new if g.folder in self.made else g for g in bootstrap.building
-        ]
-        discarded += [g.folder for g in bootstrap.building if g.folder in self.made]
-        bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
+            for generation in retired:
+                if generation.folder in self.holding:
+                    retained_from = max(retained_from, generation.until)
+        replaced: list[str] = []
+        kept = []
+        for generation in retired:
+            if generation.until > retained_from:
+                kept.append(generation)
+            else:
+                replaced.append(generation.folder)
+        building = []
+        for begun in manifest.bootstrap.building:
+            made = self.made.get(begun.folder)
+            if made is not None:
+                replaced.append(begun.folder)
+            left = begun if made is None else made.new
+            if left.files:
+                building.append(left)
+        replaced += [made.old.folder for made in hit]
         after = manifest.after(
             version=version,
-            retired=tuple(generation for generation in retired if generation.until > retained_from),
+            retired=tuple(kept),
             retained_from=retained_from,
-            bootstrap=bootstrap,
+            bootstrap=manifest.bootstrap.model_copy(update={"building": tuple(building)}),
         )
-        replaced = [*discarded, *(made.old.folder for made in hit)]
-        served_now = version.id if version and hit else None
         return self._with_doomed(manifest, after, replaced, served_now, reason)
 
     def _version_without_keys(
@@ -716,13 +716,11 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
             rows = count_current_rows(left[0]) if len(left) == 1 else None
         elif rows is not None:
             rows -= sum(made.live for made in hit)
-        elif (
-            len(version.generations) > 1
-            and version.order_by is None
-            and not any(g.files for g in new[1:])
-        ):
+        elif len(version.generations) > 1 and version.order_by is None:
             # Usually a base. It is a delta if an earlier erasure removed the base.
-            rows = None if count_deletions(new[0]) else new[0].rows
+            is_alone = not any(generation.files for generation in new[1:])
+            if is_alone and not count_deletions(new[0]):
+                rows = new[0].rows
         return version.after(
             id=version_id(number, commit_id),
             number=number,

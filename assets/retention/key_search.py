@@ -58,29 +58,29 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() >= _FILE_FIELDS:
-        ends = value.get("min_key"), value.get("max_key")
-        if not (all_ranges or any(map(keys.is_listed_as, ends)) or _footer_has_key(value, keys)):
-            return value
-        return {name: field for name, field in value.items() if name != "footer"} | {
-            "min_key": None,
-            "max_key": None,
-        }
+        return _redact_file(value, keys, all_ranges=all_ranges)
     if value.keys() >= _VERDICT_FIELDS:
         named = keys.is_named_in(value["message"], value["facts"])
         return {**value, "message": CLEARED, "facts": {}} if named else value
     action = value.get("action")
     wanted = keys.with_text() if action == ERASE_ACTION else keys
-    return {
-        name: (
-            CLEARED
-            if name in _REASONS
-            and isinstance(field, str)
-            and action != _DISCARD_ACTION
-            and wanted.is_named_in(field)
-            else redact(field, keys, all_ranges=all_ranges)
-        )
-        for name, field in value.items()
-    }
+    redacted = {}
+    for name, field in value.items():
+        if name in _REASONS and isinstance(field, str):
+            is_named = action != _DISCARD_ACTION and wanted.is_named_in(field)
+            redacted[name] = CLEARED if is_named else field
+        else:
+            redacted[name] = redact(field, keys, all_ranges=all_ranges)
+    return redacted
+
+
+def _redact_file(file: dict[str, Any], keys: KeySet, *, all_ranges: bool) -> dict[str, Any]:
+    is_named = keys.is_listed_as(file.get("min_key")) or keys.is_listed_as(file.get("max_key"))
+    if not (all_ranges or is_named or _footer_has_key(file, keys)):
+        return file
+    redacted = {**file, "min_key": None, "max_key": None}
+    redacted.pop("footer", None)
+    return redacted
 
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:

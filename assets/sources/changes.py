@@ -25,7 +25,7 @@ from dagster_adjunct.assets.declaration.change_formats import (
     ArrowChangeFormat,
 )
 from dagster_adjunct.assets.declaration.change_values import Samples
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import (
     Projection,
     PythonExtractor,
@@ -33,7 +33,7 @@ from dagster_adjunct.assets.declaration.extractors import (
     metadata_columns,
 )
 from dagster_adjunct.assets.sources.entries import (
-    OpenedStream,
+    OpenedChanges,
     derive_row_schema,
     describe_input,
     select_relevant_columns,
@@ -62,7 +62,7 @@ _POSITION = r"^[+-]?\d{1,30}$"
 
 
 def add_order(
-    spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
+    spec: UnboundedDataset, rows: DataFrame, schema: Schema, samples: Samples | None
 ) -> DataFrame:
     """Return the rows with their positions in the column ORDER; a row that can't be ordered gets a
     problem.
@@ -180,7 +180,7 @@ _CORRECT = (
 )
 
 
-def decode_rows(source: OpenedStream, records: DataFrame) -> DataFrame:
+def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
     """Return the changes of rows made from records, before these are ordered: the columns of the
     rows, META, PROBLEM.
 
@@ -206,13 +206,13 @@ def decode_rows(source: OpenedStream, records: DataFrame) -> DataFrame:
     return _reject_unreadable(rows, schema)
 
 
-def relevant_schema(source: OpenedStream) -> Schema:
+def relevant_schema(source: OpenedChanges) -> Schema:
     """Return the columns of the changed rows that the dataset stores or uses."""
     return select_relevant_columns(source.spec, derive_row_schema(source.spec, source.records))
 
 
 def decode_changes(
-    source: OpenedStream,
+    source: OpenedChanges,
     records: DataFrame,
     positions_from: int = 0,
     samples: Samples | None = None,
@@ -294,7 +294,7 @@ def bad_change_error(dataset: str, offset: int, partition: int, reason: str) -> 
 
 
 def _extract_entries(
-    spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str
+    spec: UnboundedDataset, rows: DataFrame, entry_schema: Schema, what: str
 ) -> DataFrame:
     """Return the entries that the extractor makes from rows; deletions, and rows with a problem,
     bypass it.
@@ -438,7 +438,7 @@ def _day(days: int) -> str:
     return format_spark_date(str(np.datetime64(days, "D")))
 
 
-def decode_arrow_rows(source: OpenedStream, records: pa.Table) -> pa.Table:
+def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
     """Return what `decode_rows` returns, for records in Arrow."""
     following = source.spec.following
     schema = relevant_schema(source)
@@ -453,8 +453,25 @@ def decode_arrow_rows(source: OpenedStream, records: pa.Table) -> pa.Table:
     return _reject_unreadable_in_arrow(following.changes.decode_arrow(records, schema), schema)
 
 
+def _add_key_problems_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
+    """Return the rows with a problem where a column of the key is null or unknown."""
+    for name in spec.key:
+        reason = f"null key column {name!r}"
+        nulls = rows.column(name).is_null().to_pylist()
+        rows = add_problems(rows, [reason if null else None for null in nulls])
+    if KEPT in rows.column_names:
+        marks = change_formats.kept_matrix(rows.column(KEPT), spec.key)
+        for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
+            reason = unknown_key_reason(name)
+            rows = add_problems(rows, [reason if mark else None for mark in unknown])
+    return rows
+
+
 def decode_arrow_changes(
-    source: OpenedStream, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
+    source: OpenedChanges,
+    records: pa.Table,
+    positions_from: int = 0,
+    samples: Samples | None = None,
 ) -> pa.Table:
     """Return what `decode_changes` returns, for records in Arrow."""
     spec = source.spec
@@ -470,15 +487,7 @@ def decode_arrow_changes(
         rows = _reject_unreadable_in_arrow(
             _extract_entries_in_arrow(spec, rows, schema, what), schema
         )
-    for name in spec.key:
-        nulls = rows.column(name).is_null().to_pylist()
-        rows = add_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
-    if KEPT in rows.column_names:
-        marks = change_formats.kept_matrix(rows.column(KEPT), spec.key)
-        for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
-            rows = add_problems(
-                rows, [unknown_key_reason(name) if mark else None for mark in unknown]
-            )
+    rows = _add_key_problems_in_arrow(spec, rows)
     if following.order is None:
         placed = pc.add(rows.column(OFFSET), positions_from)
     else:
@@ -499,7 +508,7 @@ def decode_arrow_changes(
 
 
 def _add_order_in_arrow(
-    spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
+    spec: UnboundedDataset, rows: pa.Table, schema: Schema, samples: Samples | None
 ) -> pa.Table:
     """Return what `add_order` returns, for rows in Arrow."""
     order = spec.following.order or ()
@@ -569,7 +578,7 @@ def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
 
 
 def _extract_entries_in_arrow(
-    spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str
+    spec: UnboundedDataset, rows: pa.Table, schema: Schema, what: str
 ) -> pa.Table:
     """Return what `_extract_entries` returns, for rows in Arrow."""
     assert spec.extractor is not None

@@ -19,7 +19,13 @@ from dagster_adjunct.assets.declaration.change_values import (
     order_as_code,
     position_type,
 )
-from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    BY_OFFSET,
+    AdjunctDataset,
+    BoundedDataset,
+    LocalTable,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
 from dagster_adjunct.resources import errors
@@ -96,11 +102,12 @@ def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     Raises SchemaMismatchError, naming the dataset, as `derive_row_schema` and `derive_entry_schema`
     do.
     """
-    follows = spec.follows_changes and isinstance(spec.input, str)
-    return derive_entry_schema(spec, derive_row_schema(spec, records) if follows else records)
+    if isinstance(spec, UnboundedDataset):
+        records = derive_row_schema(spec, records)
+    return derive_entry_schema(spec, records)
 
 
-def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
+def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
     """Return the columns of the rows that the change format makes from records, and the extractor
     receives.
 
@@ -141,7 +148,7 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     return rows
 
 
-def select_relevant_columns(spec: AdjunctDataset, rows: Schema) -> Schema:
+def select_relevant_columns(spec: UnboundedDataset, rows: Schema) -> Schema:
     """Return those columns of the rows that the dataset stores or uses; bad values in other
     columns are ignored.
     """
@@ -151,7 +158,7 @@ def select_relevant_columns(spec: AdjunctDataset, rows: Schema) -> Schema:
     return Schema(tuple(field for field in rows.fields if field.name in used))
 
 
-def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) -> None:
+def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) -> None:
     changes = spec.following.changes
     order = spec.following.order_by or ()
     if name in rows.names:
@@ -307,44 +314,6 @@ class OpenedStream:
     ssps: tuple[SystemStreamPartition, ...]
     schema: Schema
 
-    @classmethod
-    def of(
-        cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False
-    ) -> OpenedStream:
-        """Open the input of `spec`, and check that its columns and the order of its changes fit the
-        dataset.
-
-        With `at_once`, all later calls return the ends and markers that the stream has now.
-        """
-        if spec.is_local:
-            raise errors.DatasetError(
-                f"dataset {spec.name!r} is a local table: its application writes it, and it has no"
-                " input stream.",
-                f"To rebuild it, delete it (adjunct dataset delete {spec.name} --reason …), and let"
-                " the application read its input again: adjunct startpoint set MODULE:APP STREAM"
-                " --oldest --reason ….",
-                dataset=spec.name,
-            )
-        what = f"dataset {spec.name!r} has the input {spec.input}"
-        system, stream = resolve_stream(systems, str(spec.input), what, dataset=spec.name)
-        system = system.snapshot(stream) if at_once else system
-        info = system.info(stream)
-        if info.schema is None:
-            problem = (
-                f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
-                " columns."
-            )
-            raise errors.DatasetError(
-                problem, "Use an input stream that declares its schema.", dataset=spec.name
-            )
-        entries = derive_entry_schema(spec, derive_row_schema(spec, info.schema))
-        opened = cls(spec, system, info, tuple(system.partitions(stream)), entries)
-        if spec.follows_changes:
-            check_changes_ordered(spec, info.key, info.partitions, info.partitioner)
-            if opened.only_offsets_order_keys:
-                return replace(opened, system=system.checking_keys(spec.name))
-        return opened
-
     @property
     def records(self) -> Schema:
         """The columns of the stream's records."""
@@ -364,49 +333,13 @@ class OpenedStream:
 
     @property
     def position_type(self) -> PositionType:
-        """The type of the changes' positions."""
-        order = self.spec.following.order
-        if order is None:
-            return "bigint"
-        return position_type(order, derive_row_schema(self.spec, self.records))
-
-    @property
-    def only_offsets_order_keys(self) -> bool:
-        """Whether only offsets order the changes of a key, so that all of these have to be in one
-        partition.
-
-        With `order_by`, and with a history of timestamps, the changes themselves say which one is
-        newer.
-        """
-        following = self.spec.following
-        if len(self.ssps) == 1 or following.order_by is not None:
-            return False
-        return following.history is None or self.has_dates_as_times
+        """The type of the records' positions."""
+        return "bigint"
 
     @property
     def stores_partitions(self) -> bool:
-        """Whether stored rows name the partition that they come from.
-
-        They do where changes of a key may be in several partitions and say themselves which one is
-        newer: offsets must not decide between two that say the same. Kafka's partitioner moves keys
-        when partitions are added.
-        """
-        if not self.spec.follows_changes:
-            return False
-        following = self.spec.following
-        if following.order_by is None and (following.history is None or self.has_dates_as_times):
-            return False
-        of_key = bool(self.info.key) and set(self.info.key) <= set(self.spec.key)
-        return self.info.partitioner != "spark-murmur3" or not of_key
-
-    @property
-    def has_dates_as_times(self) -> bool:
-        """Whether the history's times are dates, on which a key may well change twice."""
-        name = self.spec.following.valid_from
-        return (
-            name is not None
-            and derive_row_schema(self.spec, self.records).field(name).type == "date"
-        )
+        """Whether stored rows name the partition that they come from."""
+        return False
 
     @property
     def copartitioned(self) -> bool:
@@ -424,16 +357,18 @@ class OpenedStream:
             and spec.partitions == info.partitions
             and info.key == names
         )
-        if not same or not spec.following.changes.keeps(names):
+        if not same or not self._keeps(names):
             return False
         if spec.extractor is None:
             return True
-        ours = isinstance(spec.extractor, Projection | PythonExtractor)  # others may shuffle
-        return (
-            ours
-            and spec.extractor.keeps(names)
-            and self.records.select(names) == self.schema.select(names)
-        )
+        if not isinstance(spec.extractor, Projection | PythonExtractor):
+            return False  # others may shuffle
+        unchanged = self.records.select(names) == self.schema.select(names)
+        return spec.extractor.keeps(names) and unchanged
+
+    def _keeps(self, names: tuple[str, ...]) -> bool:
+        """Whether rows have these columns of their records unchanged."""
+        return True
 
     def start_offsets(
         self, known: Offsets, oldest: Offsets, upcoming: Offsets
@@ -464,18 +399,7 @@ class OpenedStream:
         read. The next step depends on whether it was deleted, or repartitioned before all of it was
         read.
         """
-        ways_on = (
-            "Declare the dataset under a new name to build it separately from there, or delete"
-            f" this one (adjunct dataset delete {self.spec.name} --reason …) and advance it again."
-        )
-        if not self.spec.following.persistent:
-            ways_on = (
-                "Declare the dataset under a new name, which begins at the stream's default offset,"
-                " or with bootstrap=True, which reads all of the stream in each run."
-            )
-        elif self.spec.follows_changes:
-            rebuild = f"adjunct dataset rebuild {self.spec.name} MODULE:APP --reason …"
-            ways_on = f"Rebuild the dataset from it ({rebuild}), or declare it under a new name."
+        ways_on = self._ways_on()
         name = self.spec.name
         stream = str(self.spec.input)
         compare = self.system.compare
@@ -511,6 +435,13 @@ class OpenedStream:
             )
             about |= {"partition": beyond.partition, "offset": read, "upcoming": end}
         return errors.OffsetOutOfRangeError(problem, next_step, **about)
+
+    def _ways_on(self) -> str:
+        """Return what helps if the stream is another one than before."""
+        return (
+            "Declare the dataset under a new name to build it separately from there, or delete"
+            f" this one (adjunct dataset delete {self.spec.name} --reason …) and advance it again."
+        )
 
     def count(self, ranges: Ranges) -> int:
         """Return the number of records in the ranges, without reading them."""
@@ -552,8 +483,136 @@ class OpenedStream:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedChanges(OpenedStream):
+    """An unbounded dataset's opened change stream."""
+
+    spec: UnboundedDataset
+
+    @property
+    def position_type(self) -> PositionType:
+        """The type of the changes' positions."""
+        order = self.spec.following.order
+        if order is None:
+            return "bigint"
+        return position_type(order, derive_row_schema(self.spec, self.records))
+
+    @property
+    def only_offsets_order_keys(self) -> bool:
+        """Whether only offsets order the changes of a key, so that all of these have to be in one
+        partition.
+
+        With `order_by`, and with a history of timestamps, the changes themselves say which one is
+        newer.
+        """
+        following = self.spec.following
+        if len(self.ssps) == 1 or following.order_by is not None:
+            return False
+        return following.history is None or self.has_dates_as_times
+
+    @property
+    def stores_partitions(self) -> bool:
+        """Whether stored rows name the partition that they come from.
+
+        They do where changes of a key may be in several partitions and say themselves which one is
+        newer: offsets must not decide between two that say the same. Kafka's partitioner moves keys
+        when partitions are added.
+        """
+        following = self.spec.following
+        if following.order_by is None and (following.history is None or self.has_dates_as_times):
+            return False
+        of_key = bool(self.info.key) and set(self.info.key) <= set(self.spec.key)
+        return self.info.partitioner != "spark-murmur3" or not of_key
+
+    @property
+    def has_dates_as_times(self) -> bool:
+        """Whether the history's times are dates, on which a key may well change twice."""
+        name = self.spec.following.valid_from
+        if name is None:
+            return False
+        return derive_row_schema(self.spec, self.records).field(name).type == "date"
+
+    def _keeps(self, names: tuple[str, ...]) -> bool:
+        """Whether rows have these columns of their changes unchanged."""
+        return self.spec.following.changes.keeps(names)
+
+    def _ways_on(self) -> str:
+        """Return what helps if the stream is another one than before."""
+        if not self.spec.persistent:
+            return (
+                "Declare the dataset under a new name, which begins at the stream's default offset,"
+                " or with bootstrap=True, which reads all of the stream in each run."
+            )
+        rebuild = f"adjunct dataset rebuild {self.spec.name} MODULE:APP --reason …"
+        return f"Rebuild the dataset from it ({rebuild}), or declare it under a new name."
+
+
+def require_changes(spec: AdjunctDataset) -> UnboundedDataset:
+    """Return the dataset, which is not bounded, if it follows a change stream.
+
+    Raises DatasetError for a local table.
+    """
+    if isinstance(spec, UnboundedDataset):
+        return spec
+    assert isinstance(spec, LocalTable), "callers reject bounded datasets, each in its own words"
+    raise errors.DatasetError(
+        f"dataset {spec.name!r} is a local table: its application writes it, and it has no"
+        " input stream.",
+        f"To rebuild it, delete it (adjunct dataset delete {spec.name} --reason …), and let"
+        " the application read its input again: adjunct startpoint set MODULE:APP STREAM"
+        " --oldest --reason ….",
+        dataset=spec.name,
+    )
+
+
+def open_stream(systems: Mapping[str, StreamSystem], spec: BoundedDataset) -> OpenedStream:
+    """Open the stream of a bounded dataset, and check that its columns fit the dataset.
+
+    All later calls return the ends and markers that the stream has now.
+    """
+    system, stream = _resolve_input(systems, spec)
+    system = system.snapshot(stream)
+    info = system.info(stream)
+    entries = derive_entry_schema(spec, _require_columns(spec, info))
+    return OpenedStream(spec, system, info, tuple(system.partitions(stream)), entries)
+
+
+def open_changes(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) -> OpenedChanges:
+    """Open the stream of an unbounded dataset, and check that its columns and the order of its
+    changes fit the dataset.
+    """
+    system, stream = _resolve_input(systems, spec)
+    info = system.info(stream)
+    rows = derive_row_schema(spec, _require_columns(spec, info))
+    ssps = tuple(system.partitions(stream))
+    opened = OpenedChanges(spec, system, info, ssps, derive_entry_schema(spec, rows))
+    check_changes_ordered(spec, info.key, info.partitions, info.partitioner)
+    if not opened.only_offsets_order_keys:
+        return opened
+    return replace(opened, system=system.checking_keys(spec.name))
+
+
+def _resolve_input(
+    systems: Mapping[str, StreamSystem], spec: BoundedDataset | UnboundedDataset
+) -> tuple[StreamSystem, str]:
+    what = f"dataset {spec.name!r} has the input {spec.input}"
+    return resolve_stream(systems, str(spec.input), what, dataset=spec.name)
+
+
+def _require_columns(spec: AdjunctDataset, info: StreamInfo) -> Schema:
+    if info.schema is None:
+        problem = (
+            f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
+            " columns."
+        )
+        raise errors.DatasetError(
+            problem, "Use an input stream that declares its schema.", dataset=spec.name
+        )
+    return info.schema
+
+
 def check_changes_ordered(
-    spec: AdjunctDataset, key: Sequence[str], partitions: int, partitioner: str
+    spec: UnboundedDataset, key: Sequence[str], partitions: int, partitioner: str
 ) -> None:
     """Raise DatasetError if two changes of one key may be in two partitions, where nothing
     orders them.

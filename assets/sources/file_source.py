@@ -24,7 +24,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.sources.version_source import (
@@ -95,23 +95,26 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
         name = file.path.partition("/")[0] if "/" in file.path else ""
         if not _hidden(name):
             by_name.setdefault(name, []).append(file)
-    folders = []
-    for name, inside in by_name.items():
-        marker = f"{name}/{complete}" if name else complete
-        data = [
-            file
-            for file in inside
-            if file.path != marker and not any(map(_hidden, file.path.split("/")))
-        ]
-        ending = next((file for file in inside if file.path == marker), None)
-        if name or data or ending:
-            folders.append(Folder(name, _by_name(data), ending))
-    whole = next((folder for folder in folders if not folder.path and folder.complete), None)
-    if whole is None:
-        return folders
-    rest = [folder for folder in folders if folder.path]
-    everything = [file for folder in folders for file in folder.files]
+    folders = {name: _to_folder(name, inside, complete) for name, inside in by_name.items()}
+    whole = folders.get("")
+    if whole is None or whole.complete is None:
+        return [folder for folder in folders.values() if folder.path or folder.files]
+    everything = [file for folder in folders.values() for file in folder.files]
+    rest = [folder for folder in folders.values() if folder.path]
     return [Folder("", _by_name(everything), whole.complete), *rest]
+
+
+def _to_folder(name: str, inside: list[ListedFile], complete: str) -> Folder:
+    """Return the folder of this name, with those of its files that are data."""
+    marker = f"{name}/{complete}" if name else complete
+    ending = None
+    data = []
+    for file in inside:
+        if file.path == marker:
+            ending = file
+        elif not any(map(_hidden, file.path.split("/"))):
+            data.append(file)
+    return Folder(name, _by_name(data), ending)
 
 
 _MEMBERS = ("rows", "checksum", "valid_from")
@@ -128,30 +131,38 @@ def parse_promise(data: bytes) -> Promise:
     except (ValueError, RecursionError):
         return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
     if not isinstance(promised, dict):
-        return Promise(
-            problem=f"holds a JSON {type(promised).__name__} where an object is expected"
-        )
-    if unknown := [name for name in promised if name not in _MEMBERS]:
-        problem = f"has the unknown member {unknown[0]!r}: expected {', '.join(_MEMBERS)}"
+        kind = type(promised).__name__
+        return Promise(problem=f"holds a JSON {kind} where an object is expected")
+    problem = _find_member_problem(promised)
+    if problem:
         return Promise(problem=problem)
-    if nulls := [name for name, value in promised.items() if value is None]:
-        return Promise(problem=f"states {nulls[0]} null: expected a value, or no such member")
     rows = promised.get("rows")
     checksum = promised.get("checksum")
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
-        return Promise(problem=f"states rows {rows!r}: expected an integer, 0 or more")
-    if checksum is not None and not isinstance(checksum, str):
-        return Promise(problem=f"states checksum {checksum!r}: expected a text")
-    valid_from = promised.get("valid_from")
+    if "valid_from" not in promised:
+        return Promise(rows, checksum)
+    valid_from = promised["valid_from"]
     try:
-        at = None if valid_from is None else parse_moment(valid_from)
+        return Promise(rows, checksum, valid_from=parse_moment(valid_from))
     except (ValueError, TypeError):
-        return Promise(
-            problem=(
-                f"states valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z"
-            )
-        )
-    return Promise(rows, checksum, valid_from=at)
+        expected = "a time such as 2026-01-31T00:00:00Z"
+        return Promise(problem=f"states valid_from {valid_from!r}: expected {expected}")
+
+
+def _find_member_problem(promised: Mapping[str, object]) -> str:
+    """Return what is wrong with the members of a completion object, "" if nothing is."""
+    for name in promised:
+        if name not in _MEMBERS:
+            return f"has the unknown member {name!r}: expected {', '.join(_MEMBERS)}"
+    for name, value in promised.items():
+        if value is None:
+            return f"states {name} null: expected a value, or no such member"
+    rows = promised.get("rows", 0)
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+        return f"states rows {rows!r}: expected an integer, 0 or more"
+    checksum = promised.get("checksum", "")
+    if not isinstance(checksum, str):
+        return f"states checksum {checksum!r}: expected a text"
+    return ""
 
 
 def _by_name(files: Iterable[ListedFile]) -> tuple[ListedFile, ...]:
@@ -207,7 +218,7 @@ class FileVersions(VersionSource):
     """
 
     def __init__(
-        self, spec: AdjunctDataset, files: FileSource, partition: str | None = None
+        self, spec: BoundedDataset, files: FileSource, partition: str | None = None
     ) -> None:
         schema = derive_entry_schema(spec, files.schema)
         # Of one key, the last record in the last file is kept.
@@ -247,13 +258,13 @@ class FileVersions(VersionSource):
         folders = self._seen
         in_place = next((folder for folder in folders if not folder.path), None)
         named = [folder for folder in folders if folder.path]
+        complete = [folder.path for folder in named if folder.complete is not None]
         if in_place is not None and in_place.complete is not None:
-            other = next((folder for folder in named if folder.complete is not None), None)
-            if other is not None:
+            if complete:
                 problem = (
                     f"dataset {self.spec.name!r}: {self._source.url} holds"
-                    f" {self._source.complete} itself and so does its folder {other.path!r}: either"
-                    " everything below the URL is one version, or each folder is."
+                    f" {self._source.complete} itself and so does its folder {complete[0]!r}:"
+                    " either everything below the URL is one version, or each folder is."
                 )
                 raise DatasetError(
                     problem, "Remove one of the two completion objects.", dataset=self.spec.name
@@ -262,9 +273,9 @@ class FileVersions(VersionSource):
         if self._partition is not None:
             return self._find_partition(manifest, named, self._partition)
         if not named:
-            missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
+            folder = "" if in_place else "*/"
+            missing = f"{self._source.url}/{folder}{self._source.complete}"
             return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
-        complete = [folder.path for folder in named if folder.complete is not None]
         outside = tuple(sorted(self.outside(complete) - manifest.names, key=natural_sort_key))
         # A published version stays one, also if partitions are declared otherwise since then.
         named = [
@@ -433,29 +444,46 @@ class FileVersions(VersionSource):
             return Awaiting(None, (self._marker(folder),), idle=True)
         return self._delivery(name, folder)
 
+    def _reject_partition_in_place(self) -> None:
+        if self._partition is None:
+            return
+        problem = (
+            f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but"
+            f" {self._source.url} is one folder that is written in place, whose versions are"
+            " named by their completion time."
+        )
+        step = (
+            "Put each version into a folder of its own, or advance the dataset without a partition."
+        )
+        raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
+
+    def _find_delivered_in_place(
+        self, manifest: BoundedManifest, folder: Folder, done: Delivered | None
+    ) -> Awaiting | None:
+        """Return that nothing is new, if the folder holds what was delivered last, or a copy of it;
+        else None.
+        """
+        if done is None:
+            return None
+        if done.freed and manifest.ref(done.version) is None:
+            return None  # but a copy of revoked files is no new delivery
+        copies = {}
+        if self._is_copy(done.markers, folder):
+            copies = {done.name: self._current_markers(folder, done.markers)}
+        else:
+            before = done.markers.get(folder.marker.path)
+            listed = (folder.marker.modified, _listing_digest(folder))
+            if before is None or (before.completed, before.listing) != listed:
+                return None
+        return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
+
     def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
         complete = folder.marker
-        if self._partition is not None:
-            problem = (
-                f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but"
-                f" {self._source.url} is one folder that is written in place, whose versions are"
-                " named by their completion time."
-            )
-            step = (
-                "Put each version into a folder of its own, or advance the dataset without a"
-                " partition."
-            )
-            raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
+        self._reject_partition_in_place()
         done = manifest.delivered[-1] if manifest.delivered else None
-        ref = manifest.ref(done.version) if done else None
-        # A copy of revoked files is no new delivery.
-        if done is not None and (not done.freed or ref is not None):
-            before = done.markers.get(complete.path)
-            copied = self._is_copy(done.markers, folder)
-            listed = (complete.modified, _listing_digest(folder))
-            if copied or (before is not None and (before.completed, before.listing) == listed):
-                copies = {done.name: self._current_markers(folder, done.markers)} if copied else {}
-                return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
+        delivered_before = self._find_delivered_in_place(manifest, folder, done)
+        if delivered_before is not None:
+            return delivered_before
         if any(file.modified > complete.modified for file in folder.files):
             # Files are being replaced while the old completion object is still there.
             newer = max(folder.files, key=lambda file: file.modified)
@@ -466,32 +494,24 @@ class FileVersions(VersionSource):
             return Awaiting(None, (self._marker(folder),), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
-        if outside := tuple(self.outside([name])):
-            in_place = (
-                (
-                    f"{self._marker(folder)} completes a folder that is written in place, whose"
-                    " versions are named by time"
-                ),
+        outside = tuple(self.outside([name]))
+        if outside:
+            note = (
+                f"{self._marker(folder)} completes a folder that is written in place, whose"
+                " versions are named by time"
             )
-            return Awaiting(
-                None,
-                (),
-                idle=True,
-                outside=outside,
-                notes=(*in_place, *self.describe_outside(outside)),
-            )
+            notes = (note, *self.describe_outside(outside))
+            return Awaiting(None, (), idle=True, outside=outside, notes=notes)
         if name in manifest.names:
-            notes: tuple[str, ...] = ()
-            if (
-                done is not None and not done.freed and done.name == name
-            ):  # with other contents, as checked above
-                notes = (
-                    (
-                        f"{self._source.url} was completed twice in the second that names version"
-                        f" {name!r}, with other contents: write {self._marker(folder)} again, and"
-                        " they are a version of their own"
-                    ),
+            notes = ()
+            # With other contents, as checked above.
+            if done is not None and not done.freed and done.name == name:
+                note = (
+                    f"{self._source.url} was completed twice in the second that names version"
+                    f" {name!r}, with other contents: write {self._marker(folder)} again, and"
+                    " they are a version of their own"
                 )
+                notes = (note,)
             return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
         delivery = self._delivery(name, folder)
         if manifest.delivered:
@@ -556,6 +576,15 @@ class FileVersions(VersionSource):
             )
         return tuple(notes)
 
+    def _may_be_tried_again(self, manifest: BoundedManifest, done: Delivered) -> bool:
+        """Whether a version of this name may be published although one was delivered before."""
+        if done.freed is not None:
+            return True
+        ref = manifest.ref(done.version)
+        if ref is None or ref.state != "rejected":
+            return False
+        return self.spec.versions is not None or done is manifest.delivered[-1]
+
     def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
         """Return the names of rejected and revoked versions whose folders were completed again
         since.
@@ -572,20 +601,15 @@ class FileVersions(VersionSource):
             done = newest.get(folder.path)
             if done is None or folder.complete is None:
                 continue
-            ref = manifest.ref(done.version)
-            refused = done.freed is not None or (ref is not None and ref.state == "rejected")
-            last = (
-                done is manifest.delivered[-1]
-                or done.freed is not None
-                or self.spec.versions is not None
-            )
+            if not self._may_be_tried_again(manifest, done):
+                continue
             before = done.markers.get(folder.marker.path)
             at = folder.complete.modified
             if before is not None:
                 anew = before.completed != at
             else:
                 anew = done.freed is not None and done.freed < at
-            if refused and last and (anew or self._differs(done.markers, folder)):
+            if anew or self._differs(done.markers, folder):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
@@ -605,20 +629,17 @@ class FileVersions(VersionSource):
             for done in manifest.delivered
             if done.name not in ended and done.version not in refused and not done.freed
         }
-        here = [
-            folder
-            for folder in named
-            if folder.complete and folder.path in delivered and folder.path not in self._given
-        ]
-        others = [folder for folder in here if self._differs(delivered[folder.path], folder)]
-        same = [
-            folder
-            for folder in here
-            if folder not in others and self._is_copy(delivered[folder.path], folder)
-        ]
-        return {
-            folder.path: self._current_markers(folder, delivered[folder.path]) for folder in same
-        }, others
+        copies: dict[str, Markers] = {}
+        others: list[Folder] = []
+        for folder in named:
+            markers = delivered.get(folder.path)
+            if markers is None or folder.complete is None or folder.path in self._given:
+                continue
+            if self._differs(markers, folder):
+                others.append(folder)
+            elif self._is_copy(markers, folder):
+                copies[folder.path] = self._current_markers(folder, markers)
+        return copies, others
 
     def _describe_changed_folder(self, folder: Folder) -> str:
         """Return a note on a delivered folder with changed contents, and how to publish them."""

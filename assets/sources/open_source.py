@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource, QuerySource
 from dagster_adjunct.assets.sources.version_source import VersionSource
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
@@ -20,7 +20,7 @@ from dagster_adjunct.assets.sources.stream_source import StreamSource
 
 def open_source(
     systems: Mapping[str, StreamSystem],
-    spec: AdjunctDataset,
+    spec: BoundedDataset,
     lake: Lake,
     *,
     partition: str | None = None,

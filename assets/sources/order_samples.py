@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration import change_values
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
 from dagster_adjunct.assets.declaration.change_values import Order, Samples
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.sources.changes import (
     decode_arrow_rows,
     decode_rows,
@@ -22,7 +22,7 @@ from dagster_adjunct.assets.sources.changes import (
     position_array,
 )
 from dagster_adjunct.assets.sources.entries import (
-    OpenedStream,
+    OpenedChanges,
     Ranges,
     derive_row_schema,
     describe_input,
@@ -78,7 +78,7 @@ class OrderSamples:
 
 
 def find_order_samples(
-    source: OpenedStream,
+    source: OpenedChanges,
     ranges: Ranges,
     spark: Callable[[], SparkSession],
     known: Samples | None = None,
@@ -123,7 +123,7 @@ def needs_samples(order: Order, rows: Schema) -> bool:
     return any(name not in rows.names or rows.field(name).type == "string" for name in order)
 
 
-def _cut(source: OpenedStream, ranges: Ranges, count: int) -> Iterator[Ranges]:
+def _cut(source: OpenedChanges, ranges: Ranges, count: int) -> Iterator[Ranges]:
     """Yield the ranges in pieces of at most `count` offsets of each partition."""
     system = source.system
     left = {ssp: span for ssp, span in ranges.items() if system.compare(*span) < 0}
@@ -140,7 +140,7 @@ def _cut(source: OpenedStream, ranges: Ranges, count: int) -> Iterator[Ranges]:
         }
 
 
-def samples_in_frame(spec: AdjunctDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
+def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
     """Return what these changes of rows show."""
     order = spec.following.order_by or ()
     lacks = F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH))
@@ -170,7 +170,7 @@ def samples_in_frame(spec: AdjunctDataset, rows: DataFrame, schema: Schema) -> O
     )
 
 
-def samples_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
+def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
     """Return what these changes of rows show, whose order is made of columns."""
     order = spec.following.order_by or ()
     rows = rows.filter(pc.is_null(rows.column(PROBLEM)))
@@ -196,7 +196,7 @@ def _problem(name: str, text: str | None, reason: str | None) -> str:
     return reason or "" if text is None else change_values.unordered_reason(name, text)
 
 
-def unorderable_error(spec: AdjunctDataset, place: int, reason: str) -> SchemaMismatchError:
+def unorderable_error(spec: UnboundedDataset, place: int, reason: str) -> SchemaMismatchError:
     """Return the error for changes none of which can be ordered by the name at this place of
     `order_by`.
     """

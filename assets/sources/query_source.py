@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset, Computation, QuerySource
 from dagster_adjunct.assets.declaration.snapshots import call_user_function, run_query
 from dagster_adjunct.assets.sources import entries
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def list_query_spark_needs(spec: AdjunctDataset, query: QuerySource) -> list[str]:
+def list_query_spark_needs(spec: BoundedDataset, query: QuerySource) -> list[str]:
     """Return, in words, why the query can't be run, or entries made, without Spark; empty if
     they can.
     """
@@ -50,7 +50,7 @@ class QueryVersions(VersionSource):
 
     def __init__(
         self,
-        spec: AdjunctDataset,
+        spec: BoundedDataset,
         query: QuerySource,
         partition: str | None,
         *,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.sources import entries
-from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream
+from dagster_adjunct.assets.sources.entries import Offsets
 from dagster_adjunct.assets.sources.markers import (
     CompleteVersion,
     IncompleteVersion,
@@ -63,11 +63,11 @@ class StreamSource(VersionSource):
     def __init__(
         self,
         systems: Mapping[str, StreamSystem],
-        spec: AdjunctDataset,
+        spec: BoundedDataset,
         *,
         now: Callable[[], datetime],
     ) -> None:
-        self._stream = stream = OpenedStream.of(systems, spec, at_once=True)
+        self._stream = stream = entries.open_stream(systems, spec)
         # Offsets order the records of one key; the partition breaks ties if a key can be in several
         # partitions.
         info = stream.info

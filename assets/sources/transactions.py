@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cmp_to_key
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.sources.entries import (
-    OpenedStream,
+    OpenedChanges,
     Ranges,
     describe_input,
     resolve_stream,
@@ -87,10 +87,10 @@ def cut_at_incomplete(
 
 
 def limit_to_complete_transactions(
-    spec: AdjunctDataset,
+    spec: UnboundedDataset,
     systems: Mapping[str, StreamSystem],
     spark: SparkSession,
-    source: OpenedStream,
+    source: OpenedChanges,
     ranges: Ranges,
 ) -> Ranges:
     """Return the ranges without the changes of incomplete transactions; empty ranges are left out.
@@ -185,7 +185,7 @@ class _TransactionReader:
     declared: DebeziumEnvelope
     systems: Mapping[str, StreamSystem]
     spark: SparkSession
-    source: OpenedStream
+    source: OpenedChanges
     what: str
 
     def aggregate(self, ranges: Ranges) -> list[Row]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.sources import entries
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
@@ -114,7 +114,7 @@ class VersionSource(ABC):
 
     def __init__(
         self,
-        spec: AdjunctDataset,
+        spec: BoundedDataset,
         schema: Schema,
         declaration: DatasetDeclaration,
         ordered_by: tuple[str, ...],

@@ -22,15 +22,20 @@ from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
 from dagster_adjunct.assets.declaration.change_values import LOWEST, Samples
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.sources.changes import add_order
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
-    OpenedStream,
+    OpenedChanges,
     offsets_by_partition,
     offsets_to_json,
+    require_changes,
 )
 from dagster_adjunct.assets.sources.order_samples import (
     needs_samples,
@@ -82,7 +87,7 @@ _SNAPSHOT = "a bulk snapshot"
 
 
 def load_snapshot(
-    context: Runtime, source: OpenedStream, attempt: Attempt, number: int
+    context: Runtime, source: OpenedChanges, attempt: Attempt, number: int
 ) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
     """Write the rows of the bulk snapshot as the base of a new table.
 
@@ -112,9 +117,8 @@ def load_snapshot(
             if spec.following.history is not None:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
-                context.lake,
-                attempt,
-                number,
+                context.lake.store,
+                attempt.generation(number),
                 layout,
                 placed,
                 SPARK,
@@ -138,7 +142,7 @@ def load_snapshot(
     return generation, start, samples
 
 
-def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
+def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
     """Return the snapshot's rows with `__position`, and the first values of the ordering columns.
 
     A row's position is made from its ordering columns. Without these in the rows it is below those
@@ -170,7 +174,7 @@ def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, S
 
 
 def _snapshot_valid_from(
-    source: OpenedStream, start: Mapping[SystemStreamPartition, str], spark: SparkSession
+    source: OpenedChanges, start: Mapping[SystemStreamPartition, str], spark: SparkSession
 ) -> Column:
     """Return the column in which rows of the snapshot begin to be valid: `valid_from`, or one time
     for all rows.
@@ -202,7 +206,7 @@ def _snapshot_valid_from(
 
 
 def validate_snapshot_position(
-    snapshot: Snapshot, source: OpenedStream, what: str
+    snapshot: Snapshot, source: OpenedChanges, what: str
 ) -> dict[SystemStreamPartition, str]:
     """Return the snapshot's position: the next offset to read, by partition.
 
@@ -405,7 +409,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 def advance_unbounded(
     context: Runtime,
-    spec: AdjunctDataset,
+    spec: UnboundedDataset,
     *,
     rebuild: str | None = None,
     on_stage: OnStage = ignore_stage,
@@ -524,7 +528,7 @@ def rebuild_dataset(
     Raises DatasetError for a bounded dataset and for a stream that no longer holds every key, and
     ConfigurationError without a reason.
     """
-    if not spec.follows_changes:
+    if isinstance(spec, BoundedDataset):
         problem = (
             f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream."
         )
@@ -534,5 +538,6 @@ def rebuild_dataset(
         )
         raise DatasetError(problem, step, dataset=spec.name)
     require_audit_fields("rebuild", spec.name, reason, by)
+    spec = require_changes(spec)
     with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:
         return advance_unbounded(runtime, spec, rebuild=reason, on_stage=on_stage)

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import (
-    OpenedStream,
+    OpenedChanges,
     Ranges,
     list_spark_needs,
     offsets_to_json,
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.rewind_plan import ActiveRewind
 
 
-def list_change_spark_needs(source: OpenedStream) -> list[str]:
+def list_change_spark_needs(source: OpenedChanges) -> list[str]:
     """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
 
     Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs
@@ -89,7 +89,7 @@ def list_change_spark_needs(source: OpenedStream) -> list[str]:
     return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
 
 
-def list_format_spark_needs(spec: AdjunctDataset, records: Schema) -> list[str]:
+def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str]:
     """Return, in words, why changes in records with these columns can't be decoded without
     Spark; empty if they can.
     """
@@ -102,7 +102,7 @@ def list_format_spark_needs(spec: AdjunctDataset, records: Schema) -> list[str]:
     return needed
 
 
-def check_spark_needs(source: OpenedStream) -> None:
+def check_spark_needs(source: OpenedChanges) -> None:
     """Raise ConfigurationError for a table that can't be advanced without Spark."""
     initial = source.spec.following.initial
     needed = list_change_spark_needs(source)
@@ -112,7 +112,7 @@ def check_spark_needs(source: OpenedStream) -> None:
 
 
 def read_changes(
-    source: OpenedStream,
+    source: OpenedChanges,
     ranges: Ranges,
     spark: Callable[[], SparkSession],
     positions_from: int = 0,
@@ -337,9 +337,8 @@ def write_changes(
     changes, count_late = drop_late(changes, plan.late_from, on_bad_change)
     writer = _ChangeWriter(ARROW if spark is IN_PROCESS else SPARK)
     generation, counters = write_generation(
-        advance.context.lake,
-        attempt,
-        manifest.next_generation,
+        advance.context.lake.store,
+        attempt.generation(manifest.next_generation),
         commit.table_layout(advance.source),
         select_applicable(changes, spec.name, set_aside=set_aside),
         writer,
@@ -425,6 +424,11 @@ def target_generations(advance: Advance) -> tuple[Generation, ...]:
     return () if version is None else version.generations
 
 
+def _report_bootstrap(advance: Advance, seconds: float, done: int) -> None:
+    at = bootstrap_progress(advance.context.systems, advance.manifest, advance.context.now())
+    advance.stages.report_progress("bootstrap", seconds, at.describe(seconds, done))
+
+
 def apply_changes(advance: Advance) -> tuple[Advance, Action]:
     """Apply the changes since the last commit, one commit a chunk; return the advance and the
     action taken.
@@ -446,16 +450,9 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
         done += records
         if running:
             action = "bootstrapped"
+            _report_bootstrap(advance, time.monotonic() - began, 0 if reached else done)
         elif action == "up-to-date":
             action = "applied"
-        if running:
-            took = time.monotonic() - began
-            at = bootstrap_progress(
-                advance.context.systems, advance.manifest, advance.context.now()
-            )
-            advance.stages.report_progress(
-                "bootstrap", took, at.describe(took, 0 if reached else done)
-            )
         # the next advance applies what came after a bootstrap began, so that readers need not wait
         if last:
             return advance, action if reached or not running else "waiting"

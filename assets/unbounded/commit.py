@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
-    OpenedStream,
+    OpenedChanges,
     Ranges,
     offsets_by_partition,
     offsets_to_json,
@@ -91,12 +91,12 @@ class Advance:
         return cls(context, snapshot, decision, stages, snapshot.commit, manifest, snapshot.ends)
 
     @property
-    def source(self) -> OpenedStream:
+    def source(self) -> OpenedChanges:
         """The opened input stream of the dataset."""
         return self.snapshot.source
 
     @property
-    def spec(self) -> AdjunctDataset:
+    def spec(self) -> UnboundedDataset:
         """The declaration of the dataset."""
         return self.snapshot.spec
 
@@ -294,7 +294,7 @@ def strip_large_footers(generation: Generation) -> Generation:
     return generation.without_footers() if generation.footer_size > MAX_FOOTER_BYTES else generation
 
 
-def table_layout(source: OpenedStream) -> BucketLayout:
+def table_layout(source: OpenedChanges) -> BucketLayout:
     """Return the layout of a table's files by its current declaration."""
     spec = source.spec
     schema = source.schema.with_sensitive(

@@ -303,9 +303,8 @@ def merge_generations(
     else:
         merge = _plan_history_merge(what, manifest, plan, version.history, forget=forget)
     generation, counters = write_generation(
-        context.lake,
-        attempt,
-        plan.generations[-1].id,
+        context.lake.store,
+        attempt.generation(plan.generations[-1].id),
         version.layout,
         rows,
         ARROW if spark is IN_PROCESS else SPARK,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import resolve_stream
@@ -42,7 +42,9 @@ time.
 
 
 def build_dead_letters(
-    changes: DataFrame | pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    changes: DataFrame | pa.Table,
+    spec: UnboundedDataset,
+    incomplete: Sequence[tuple[int, int, str]],
 ) -> DataFrame | pa.Table | None:
     """Return the dead letters for the changes that can't be applied, one for each record; None
     without any.
@@ -78,7 +80,7 @@ def build_dead_letters(
 
 
 def _build_arrow_dead_letters(
-    changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+    changes: pa.Table, spec: UnboundedDataset, incomplete: Sequence[tuple[int, int, str]]
 ) -> pa.Table | None:
     if incomplete:
         reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
@@ -114,7 +116,7 @@ def _build_arrow_dead_letters(
 
 def send_dead_letters(
     systems: Mapping[str, StreamSystem],
-    spec: AdjunctDataset,
+    spec: UnboundedDataset,
     letters: DataFrame | pa.Table,
     *,
     producer: str,

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy, local_table
+from dagster_adjunct.assets.declaration.dataset import LocalTable, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, read_committed_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -67,9 +67,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def columns_of_local_table(spec: AdjunctDataset) -> Schema:
+def columns_of_local_table(spec: LocalTable) -> Schema:
     """Return the declared columns of a local table."""
-    assert isinstance(spec.input, OwnedBy), "only local tables declare their columns"
     return spec.input.schema
 
 
@@ -86,7 +85,7 @@ def has_expired(generation: Generation, watermark: datetime | None) -> bool:
     )
 
 
-def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
+def new_manifest(spec: LocalTable, now: datetime) -> UnboundedManifest:
     """Return the first manifest of a table, which serves no version yet."""
     return UnboundedManifest(
         name=spec.name,
@@ -97,7 +96,7 @@ def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
 
 
 def empty_manifest(
-    spec: AdjunctDataset, attempt: Attempt, number: int, now: datetime
+    spec: LocalTable, attempt: Attempt, number: int, now: datetime
 ) -> UnboundedManifest:
     """Return the first manifest of a table, which serves an empty version. `number` is that of
     its commit.
@@ -111,7 +110,7 @@ def empty_manifest(
 
 
 def version_from_generations(
-    spec: AdjunctDataset, generations: Sequence[Generation], **facts: Any
+    spec: LocalTable, generations: Sequence[Generation], **facts: Any
 ) -> SealedVersion:
     """Return a version of these generations, oldest first, with the declared columns; `facts`
     are its other fields.
@@ -123,7 +122,7 @@ def version_from_generations(
     )
 
 
-def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> UnboundedManifest:
+def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> UnboundedManifest:
     """Return the stored manifest if it fits the declared local table.
 
     Raises DatasetError for incompatible columns (they can only be added or widened), listing the
@@ -152,7 +151,7 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
 
 
 def advance_local(
-    context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage = ignore_stage
+    context: Runtime, spec: LocalTable, *, on_stage: OnStage = ignore_stage
 ) -> AdvanceReport:
     """Compact a local table where that is due; only its application's batches change its contents.
 
@@ -162,7 +161,7 @@ def advance_local(
     columns = columns_of_local_table(spec)
     stored = context.log(spec.name).read()[1]
     manifest = None if stored is None else require_local_manifest(stored, spec)
-    policy = spec.following.compaction
+    policy = spec.compaction
     compacted = None
     if manifest is not None and policy.inside_commit:
         with stages("compact"):
@@ -187,12 +186,7 @@ def advance_local(
 
 
 def undo_batch(
-    context: Runtime,
-    name: str,
-    application: str,
-    batch: int,
-    *,
-    declared: AdjunctDataset | None = None,
+    context: Runtime, name: str, application: str, batch: int, *, declared: LocalTable | None = None
 ) -> str | None:
     """Undo what an abandoned batch wrote to its application's table; return the id of the version
     served afterwards.
@@ -290,7 +284,7 @@ def _find_version_before(
     log: DatasetLog,
     manifest: UnboundedManifest,
     written: Written,
-    declared: AdjunctDataset | None,
+    declared: LocalTable | None,
     attempt: Attempt,
 ) -> SealedVersion:
     """Return the version that was served before the batch in `written`; an empty one if there
@@ -364,7 +358,7 @@ class LocalTableWriter:
     def __init__(
         self,
         lake: Lake,
-        spec: AdjunctDataset,
+        spec: LocalTable,
         pinned: SealedVersion | None,
         batch: WritingBatch,
         writer: GenerationWriter = SPARK,
@@ -417,18 +411,15 @@ class LocalTableWriter:
             record_build(self._lake, self._spec.name, attempt.id, self._batch.by)
         )
         generation, counters = write_generation(
-            self._lake,
-            attempt,
-            number,
+            self._lake.store,
+            attempt.generation(number),
             self._layout,
             _with_position(rows, number),
             self._writer,
             WriteOptions(
                 f"local table {self._spec.name!r}",
                 drop_tombstones=not self._stacked_generations(),
-                range_of=(
-                    self._spec.input.expires if isinstance(self._spec.input, OwnedBy) else None
-                ),
+                range_of=self._spec.input.expires,
             ),
             order_by=order_by,
             partitioned=partitioned,
@@ -673,27 +664,23 @@ def state_dataset_name(application: str, name: str) -> str:
     return f"{application}-{name}"
 
 
-def declare_state_dataset(application: str, name: str, spec: StateSpec) -> AdjunctDataset:
+def declare_state_dataset(application: str, name: str, spec: StateSpec) -> LocalTable:
     """Return the declaration of the state table. Raises ConfigurationError for a key that can't
     be compared.
     """
     return local_table(
         state_dataset_name(application, name),
-        application=application,
+        OwnedBy(application, spec.schema, spec.expires, spec.kept_for, spec.zone_rules),
         key=spec.key,
-        schema=spec.schema,
         partitions=spec.partitions,
         partition_by=spec.partition_by,
         compaction=_STATE_COMPACTION,
         discard=_STATE_DISCARD,
         description=f"What an operator of application {application} keeps until its time.",
-        expires=spec.expires,
-        kept_for=spec.kept_for,
-        zone_rules=spec.zone_rules,
     )
 
 
-def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
+def validate_state(lake: Lake, dataset: LocalTable) -> None:
     """Raise DatasetError, saying what differs, where the stored state does not fit the declared
     one.
 
@@ -703,7 +690,6 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
     stored = DatasetLog(lake, dataset.name).read()[1]
     if stored is None:
         return
-    assert isinstance(dataset.input, OwnedBy)
     was = stored.declaration.kept_for
     declared = dataset.input.kept_for
     if stored.declaration.expires is None or stored.declaration.owner != dataset.input.application:
@@ -726,7 +712,7 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
     require_local_manifest(stored, dataset)
 
 
-def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
+def create_state(context: Runtime, dataset: LocalTable) -> None:
     """Create an empty state table if there is none.
 
     `undo_batch` needs a table in which to record an abandoned batch, so that a late commit of a

@@ -26,8 +26,13 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
+from dagster_adjunct.assets.sources.entries import (
+    Offsets,
+    OpenedChanges,
+    offsets_by_partition,
+    open_changes,
+)
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     DatasetManifest,
@@ -68,7 +73,7 @@ class TableSnapshot:
     writer committed meanwhile.
     """
 
-    source: OpenedStream
+    source: OpenedChanges
     at: datetime
     commit: Commit | None
     manifest: UnboundedManifest | None
@@ -80,7 +85,7 @@ class TableSnapshot:
     refusal: CommitConflictError | MalformedDocumentError | None = None
 
     @property
-    def spec(self) -> AdjunctDataset:
+    def spec(self) -> UnboundedDataset:
         """The declaration of the dataset."""
         return self.source.spec
 
@@ -108,14 +113,14 @@ class TableContinuity:
     refusal: OffsetOutOfRangeError | None = None
 
 
-def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
+def inspect_table(context: Runtime, spec: UnboundedDataset) -> TableSnapshot:
     """Return the table and its stream as they are now. Reads no data files and changes nothing.
 
     Raises DatasetError for an input that does not fit this dataset, and for another key,
     partitioning or input than the table was declared with. Columns are compared later, by
     `plan_recovery`.
     """
-    source = OpenedStream.of(context.systems, spec)
+    source = open_changes(context.systems, spec)
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
     manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
@@ -217,7 +222,7 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     return TableContinuity("valid")
 
 
-def describe_changed_partitions(source: OpenedStream, offsets: Offsets) -> str:
+def describe_changed_partitions(source: OpenedChanges, offsets: Offsets) -> str:
     """Return which partitions of the stream were added or removed since the table read these
     offsets, "" for none.
     """
@@ -227,7 +232,7 @@ def describe_changed_partitions(source: OpenedStream, offsets: Offsets) -> str:
     return "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
 
 
-def effective_max_age(source: OpenedStream) -> timedelta | None:
+def effective_max_age(source: OpenedChanges) -> timedelta | None:
     """Return how long a table that is behind stays valid: `max_age`, else how long its stream keeps
     deletions.
 
@@ -277,7 +282,7 @@ def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
     return CommitConflictError(problem, step, dataset=log.name)
 
 
-def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: datetime) -> str:
+def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: datetime) -> str:
     """Return why a running bootstrap can't be continued, "" if it can."""
     bootstrap = manifest.bootstrap
     kept = source.info.tombstones_kept
@@ -432,7 +437,7 @@ def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
 
 
 def incomplete_stream_error(
-    spec: AdjunctDataset, why: str, instead: str, then: str = ""
+    spec: UnboundedDataset, why: str, instead: str, then: str = ""
 ) -> DatasetError:
     """Return the error for a bootstrap from a stream that no longer holds every key."""
     problem = (

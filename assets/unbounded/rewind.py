@@ -20,8 +20,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.entries import OpenedStream, offsets_by_partition
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    UnboundedDataset,
+)
+from dagster_adjunct.assets.sources.entries import (
+    OpenedChanges,
+    offsets_by_partition,
+    require_changes,
+)
 from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
 from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
 from dagster_adjunct.assets.unbounded.commit import Advance
@@ -76,7 +84,7 @@ def plan_rewind(
     Raises DatasetError for a dataset that can't be rewound and for partitions of other streams, and
     OffsetOutOfRangeError for a startpoint that the stream does not hold.
     """
-    require_rewindable(spec)
+    spec = require_rewindable(spec)
     with open_runtime([spec], lake=lake, systems=systems, spark=no_session, by="plan") as runtime:
         snapshot = inspect_table(runtime, spec)
     plan = resolve_rewind(snapshot, positions, force)
@@ -88,9 +96,11 @@ def plan_rewind(
     return replace(plan, refusal=not_continuable_error(snapshot, decision))
 
 
-def require_rewindable(spec: AdjunctDataset) -> None:
-    """Raise DatasetError for a bounded dataset, and for one whose table is not stored."""
-    if not spec.follows_changes:
+def require_rewindable(spec: AdjunctDataset) -> UnboundedDataset:
+    """Return the dataset, if it follows a change stream and its table is stored; else raise
+    DatasetError.
+    """
+    if isinstance(spec, BoundedDataset):
         raise errors.DatasetError(
             f"dataset {spec.name!r} is bounded: it can return to earlier versions, not to positions"
             " of its stream.",
@@ -99,7 +109,7 @@ def require_rewindable(spec: AdjunctDataset) -> None:
             " Deliver other content as a new version.",
             dataset=spec.name,
         )
-    if not spec.following.persistent:
+    if not spec.persistent:
         raise errors.DatasetError(
             f"dataset {spec.name!r} is declared persistent=False: it is built in each run, and has"
             " no table to rewind.",
@@ -107,6 +117,7 @@ def require_rewindable(spec: AdjunctDataset) -> None:
             " offset in each run.",
             dataset=spec.name,
         )
+    return require_changes(spec)
 
 
 def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) -> RewindPlan:
@@ -200,7 +211,7 @@ def _plan_partition(
 
 
 def _refusal_error(
-    source: OpenedStream,
+    source: OpenedChanges,
     manifest: UnboundedManifest | None,
     positions: Positions,
     partitions: tuple[PartitionRewind, ...],
@@ -311,7 +322,7 @@ def rewind_table(
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
     """Do what `rewind_dataset` does, with an open runtime."""
-    require_rewindable(spec)
+    spec = require_rewindable(spec)
     require_audit_fields("rewind", spec.name, reason, runtime.by)
     stages = Stages(spec.name, on_stage)
     try:
@@ -325,7 +336,7 @@ def rewind_table(
 
 def _rewind(
     context: Runtime,
-    spec: AdjunctDataset,
+    spec: UnboundedDataset,
     positions: Positions,
     reason: str,
     force: Force,

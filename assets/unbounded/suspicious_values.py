@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.envelope_parser import TEXT, with_envelope_json
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.assets.sources.entries import (
-    OpenedStream,
+    OpenedChanges,
     Ranges,
     derive_row_schema,
     describe_input,
@@ -28,7 +28,7 @@ _MONTH = {"millis": 31 * 86_400_000, "micros": 31 * 86_400_000_000}
 
 
 def find_suspicious_values(
-    source: OpenedStream, ranges: Ranges, spark: Callable[[], SparkSession]
+    source: OpenedChanges, ranges: Ranges, spark: Callable[[], SparkSession]
 ) -> tuple[str, ...]:
     """Return warnings about the first changes in these ranges; () for formats whose values have
     one encoding.
@@ -68,25 +68,24 @@ def _describe_suspicions(
         values = [row[field.name] for row in rows if row.get(field.name) is not None]
         if not values:
             continue
-        numbers_as_text = all(
-            isinstance(value, str) and _PLAIN_NUMBER.fullmatch(value) for value in values
-        )
-        if precise and field.type.startswith("decimal") and numbers_as_text:
+        is_decimal = precise and field.type.startswith("decimal")
+        if is_decimal and all(map(_is_number_as_text, values)):
             yield (
                 f"each value of {field.name!r} is a plain number, read as base64, because of"
                 " decimals='precise': if they are numbers, declare decimals='string' and rebuild"
             )
         if field.type == "timestamp" and form.timestamps is not None:
-            numbers = [
-                value for value in values if isinstance(value, int) and not isinstance(value, bool)
-            ]
             limit = _MONTH[form.timestamps]
-            if (
-                numbers
-                and len(numbers) == len(values)
-                and all(abs(number) <= limit for number in numbers)
-            ):
+            if all(_is_number_within(value, limit) for value in values):
                 yield (
                     f"all times in {field.name!r} are within a month of 1970, because timestamps is"
                     f" {form.timestamps!r}: if they count another unit, correct it and rebuild"
                 )
+
+
+def _is_number_as_text(value: object) -> bool:
+    return isinstance(value, str) and _PLAIN_NUMBER.fullmatch(value) is not None
+
+
+def _is_number_within(value: object, limit: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= limit

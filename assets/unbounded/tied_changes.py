@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.sources.entries import OpenedStream
+from dagster_adjunct.assets.sources.entries import OpenedChanges
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import (
     VALID_FROM,
@@ -100,7 +100,7 @@ class TieRule:
         )
 
 
-def find_tie_rule(source: OpenedStream, layout: BucketLayout) -> TieRule | None:
+def find_tie_rule(source: OpenedChanges, layout: BucketLayout) -> TieRule | None:
     """Return how ties are found among the changes of this stream, which are stored in this layout;
     None where all changes of a key are in one partition.
     """

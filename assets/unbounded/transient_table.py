@@ -18,9 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT
 from dagster_adjunct.assets.declaration.change_values import Samples
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.sources.changes import decode_changes, fail_on_problems
-from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_to_json
+from dagster_adjunct.assets.sources.entries import (
+    Offsets,
+    OpenedChanges,
+    Ranges,
+    offsets_to_json,
+    open_changes,
+)
 from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
@@ -141,7 +147,11 @@ class TransientTable:
     """
 
     def __init__(
-        self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None
+        self,
+        systems: Mapping[str, StreamSystem],
+        spec: UnboundedDataset,
+        *,
+        last: str | None = None,
     ) -> None:
         self.spec = spec
         self.view: TransientVersion | None = None
@@ -150,11 +160,11 @@ class TransientTable:
         self._samples: Samples | None = None
 
     @requested_once
-    def _source(self) -> OpenedStream:
+    def _source(self) -> OpenedChanges:
         """The input stream, opened once: a run keeps the columns and partitions that it began
         with.
         """
-        return OpenedStream.of(self._systems, self.spec)
+        return open_changes(self._systems, self.spec)
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
         """Build the table, or apply the changes since the last call, up to the stream's current
@@ -245,36 +255,47 @@ class TransientTable:
             )
         oldest = source.system.oldest(source.ssps)
         upcoming = source.system.upcoming(source.ssps)
-        for ssp, (start, end) in [*ranges.items()]:
-            beyond = source.system.compare(end, upcoming[ssp]) > 0
-            lost = start != end and source.system.compare(start, oldest[ssp]) < 0
-            if beyond or (
-                lost and (self.spec.bootstrap or self.spec.following.on_lost_offset == "fail")
-            ):
-                problem = f"the oldest that the stream still holds is {oldest[ssp]}"
-                if beyond:
-                    problem = (
-                        f"the stream ends at {upcoming[ssp]}: it was recreated, or has lost changes"
-                    )
-                raise OffsetOutOfRangeError(
-                    f"dataset {self.spec.name!r}: the open batch began with offsets {start} to"
-                    f" {end} of {ssp}, and {problem}. The batch can't be retried.",
-                    _ABANDON_BATCH if beyond else f"{_ABANDON_BATCH} {_PREVENT_LOSS}",
-                    dataset=self.spec.name,
-                    stream=ssp.qualified_stream,
-                    partition=ssp.partition,
-                )
-            if lost:
-                first = oldest[ssp]
-                ranges[ssp] = (first, first if source.system.compare(end, first) < 0 else end)
+        ranges = {
+            ssp: self._remaining_range(ssp, span, oldest[ssp], upcoming[ssp])
+            for ssp, span in ranges.items()
+        }
         filled = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
+        if filled and not source.count(filled):
+            filled = {}
         before = self.view
-        self.view = self._build(
-            spark(), filled if filled and source.count(filled) else {}, ranges, None
-        )
+        self.view = self._build(spark(), filled, ranges, None)
         if before is not None:
             before.release()
         return self.view
+
+    def _remaining_range(
+        self, ssp: SystemStreamPartition, span: tuple[str, str], oldest: str, upcoming: str
+    ) -> tuple[str, str]:
+        """Return what the stream still holds of a range that a batch began with.
+
+        Raises OffsetOutOfRangeError if the table may not continue without what is lost, or if the
+        stream ends before the range does.
+        """
+        start, end = span
+        compare = self._source.system.compare
+        step = _ABANDON_BATCH
+        if compare(end, upcoming) > 0:
+            problem = f"the stream ends at {upcoming}: it was recreated, or has lost changes"
+        elif start == end or compare(start, oldest) >= 0:
+            return span
+        elif self.spec.bootstrap or self.spec.following.on_lost_offset == "fail":
+            problem = f"the oldest that the stream still holds is {oldest}"
+            step = f"{_ABANDON_BATCH} {_PREVENT_LOSS}"
+        else:
+            return oldest, oldest if compare(end, oldest) < 0 else end
+        raise OffsetOutOfRangeError(
+            f"dataset {self.spec.name!r}: the open batch began with offsets {start} to"
+            f" {end} of {ssp}, and {problem}. The batch can't be retried.",
+            step,
+            dataset=self.spec.name,
+            stream=ssp.qualified_stream,
+            partition=ssp.partition,
+        )
 
     def raise_if_stale(self, max_staleness: timedelta) -> None:
         """Raise StaleDatasetError where unread changes are older than `max_staleness`.

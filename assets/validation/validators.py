@@ -21,7 +21,7 @@ from decimal import Decimal
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity, Validator
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -242,35 +242,29 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
 def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
     if candidate.current is None:
         return Finding(True, "the first version")
+    served = candidate.current.version
     old = candidate.current.schema
     new = candidate.view.schema
-    before, after = ({field.name: field.type for field in schema.fields} for schema in (old, new))
-    removed = [name for name in before if name not in after]
-    retyped = [
-        f"{n} ({before[n]} to {after[n]})" for n in before if n in after and before[n] != after[n]
-    ]
-    added = [f"{name} ({after[name]})" for name in after if name not in before]
-    facts = {
-        "removed": removed,
-        "retyped": retyped,
-        "added": added,
-        "served": candidate.current.version,
-    }
-    parts = [
-        f"{what} {', '.join(names)}"
-        for what, names in facts.items()
-        if isinstance(names, list) and names
-    ]
+    before = {field.name: field.type for field in old.fields}
+    after = {field.name: field.type for field in new.fields}
+    changes: dict[str, list[str]] = {"removed": [], "retyped": [], "added": []}
+    for name, kind in before.items():
+        if name not in after:
+            changes["removed"].append(name)
+        elif after[name] != kind:
+            changes["retyped"].append(f"{name} ({kind} to {after[name]})")
+    for name, kind in after.items():
+        if name not in before:
+            changes["added"].append(f"{name} ({kind})")
+    facts: dict[str, Any] = {**changes, "served": served}
+    parts = [f"{what} {', '.join(names)}" for what, names in changes.items() if names]
     if not parts and old.names != new.names:
         parts = [f"the order is {', '.join(new.names)}, was {', '.join(old.names)}"]
-    passed = {"exact": not parts, "additive": not removed and not retyped, "any": True}[rule]
     if not parts:
-        return Finding(
-            True, f"the same {len(new.names)} columns as version {candidate.current.version}", facts
-        )
-    return Finding(
-        passed, f"against version {candidate.current.version}: {'; '.join(parts)}", facts
-    )
+        return Finding(True, f"the same {len(new.names)} columns as version {served}", facts)
+    only_adds = not changes["removed"] and not changes["retyped"]
+    passed = rule == "any" or (rule == "additive" and only_adds)
+    return Finding(passed, f"against version {served}: {'; '.join(parts)}", facts)
 
 
 def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
@@ -659,7 +653,7 @@ def _name_part(columns: Sequence[str]) -> str:
     )
 
 
-def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
+def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
     """Raise PlanningError for a validator that names a column which the dataset won't have, or an
     impossible value.
 
@@ -703,7 +697,7 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
             _check_condition(what, dataset, text, types)
 
 
-def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+def iterate_sql_rules(dataset: BoundedDataset) -> Iterator[tuple[str, str, bool]]:
     """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a
     condition.
     """
@@ -713,7 +707,7 @@ def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]
             yield validator.name, text, _SELECT.match(text) is not None
 
 
-def list_spark_validators(dataset: AdjunctDataset) -> list[str]:
+def list_spark_validators(dataset: BoundedDataset) -> list[str]:
     """Return the names of the validators that Spark evaluates; what functions of the user need
     is unknown.
     """
@@ -730,7 +724,7 @@ def is_left_to_spark(select: str) -> bool:
 
 
 def _check_condition(
-    what: str, dataset: AdjunctDataset, condition: str, types: dict[str, str | None]
+    what: str, dataset: BoundedDataset, condition: str, types: dict[str, str | None]
 ) -> None:
     over = [name for name, _ in multi_record_functions(condition)]
     if over:

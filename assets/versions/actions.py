@@ -445,29 +445,23 @@ def _free_names(
     they are free.
     """
     version = "" if ref is None else ref.id
-    delivered = manifest.delivered
-    free = [
-        done
-        for done in delivered
-        if not done.freed and (done.version == version or done.name in names)
-    ]
+    freed: set[str] = set()
+    delivered = []
+    for done in manifest.delivered:
+        is_meant = done.version == version or done.name in names
+        if is_meant and not done.freed:
+            freed.add(done.name)
+            delivered.append(done.model_copy(update={"freed": at}))
+        else:
+            delivered.append(done)
     # Delivered long ago: its markers are no longer recorded.
-    past = [
-        name
-        for name in manifest.known
-        if name in names and name not in {done.name for done in free}
-    ]
-    if not free and not past:
+    past = [name for name in manifest.known if name in names and name not in freed]
+    if not freed and not past:
         return {}
-    changed = tuple(
-        done.model_copy(update={"freed": at}) if done in free else done for done in delivered
-    )
+    ago = [Delivered(name=name, version=version, markers={}, freed=at) for name in past]
     return {
         "known": tuple(name for name in manifest.known if name not in past),
-        "delivered": (
-            *(Delivered(name=name, version=version, markers={}, freed=at) for name in past),
-            *changed,
-        ),
+        "delivered": (*ago, *delivered),
     }
 
 
@@ -512,45 +506,54 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
     """
     ref = find_version(manifest, version)
     if ref is None and ID_PREFIX.fullmatch(version):
-        begun = [ref for ref in manifest.versions if ref.id.startswith(version)]
-        if len(begun) > 1:
-            problem = (
-                f"dataset {manifest.name!r}: {version!r} is a prefix of several ids: "
-                f"{', '.join(ref.id for ref in begun)}."
-            )
-            raise DatasetError(problem, "Give more digits.", dataset=manifest.name)
-        ref = begun[0] if begun else None
+        ref = _find_by_prefix(manifest, version)
     if ref is None:
-        # Only an erasure gives a number a second id.
-        number = version_number(version) if "-" in version else 0
-        rewritten = next((ref for ref in manifest.versions if ref.number == number), None)
-        if rewritten is not None:
-            problem = (
-                f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as"
-                f" {rewritten.id}."
+        raise _no_version_error(manifest, version)
+    if sealed and ref.state != "sealed":
+        step = "Choose another version: a revoked one never comes back."
+        if ref.state == "rejected":
+            step = (
+                "A rejected version can be accepted with a reason; a revoked one never comes back."
             )
-            step = "Open that one: it has the same entries without the erased ones."
-            raise DatasetError(problem, step, dataset=manifest.name, version=version)
+        raise DatasetError(
+            f"dataset {manifest.name!r}: version {ref.id} is {ref.state} ({ref.reason}) and is not"
+            " served.",
+            step,
+            dataset=manifest.name,
+            version=ref.id,
+        )
+    return ref
+
+
+def _find_by_prefix(manifest: BoundedManifest, prefix: str) -> VersionRef | None:
+    begun = [ref for ref in manifest.versions if ref.id.startswith(prefix)]
+    if len(begun) > 1:
+        problem = (
+            f"dataset {manifest.name!r}: {prefix!r} is a prefix of several ids: "
+            f"{', '.join(ref.id for ref in begun)}."
+        )
+        raise DatasetError(problem, "Give more digits.", dataset=manifest.name)
+    return begun[0] if begun else None
+
+
+def _no_version_error(manifest: BoundedManifest, version: str) -> DatasetError:
+    # Only an erasure gives a number a second id.
+    number = version_number(version) if "-" in version else 0
+    rewritten = next((ref for ref in manifest.versions if ref.number == number), None)
+    if rewritten is not None:
+        problem = (
+            f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as"
+            f" {rewritten.id}."
+        )
+        step = "Open that one: it has the same entries without the erased ones."
+    else:
         listed = ", ".join(f"{ref.id} ({ref.name})" for ref in manifest.versions[-5:]) or "none"
         problem = (
             f"dataset {manifest.name!r} has no version {version!r}; the newest retained are"
             f" {listed}."
         )
         step = f"See adjunct dataset versions {manifest.name}."
-        raise DatasetError(problem, step, dataset=manifest.name, version=version)
-    if sealed and ref.state != "sealed":
-        raise DatasetError(
-            f"dataset {manifest.name!r}: version {ref.id} is {ref.state} ({ref.reason}) and is not"
-            " served.",
-            (
-                "A rejected version can be accepted with a reason; a revoked one never comes back."
-                if ref.state == "rejected"
-                else "Choose another version: a revoked one never comes back."
-            ),
-            dataset=manifest.name,
-            version=ref.id,
-        )
-    return ref
+    return DatasetError(problem, step, dataset=manifest.name, version=version)
 
 
 def require_readable_version(manifest: BoundedManifest, version: str) -> VersionRef:

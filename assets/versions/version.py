@@ -18,9 +18,11 @@ from pydantic import (
 from dagster_adjunct.assets.declaration.change_values import PositionType
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
+    BoundedDataset,
     DatasetKind,
-    OwnedBy,
+    LocalTable,
     QuerySource,
+    UnboundedDataset,
 )
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.resources.bucketing.files import (
@@ -300,7 +302,7 @@ def build_version(
         partition_by=spec.partition_by,
         partitions=spec.partitions,
         positioned=spec.follows_changes,
-        order_by=spec.following.order,
+        order_by=spec.following.order if isinstance(spec, UnboundedDataset) else None,
         generations=tuple(generations),
         **facts,
     )
@@ -403,15 +405,10 @@ def declaration_from_spec(
     placed: bool = False,
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns."""
-    owned = spec.input if isinstance(spec.input, OwnedBy) else None
     return DatasetDeclaration(
         kind=spec.kind,
         input=str(spec.input),
         computed=isinstance(spec.input, QuerySource),
-        owner=owned and owned.application,
-        expires=owned and owned.expires,
-        kept_for=owned.kept_for if owned else "",
-        zone_rules=owned.zone_rules if owned else "",
         key=spec.key,
         history=history_from_spec(spec),
         key_types=tuple(schema.field(name).type for name in spec.key),
@@ -420,26 +417,49 @@ def declaration_from_spec(
         input_partitions=input_partitions,
         columns=spec.columns,
         bootstrap=spec.bootstrap,
-        order="arrival" if spec.versions is None else "name",
-        by_time=spec.valid_from is not None,
         discard=spec.discard,
-        order_by=spec.following.order,
         position_type=position_type,
         placed=placed,
-        keep_tombstones=spec.following.keep_tombstones,
-        compaction=spec.following.compaction,
+        **_kind_facts(spec),
     )
+
+
+def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
+    """Return the fields of the stored declaration that only this kind of dataset has."""
+    match spec:
+        case BoundedDataset():
+            order = "arrival" if spec.versions is None else "name"
+            return {"order": order, "by_time": spec.over_time}
+        case UnboundedDataset():
+            following = spec.following
+            return {
+                "order_by": following.order,
+                "keep_tombstones": following.keep_tombstones,
+                "compaction": following.compaction,
+            }
+        case LocalTable():
+            owned = spec.input
+            return {
+                "owner": owned.application,
+                "expires": owned.expires,
+                "kept_for": owned.kept_for,
+                "zone_rules": owned.zone_rules,
+                "compaction": spec.compaction,
+            }
+        case _:
+            raise TypeError(f"unknown kind of dataset: {type(spec).__name__}")
 
 
 def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
     """Return the history that a dataset declares, as versions store it; None if it declares
     none.
     """
-    following = spec.following
-    if following.history is None:
+    if not isinstance(spec, UnboundedDataset) or spec.following.history is None:
         return None
-    kept = None if following.history == "all" else following.history // timedelta(microseconds=1)
-    return KeptHistory(valid_from=following.valid_from, kept=kept)
+    kept = None
+    if spec.following.history != "all":
+        kept = spec.following.history // timedelta(microseconds=1)
+    return KeptHistory(valid_from=spec.following.valid_from, kept=kept)
 
 
 def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDeclaration) -> None:

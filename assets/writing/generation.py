@@ -16,7 +16,7 @@ from operator import or_
 from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import (
     DIGEST,
@@ -174,9 +174,8 @@ MAX_NAMED = 5
 
 
 def write_generation(
-    lake: Lake,
-    attempt: Attempt,
-    number: int,
+    store: ObjectStore,
+    into: Generation,
     layout: BucketLayout,
     rows: DataFrame | pa.Table,
     writer: GenerationWriter,
@@ -185,8 +184,8 @@ def write_generation(
     order_by: Sequence[str],
     partitioned: bool,
 ) -> tuple[Generation, dict[str, int]]:
-    """Write the last row of each key into one file a bucket; return the generation that they make,
-    and counters.
+    """Write the last row of each key into one file a bucket; return `into`, which has no files yet,
+    with these, and counters.
 
     `order_by` sorts the rows within each key, the one to keep last. Counters are the numbers of
     superseded rows, which have a later one of their key, and of deleted keys, whose last row is a
@@ -197,8 +196,8 @@ def write_generation(
     """
     files = writer(
         rows,
-        lake.store,
-        attempt.generation(number).folder,
+        store,
+        into.folder,
         layout,
         replace(options, last_per_key=True),
         order_by=(*layout.key, *order_by),
@@ -214,8 +213,31 @@ def write_generation(
         "forgotten",
     )
     counters = {name: sum(int(file.stats.get(name, 0)) for file in files) for name in names}
-    conflicting = counters.pop("conflicting")  # normal, unless each key is to be delivered once
-    if scattered := counters.pop("scattered"):
+    _raise_if_repeated(
+        files, counters.pop("scattered"), counters.pop("conflicting"), layout, options
+    )
+    counters = {
+        name: count
+        for name, count in counters.items()
+        if count or name in ("superseded", "deleted")
+    }
+    highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
+    if highest:  # a position and not a count; kept even if the file has no rows left
+        counters["forgotten_to"] = max(highest)
+    return replace(into, files=tuple(file for file in files if file.rows)), counters
+
+
+def _raise_if_repeated(
+    files: Sequence[BucketFile],
+    scattered: int,
+    conflicting: int,
+    layout: BucketLayout,
+    options: WriteOptions,
+) -> None:
+    """Raise KeyOrderError for keys without an order, and SchemaMismatchError for keys with several
+    values if each is to be delivered once.
+    """
+    if scattered:
         keys = [key for file in files for key in file.stats.get("scattered_keys", ())]
         raise KeyOrderError(
             f"{options.what}: {scattered} key(s) have records with different values in several"
@@ -236,17 +258,6 @@ def write_generation(
         raise SchemaMismatchError(
             problem, "Deliver each key once, or declare duplicates='last'.", column=layout.key[0]
         )
-    counters = {
-        name: count
-        for name, count in counters.items()
-        if count or name in ("superseded", "deleted")
-    }
-    highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
-    if highest:
-        counters["forgotten_to"] = max(
-            highest
-        )  # a position and not a count; kept even if the file has no rows left
-    return attempt.generation(number, [file for file in files if file.rows]), counters
 
 
 def count_deletions(generation: Generation) -> int:

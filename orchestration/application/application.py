@@ -24,6 +24,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     Condition,
     LocalTableOptions,
+    OwnedBy,
     local_table,
 )
 from dagster_adjunct.orchestration.application.graph import (
@@ -316,9 +317,8 @@ class Application:
         by = validate_column_names(f"local table {name!r}: partition_by", partition_by)
         spec = local_table(
             name,
-            application=self.name,
+            OwnedBy(self.name, schema),
             key=keys,
-            schema=schema,
             partitions=partitions,
             partition_by=by,
             **options,

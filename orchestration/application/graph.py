@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, QuerySource
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 from dagster_adjunct.resources.common import check_name, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -75,9 +76,15 @@ def describe_partitions(dataset: AdjunctDataset) -> str:
     )
 
 
+def list_own_tables(app: DeclaredApplication) -> list[LocalTable]:
+    """Return the local tables that this application owns, in order of declaration."""
+    tables = [dataset for dataset in app.datasets if isinstance(dataset, LocalTable)]
+    return [table for table in tables if table.is_owned_by(app.name)]
+
+
 def is_advanced_by_runs(dataset: AdjunctDataset) -> bool:
     """Whether runs of applications advance the dataset: it is stored, and not built on request."""
-    return not is_advanced_by_partition(dataset) and dataset.following.persistent
+    return not is_advanced_by_partition(dataset) and dataset.persistent
 
 
 def advances_between_batches(dataset: AdjunctDataset, fed: Collection[str | None]) -> bool:

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.progress import BootstrapProgress, bootstrap_progress
@@ -61,7 +65,8 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
 
     Raises ConfigurationError for a time shorter than Dagster allows.
     """
-    window = app.dataset(node.name).following.freshness if node.kind == "dataset" else None
+    dataset = app.dataset(node.name) if node.kind == "dataset" else None
+    window = dataset.following.freshness if isinstance(dataset, UnboundedDataset) else None
     if window is None:
         return None
     if window < _SHORTEST_WINDOW:
@@ -283,7 +288,7 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
 
     A version can be rejected without a validator, for example because of a null key.
     """
-    if dataset.follows_changes:
+    if not isinstance(dataset, BoundedDataset):
         return []
     if any(validator.name == ACCEPTED for validator in dataset.validators):
         problem = (
@@ -356,7 +361,9 @@ def validator_check_results(
             description=ref.reason or None,
             metadata=version,
         )
-    declared = {validator.name: validator for validator in dataset.validators}
+    declared: dict[str, Validator] = {}
+    if isinstance(dataset, BoundedDataset):
+        declared = {validator.name: validator for validator in dataset.validators}
     for verdict in verdicts:
         # Its validator may no longer be declared.
         if verdict.name not in declared or verdict.name not in selected:

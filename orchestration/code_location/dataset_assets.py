@@ -301,7 +301,7 @@ def report_metadata(
     source = next((dep.asset_key for dep in member.spec.deps), None)
     columns = metadata.dataset_columns(dataset, version.columns.names, records)
     facts["dagster/column_schema"] = metadata.column_schema(
-        version.columns, dict(dataset.column_descriptions)
+        version.columns, dict(dataset.presentation.column_descriptions)
     )
     facts |= metadata.lineage_metadata(columns, lambda node: source)
     return facts | metadata.dataset_preview(run.lake, dataset, version.id, member.preview_rows)

@@ -14,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, UnboundedDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
@@ -242,6 +242,8 @@ def _stale_launchers(graph: AssetGraph, launchers: Sequence[Launcher]) -> Iterat
     """
     jobs = {launcher.job.name: launcher.job for launcher in launchers}
     for member in graph.datasets.values():
+        if not isinstance(member.dataset, UnboundedDataset):
+            continue
         window = member.dataset.following.freshness
         made_by = [to_dagster_name(app) for app, made in graph.made.items() if member.key in made]
         if window is not None and made_by:
@@ -502,7 +504,7 @@ class AssetGraph:
     def stored_datasets(self, application: str) -> list[DatasetAsset]:
         """Return the stored datasets that this application is the first to declare."""
         mine = [asset for asset in self.datasets.values() if asset.application == application]
-        return [asset for asset in mine if asset.dataset.following.persistent]
+        return [asset for asset in mine if asset.dataset.persistent]
 
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
         source = dataset_source(dataset)
@@ -595,4 +597,4 @@ def _has_own_asset(dataset: AdjunctDataset) -> bool:
     """Whether the dataset has its own asset; an application's step builds local tables and
     datasets of one run.
     """
-    return dataset.following.persistent and not dataset.is_local
+    return dataset.persistent and not dataset.is_local

@@ -15,7 +15,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_adjunct.assets.declaration.dataset import QuerySource
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset, QuerySource
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.code_location.sensor_ticks import Tick, digest
@@ -159,7 +159,7 @@ def _delivered(lake: Lake, systems: Mapping[str, Any], app: Application) -> dict
 
     found: dict[str, Any] = {}
     for dataset in app.datasets:
-        if dataset.follows_changes:
+        if not isinstance(dataset, BoundedDataset):
             continue
         if dataset.stream is not None:
             found[dataset.name] = read_stream_ends(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
+from dagster_adjunct.assets.declaration.dataset import LocalTable, UnboundedDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable, publish_to_iceberg
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
@@ -188,13 +189,14 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
         level: Any = None if config.level is CompactionLevel.due else config.level.value
 
         def compact_one(lake: Lake, member: DatasetAsset) -> tuple[str, Mapping[str, Any], bool]:
+            assert isinstance(member.dataset, UnboundedDataset | LocalTable)
             report = compact_dataset(
                 lake,
                 member.dataset.name,
                 spark=adjunct_spark.starter,
                 by=context.run.run_id,
                 level=level,
-                policy=member.dataset.following.compaction,
+                policy=member.dataset.compaction,
             )
             return report.summary(), report.to_json(), report.changed
 

@@ -608,7 +608,7 @@ def inherited_descriptions(app: Application, made: Mapping[str, Sources]) -> dic
     """Return the descriptions of columns that have one dataset column as their only source."""
     descriptions: dict[tuple[LineageNode, str], str] = {}
     for dataset in app.datasets:
-        for name, text in dataset.column_descriptions:
+        for name, text in dataset.presentation.column_descriptions:
             descriptions[LineageNode("dataset", dataset.name), name] = text
     inherited = {}
     for name, sources in made.items():

@@ -94,15 +94,16 @@ def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
 
 def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
     dataset = app.dataset(name)
-    condition = dataset.automation_condition
+    shown = dataset.presentation
+    condition = shown.automation_condition
     if condition is None and dataset.is_owned_by(
         app.name
     ):  # a local table is an output of the application
         condition = app.automation_condition
     return {
-        "description": dataset.description,
-        "owners": dataset.owners or app.owners,
-        "group": dataset.group,
+        "description": shown.description,
+        "owners": shown.owners or app.owners,
+        "group": shown.group,
         "automation_condition": condition,
     }
 
@@ -117,7 +118,7 @@ def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources)
         manifest, f"{outputs.lake.url}/{outputs.lake.dataset_prefix(name)}"
     )
     shown["dagster/column_schema"] = metadata.column_schema(
-        manifest.version.columns, dict(dataset.column_descriptions)
+        manifest.version.columns, dict(dataset.presentation.column_descriptions)
     )
     shown["adjunct/stored_rows"] = manifest.version.stored_rows
     shown |= metadata.dataset_preview(

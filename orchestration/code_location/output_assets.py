@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import dagster as dg
 from pydantic import Field
 
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
@@ -422,7 +423,9 @@ def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
 
     log = run.context.log
     waiting = {}
-    for dataset in (declared for declared in app.datasets if declared.versions is not None):
+    for dataset in app.datasets:
+        if not isinstance(dataset, BoundedDataset) or dataset.versions is None:
+            continue
         on_demand = is_advanced_by_partition(dataset)
         if on_demand:
             found = NextVersion(None)

@@ -17,7 +17,7 @@ from uuid import uuid4
 import dagster as dg
 from dagster import SkipReason as Skip
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY, ask_to_end, asked_key
@@ -659,7 +659,8 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
     and left out. If a run does not build the version, the next one is requested with back-off.
     """
     dataset = member.dataset
-    partitions = member.dataset.versions
+    assert isinstance(dataset, BoundedDataset)
+    partitions = dataset.versions
     assert partitions is not None
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
@@ -819,7 +820,7 @@ def _next_delivered(lake: Lake, unit: Sequence[DatasetAsset]) -> tuple[str | Non
     from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
     from dagster_adjunct.orchestration.step import progress
 
-    datasets = [member.dataset for member in unit]
+    datasets = [member.dataset for member in unit if isinstance(member.dataset, BoundedDataset)]
     return progress.find_version_delivered_to_all(
         lake, open_dataset_systems(datasets, lake), datasets
     )

@@ -127,7 +127,7 @@ def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:
         raise argument_error(
             f"{operator} has as_of={as_of!r}", expected, argument="as_of", operator=operator
         )
-    if dataset.following.history is not None or dataset.valid_from is not None:
+    if dataset.over_time:
         return
     if dataset.is_local:
         problem = "is a local table, which keeps current entries only"

@@ -299,7 +299,7 @@ class Join(PassThroughSpec):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         if context.app.dataset(self.dataset).is_local:
             return f"local table {self.dataset}"
-        if not context.app.dataset(self.dataset).following.persistent:
+        if not context.app.dataset(self.dataset).persistent:
             return f"dataset {self.dataset}, a table of one run"
         kinds = {name: (arriving[0].types or {}).get(name) or "unknown" for name, _ in self.on}
         other = next(

@@ -7,7 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dagster_adjunct.assets.declaration.change_values import is_known_path, suggest_path
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    FileSource,
+    QuerySource,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.sources.entries import (
     derive_row_schema,
@@ -18,7 +24,7 @@ from dagster_adjunct.assets.sources.query_source import list_query_spark_needs
 from dagster_adjunct.assets.unbounded.changes import list_format_spark_needs
 from dagster_adjunct.assets.validation.validators import list_spark_validators
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
 from dagster_adjunct.orchestration.planner.planned import PlannedAdvance
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
 from dagster_adjunct.resources.files.tree import open_tree
@@ -39,20 +45,24 @@ def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, .
 
 
 def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str]:
-    following = dataset.following
-    validators = list_spark_validators(dataset)
-    if validators:
-        yield f"its validators {', '.join(validators)}"
-    if isinstance(dataset.input, FileSource):
-        yield from list_extractor_spark_needs(dataset)
-        return
-    if isinstance(dataset.input, QuerySource):
-        yield from list_query_spark_needs(dataset, dataset.input)
-        return
+    if isinstance(dataset, BoundedDataset):
+        validators = list_spark_validators(dataset)
+        if validators:
+            yield f"its validators {', '.join(validators)}"
+        if isinstance(dataset.input, FileSource):
+            yield from list_extractor_spark_needs(dataset)
+            return
+        if isinstance(dataset.input, QuerySource):
+            yield from list_query_spark_needs(dataset, dataset.input)
+            return
     facts = catalog.get(str(dataset.input))
     yield from list_stream_spark_needs(dataset, in_arrow=facts is None or facts.in_arrow)
-    if not dataset.follows_changes:
-        return
+    if isinstance(dataset, UnboundedDataset):
+        yield from _list_table_spark_needs(dataset, facts)
+
+
+def _list_table_spark_needs(dataset: UnboundedDataset, facts: StreamFacts | None) -> Iterator[str]:
+    following = dataset.following
     if facts is not None and facts.schema is not None:
         yield from list_format_spark_needs(dataset, facts.schema)
     if following.history is not None:
@@ -63,7 +73,7 @@ def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str
         yield f"its bulk snapshot ({following.initial.describe()}), when the table is built"
 
 
-def check_order_paths(dataset: AdjunctDataset, records: Schema) -> None:
+def check_order_paths(dataset: UnboundedDataset, records: Schema) -> None:
     """Raise SchemaMismatchError for a path in `order_by` that is a misspelling of one that
     connectors send.
     """
@@ -80,7 +90,7 @@ def check_order_paths(dataset: AdjunctDataset, records: Schema) -> None:
             )
 
 
-def _list_unknown_paths(dataset: AdjunctDataset, records: Schema) -> list[str]:
+def _list_unknown_paths(dataset: UnboundedDataset, records: Schema) -> list[str]:
     following = dataset.following
     if not isinstance(following.changes, DebeziumEnvelope) or not following.order_by:
         return []
@@ -99,8 +109,10 @@ def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
                 f" {catalog.empty_folders[dataset.input.url]}, which does not exist or has no"
                 " files. If nothing will be delivered there, correct the url of its FileSource."
             )
-        facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
-        if facts is None or facts.schema is None or not dataset.follows_changes:
+        if not isinstance(dataset, UnboundedDataset):
+            continue
+        facts = catalog.get(dataset.input)
+        if facts is None or facts.schema is None:
             continue
         for path in _list_unknown_paths(dataset, facts.schema):
             yield (

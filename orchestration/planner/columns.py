@@ -13,7 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.extractors import Projection, is_assignable
 from dagster_adjunct.assets.sources.entries import (
     check_changes_ordered,
@@ -252,9 +256,11 @@ def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Cat
     if records is not None:
         if isinstance(dataset.extractor, Projection):
             _check_projection(dataset, dataset.extractor, records)
-        check_validator_columns(dataset, derive_stored_schema(dataset, records))
+        stored = derive_stored_schema(dataset, records)
+        if isinstance(dataset, BoundedDataset):
+            check_validator_columns(dataset, stored)
     facts = catalog.get(dataset.stream) if dataset.stream is not None else None
-    if facts is not None and dataset.follows_changes:
+    if facts is not None and isinstance(dataset, UnboundedDataset):
         check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
         if facts.schema is not None:
             check_order_paths(dataset, facts.schema)
@@ -262,7 +268,7 @@ def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Cat
 
 def _check_projection(dataset: AdjunctDataset, projection: Projection, records: Schema) -> None:
     rows = records
-    if dataset.follows_changes and isinstance(dataset.input, str):
+    if isinstance(dataset, UnboundedDataset):
         rows = derive_row_schema(dataset, records)
     what = f"dataset {dataset.name!r}"
     types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
@@ -588,10 +594,9 @@ def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, boo
     """Yield (owner, SQL, whether it is a SELECT) for the SQL in a dataset's validators and
     projection.
     """
-    yield from (
-        (f"validator {name!r}", text, is_select)
-        for name, text, is_select in iterate_sql_rules(dataset)
-    )
+    if isinstance(dataset, BoundedDataset):
+        for name, text, is_select in iterate_sql_rules(dataset):
+            yield f"validator {name!r}", text, is_select
     if isinstance(dataset.extractor, Projection):
         texts = (*dict(dataset.extractor.select).values(), dataset.extractor.where)
         yield from (("the projection", text, False) for text in texts if text)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
+from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
@@ -46,7 +47,8 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
         if match is None or match.dataset is None or match.as_of is None:
             continue
         by = match.as_of
-        history = app.dataset(match.dataset).following.history
+        dataset = app.dataset(match.dataset)
+        history = dataset.following.history if isinstance(dataset, UnboundedDataset) else None
         if history is None:
             known = "its retained versions"
         elif isinstance(history, timedelta):

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource, UnboundedDataset
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
@@ -432,7 +432,7 @@ def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str 
         if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
             query = dataset.input.query.replace("{version}", "''").replace("{partition}", "''")
             texts.append(("the query", query, True))
-        initial = dataset.following.initial
+        initial = dataset.following.initial if isinstance(dataset, UnboundedDataset) else None
         if isinstance(initial, QuerySnapshot) and initial.sql is not None:
             texts.append(("the snapshot's query", initial.sql, True))
         facts = {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}

@@ -139,7 +139,7 @@ def list_rewindable_datasets(
         for dataset in app.datasets
         if dataset.follows_changes and dataset.stream is not None
     ]
-    tables = [dataset for dataset in followed if dataset.following.persistent]
+    tables = [dataset for dataset in followed if dataset.persistent]
     return [dataset for dataset in tables if only is None or dataset.name in only]
 
 
@@ -365,9 +365,7 @@ def _check_stream_read(app: Application, stream: str) -> None:
     split_stream_name(stream)
     fed = {str(dataset.stream): dataset for dataset in app.datasets if dataset.stream is not None}
     goes_back = {
-        name
-        for name, dataset in fed.items()
-        if dataset.follows_changes and dataset.following.persistent
+        name for name, dataset in fed.items() if dataset.follows_changes and dataset.persistent
     }
     if stream in {*app.inputs, *goes_back}:
         return

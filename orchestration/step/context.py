@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.sources.entries import require_changes
 from dagster_adjunct.assets.unbounded.local_table import state_dataset_name
 from dagster_adjunct.assets.unbounded.transient_table import (
     TransientTable,
@@ -190,9 +191,8 @@ class BatchVersions:
         """
         if name not in self._tables:
             last = state.last.intent.versions.get(name) if state.last else None
-            self._tables[name] = TransientTable(
-                self._runtime.systems, self._app.dataset(name), last=last
-            )
+            dataset = require_changes(self._app.dataset(name))
+            self._tables[name] = TransientTable(self._runtime.systems, dataset, last=last)
         return self._tables[name]
 
     def keep(self, readers: Mapping[str, VersionReader | None]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from dagster_adjunct.assets.declaration.dataset import OwnedBy
+from dagster_adjunct.assets.declaration.dataset import LocalTable, UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -336,7 +336,7 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
     """
     views: dict[str, VersionReader | None] = dict.fromkeys(dataset.name for dataset in app.datasets)
     for dataset in app.datasets if runtime.lake.exists() else ():
-        if dataset.following.persistent and not isinstance(dataset.input, OwnedBy):
+        if dataset.persistent and not isinstance(dataset, LocalTable):
             views[dataset.name] = StoredVersions(runtime.lake, dataset).current()
     _analyze_projections(runtime, app)
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
@@ -363,6 +363,8 @@ def _analyze_projections(runtime: Runtime, app: Application) -> None:
             name.name for read in parsed for name in read.columns if name.name.startswith("__")
         }
         if records is not None and hidden.issubset(RECORD_META):
-            rows = derive_row_schema(dataset, records) if dataset.follows_changes else records
+            rows = records
+            if isinstance(dataset, UnboundedDataset):
+                rows = derive_row_schema(dataset, records)
             frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")
             entries_from_frame(dataset, frame, derive_stored_schema(dataset, records))

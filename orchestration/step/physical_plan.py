@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import LocalTable
 from dagster_adjunct.orchestration.planner.planned import PlannedOperator
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.errors import PlanningError
@@ -59,7 +59,7 @@ class PhysicalProof:
     joins: tuple[JoinProof, ...] = ()
     differences: tuple[PlanningError, ...] = ()
     notes: tuple[str, ...] = ()
-    states: tuple[AdjunctDataset, ...] = ()
+    states: tuple[LocalTable, ...] = ()
 
     def report_differences(self) -> None:
         """Log a warning for each difference; with ADJUNCT_STRICT_PLANS raise PlanningError for the
@@ -288,7 +288,7 @@ class PlanInspector:
             if match is not None and match.dataset is not None
         }
 
-    def proof(self, states: Iterable[AdjunctDataset]) -> PhysicalProof:
+    def proof(self, states: Iterable[LocalTable]) -> PhysicalProof:
         """Return what was found so far; `states` are the state tables that a batch writes."""
         return PhysicalProof(
             tuple(self._joins), tuple(self._differences), tuple(self._notes), tuple(states)

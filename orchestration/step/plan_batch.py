@@ -22,6 +22,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
+from dagster_adjunct.orchestration.application.graph import list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
@@ -107,9 +108,8 @@ def maintain_local_tables(context: StepContext, run: StepState) -> None:
     runtime = context.runtime
     abandoned = run.logged.state.given_up
     if abandoned is not None:
-        for dataset in app.datasets:
-            if dataset.is_owned_by(app.name):
-                undo_batch(runtime, dataset.name, app.name, abandoned, declared=dataset)
+        for table in list_own_tables(app):
+            undo_batch(runtime, table.name, app.name, abandoned, declared=table)
         for name in context.states:
             undo_batch(runtime, name, context.writer, abandoned)
     maintain_state_tables(context)
@@ -155,12 +155,8 @@ def _open_versions(
     """
     app = context.app
     stored = context.versions.stored
-    own = [dataset for dataset in app.datasets if dataset.is_owned_by(app.name)]
-    others = [
-        dataset.name
-        for dataset in app.datasets
-        if dataset.following.persistent and dataset not in own
-    ]
+    own = list_own_tables(app)
+    others = [dataset.name for dataset in app.datasets if dataset.persistent and dataset not in own]
     readers = current_readers(
         {name: stored(name) for name in others if name not in app.max_staleness}
     )
@@ -545,7 +541,7 @@ def _lease_served(
         for name, versions in retained.items()
     }
     for dataset in app.datasets:
-        if not dataset.following.persistent:
+        if not dataset.persistent:
             table = context.versions.table(dataset.name, state)
             report = table.advance(context.spark)
             if report.action != "up-to-date":

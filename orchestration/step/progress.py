@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, no_complete_version_error
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting
@@ -142,7 +142,7 @@ def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
 
 
 def find_version_delivered_to_all(
-    lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[AdjunctDataset]
+    lake: Lake, systems: Mapping[str, StreamSystem], datasets: Sequence[BoundedDataset]
 ) -> tuple[str | None, str]:
     """Return the next version that a dataset, or all members of a version set, can build; else what
     they wait for.
@@ -240,7 +240,7 @@ class NextVersion:
 
 
 def find_delivered_version(
-    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
+    lake: Lake, systems: Mapping[str, StreamSystem], dataset: BoundedDataset
 ) -> NextVersion:
     """Return the next completely delivered version of a bounded dataset, or what it waits for."""
     try:

@@ -11,7 +11,7 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable
 from dagster_adjunct.assets.reading.valid_time import Reader
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, build_layout, datetime_from_micros
@@ -111,9 +111,9 @@ class SparkDatasets:
         """
         declared = self.planned.app.dataset(dataset)
         schema = schema_of_dataset(self.planned, dataset)
-        if isinstance(declared.input, OwnedBy) and self.planned.is_dry_run:
+        if isinstance(declared, LocalTable) and self.planned.is_dry_run:
             return self._no_entries(declared, schema), schema
-        if declared.is_owned_by(self.planned.app.name):
+        if isinstance(declared, LocalTable) and declared.is_owned_by(self.planned.app.name):
             return self.local_tables.open(declared).reader().frame(self._session), schema
         view = self.planned.inputs.views[dataset]
         if view is None:

@@ -12,7 +12,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.dataset import LocalTable
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import (
     LocalTableWriter,
@@ -57,7 +57,7 @@ class StateTable:
     """
 
     context: StepContext
-    declared: AdjunctDataset
+    declared: LocalTable
     writes: LocalTableWriter
     spec: StateSpec
     watermarks: Watermarks
@@ -139,7 +139,7 @@ class TableWriters:
     planned: PlannedBatch
     opened: ExitStack
 
-    def open(self, dataset: AdjunctDataset, pinned: object, application: str) -> LocalTableWriter:
+    def open(self, dataset: LocalTable, pinned: object, application: str) -> LocalTableWriter:
         """Return a writer that adds to a table's version in the batch's intent, `pinned`, if it has
         one.
         """
@@ -246,7 +246,7 @@ class WrittenLocalTables:
     counters: Counters = field(default_factory=dict)
     _opened: dict[str, LocalTableWriter] = field(default_factory=dict)
 
-    def open(self, dataset: AdjunctDataset) -> LocalTableWriter:
+    def open(self, dataset: LocalTable) -> LocalTableWriter:
         """Return the batch's writer of a local table."""
         if dataset.name not in self._opened:
             pinned = self.planned.inputs.views.get(dataset.name)
@@ -272,6 +272,7 @@ class WrittenLocalTables:
 
     def _send(self, operator: str, frame: DataFrame, send: LocalSend) -> dict[str, int]:
         dataset = self.planned.app.dataset(send.table)
+        assert isinstance(dataset, LocalTable), "the planner checks what operators send to"
         key = dataset.key
         rows, null_keys = prepare_table_rows(frame, key, send.deleted, send.on_null_key)
         order = (PARTITION, OFFSET, *tie_breakers(frame.columns))

@@ -38,6 +38,7 @@ from typing import Any
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
+from dagster_adjunct.orchestration.application.graph import list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ClosedBatch,
     Counters,
@@ -271,7 +272,7 @@ def _commit_intent(
     }
     # Local tables are read with the columns and buckets that they are declared with, whatever is
     # stored. Spark's plans depend on the columns and buckets of all others.
-    own = {dataset.name for dataset in app.datasets if dataset.is_owned_by(app.name)}
+    own = {table.name for table in list_own_tables(app)}
     shapes: dict[str, object] = {name: stream.info.schema for name, stream in batch.streams.items()}
     for name, view in views.items():
         if name not in own:

@@ -13,6 +13,8 @@ import pytest
 from dagster_adjunct.assets.declaration.change_formats import Upserts
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
+    QuerySource,
+    UnboundedDataset,
     bounded_dataset,
     unbounded_dataset,
 )
@@ -24,6 +26,7 @@ from dagster_adjunct.assets.declaration.snapshots import (
     QuerySnapshot,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 
 
 def test_a_bounded_dataset_is_partitioned_by_its_whole_key_unless_told():
@@ -58,7 +61,7 @@ def test_a_broadcast_dataset_has_no_partitions():
     assert airlines.broadcast
     assert airlines.partitions is None
     assert airlines.partition_by == ()
-    assert airlines.owners == ("team:ops",)
+    assert airlines.presentation.owners == ("team:ops",)
 
 
 def test_a_specification_is_a_value():
@@ -206,10 +209,25 @@ def test_a_bulk_snapshot_can_be_declared_anew_with_another_field():
     assert replace(snapshot, url="y") == ParquetSnapshot("y", position={"0": "1", "1": "2"})
 
 
-def test_an_unknown_kind_is_refused():
+def test_a_dataset_of_no_kind_is_rejected():
     with pytest.raises(ConfigurationError) as caught:
-        AdjunctDataset("planes", "endless", "lake.planes", ("a",), ("a",), 8)  # type: ignore[arg-type]
+        AdjunctDataset(
+            name="planes", input="lake.planes", key=("a",), partition_by=("a",), partitions=8
+        )
     assert caught.value.argument == "kind"
+
+
+def test_only_a_stream_has_changes_to_follow():
+    query = QuerySource(lambda spark, asked: None, Schema((Field("a", "int"),)))
+    with pytest.raises(ConfigurationError) as caught:
+        UnboundedDataset(
+            name="planes",
+            input=query,  # type: ignore[arg-type]
+            key=("a",),
+            partition_by=("a",),
+            partitions=8,
+        )
+    assert caught.value.argument == "input"
 
 
 @pytest.mark.lengthy

@@ -13,7 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, local_table
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    OwnedBy,
+    bounded_dataset,
+    local_table,
+)
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -52,7 +57,7 @@ Held = dict[Any, dict[str, Any]]
 
 def counts(schema: Schema = COLUMNS, partitions: int = 2, **options: Any) -> AdjunctDataset:
     return local_table(
-        "counts", application="app", key=("k",), schema=schema, partitions=partitions, **options
+        "counts", OwnedBy("app", schema), key=("k",), partitions=partitions, **options
     )
 
 
@@ -363,7 +368,7 @@ def test_a_batch_of_newer_code_can_be_given_up_and_the_columns_are_those_of_befo
 
 def test_what_another_application_keeps_under_the_name_is_left_alone(lake: Lake) -> None:
     context = Runtime(lake, {}, IN_PROCESS, "me")
-    theirs = local_table("counts", application="other", key=("k",), schema=COLUMNS, partitions=2)
+    theirs = local_table("counts", OwnedBy("other", COLUMNS), key=("k",), partitions=2)
     with LocalTableWriter(lake, theirs, None, WritingBatch("other", 7, "run"), ARROW) as writes:
         writes.send(rows(("a", 1)), order_by=("__offset",), partitioned=False)
         writes.commit()
@@ -418,13 +423,11 @@ def test_a_dataset_in_versions_under_the_name_is_told_as_another_declaration() -
 
 def test_another_owner_or_another_key_is_another_table(lake: Lake) -> None:
     batch(lake, 1, [("a", 1)])
-    theirs = local_table("counts", application="other", key=("k",), schema=COLUMNS, partitions=2)
+    theirs = local_table("counts", OwnedBy("other", COLUMNS), key=("k",), partitions=2)
     with pytest.raises(DatasetError, match="of that name, made from application app"):
         do(lake, 2, [("a", 2)], begun=None, spec=theirs)
     with pytest.raises(ConfigurationError) as caught:
-        local_table(
-            "counts", application="app", key=("v",), schema=Schema.of(v="double"), partitions=2
-        )
+        local_table("counts", OwnedBy("app", Schema.of(v="double")), key=("v",), partitions=2)
     assert (caught.value.dataset, caught.value.argument) == ("counts", "key")
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, local_table
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
@@ -45,9 +45,7 @@ class World:
 
     def spec(self, partitions: int = 2) -> AdjunctDataset:
         schema = Schema.of(k="string", v="bigint")
-        return local_table(
-            "counts", application="app", key=("k",), schema=schema, partitions=partitions
-        )
+        return local_table("counts", OwnedBy("app", schema), key=("k",), partitions=partitions)
 
     def batch(
         self, number: int, *sent: tuple[str, int], partitions: int = 2, begun: str = ""
@@ -100,7 +98,7 @@ def test_the_local_table_of_another_application_is_refused_and_not_to_be_deleted
     world: World,
 ) -> None:
     schema = Schema.of(k="string", v="bigint")
-    other = local_table("counts", application="other", key=("k",), schema=schema, partitions=2)
+    other = local_table("counts", OwnedBy("other", schema), key=("k",), partitions=2)
     with pytest.raises(DatasetError, match="application app") as caught:
         advance_with_runtime(Runtime(world.lake, {}, IN_PROCESS, by="me"), other)
     assert "another name" in caught.value.next_step

@@ -12,6 +12,7 @@ import dagster_adjunct.errors as errors_of_adjunct
 from dagster_adjunct import (
     AdjunctDataset,
     Application,
+    BoundedDataset,
     Lake,
     Schema,
     bounded_dataset,
@@ -72,7 +73,7 @@ items = bounded_dataset(
     partitions=2,
     validators=[min_rows(1), no_nulls("item"), custom("cheap", cheap)],
 )
-assert_type(items, AdjunctDataset)
+assert_type(items, BoundedDataset)
 unbounded_dataset(
     "prices",
     input="lake.prices",

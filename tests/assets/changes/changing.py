@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.sources.entries import OpenedStream
+from dagster_adjunct.assets.sources.entries import open_changes
 from dagster_adjunct.assets.unbounded.changes import check_spark_needs, read_changes
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -92,7 +92,7 @@ def as_record(value: Any) -> tuple[Any, ...]:
 
 def changes_of(world: World, spec: AdjunctDataset) -> Any:
     """Return the changes that the whole stream holds, as the world's engine has them."""
-    source = OpenedStream.of(world.systems, spec)
+    source = open_changes(world.systems, spec)
     if world.spark is IN_PROCESS:
         check_spark_needs(source)
     ranges = {
@@ -110,7 +110,7 @@ def rows_of(rows: Any) -> list[dict[str, Any]]:
 
 def decoded(world: World, spec: AdjunctDataset) -> list[Change]:
     """Return the changes that the whole stream holds, by offset."""
-    columns = len(OpenedStream.of(world.systems, spec).schema.names)
+    columns = len(open_changes(world.systems, spec).schema.names)
     changes = [
         Change(
             row["__offset"],

@@ -20,7 +20,7 @@ from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
-from dagster_adjunct.assets.sources.entries import OpenedStream
+from dagster_adjunct.assets.sources.entries import open_changes, open_stream
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.changes.changing import (
@@ -82,7 +82,7 @@ def test_a_column_says_what_happened_and_is_not_stored(either: World) -> None:
     ]
     stream(either, OPERATIONS, [*rows, (5, None, None, True)])
     spec = dataset(changes=OperationColumn(ignore=("noop",)))
-    assert OpenedStream.of(either.systems, spec).schema == ROWS
+    assert open_changes(either.systems, spec).schema == ROWS
     assert decoded(either, spec) == [
         Change(0, (1, "a"), False, 0, None),
         Change(1, (1, "b"), False, 1, None),
@@ -106,7 +106,7 @@ def test_unwrapped_records_say_in_a_column_that_a_row_was_deleted(either: World)
     ]
     stream(either, UNWRAPPED, rows)
     spec = dataset(changes=DebeziumUnwrapped("deleted", "op"))
-    assert OpenedStream.of(either.systems, spec).schema == ROWS
+    assert open_changes(either.systems, spec).schema == ROWS
     changes = decoded(either, spec)
     assert changes[:4] == [
         Change(0, (1, "a"), False, SNAPSHOT_ROWS, None),
@@ -300,7 +300,7 @@ def test_a_stream_that_can_not_be_of_the_declared_form_is_refused_with_the_datas
 ) -> None:
     stream(world, OPERATIONS, [])
     with pytest.raises(SchemaMismatchError, match="dataset 'table'") as caught:
-        OpenedStream.of(world.systems, dataset(**spec))
+        open_changes(world.systems, dataset(**spec))
     assert problem in caught.value.problem
 
 
@@ -337,17 +337,16 @@ def test_a_format_that_moves_rows_between_partitions_is_exchanged(world: World) 
         "changes", schema=Schema.of(id="bigint", value="string"), key=["id"], partitions=4
     )
     spread = {"broadcast": False, "partitions": 4}
-    assert OpenedStream.of(world.systems, dataset(columns=["id"], **spread)).copartitioned
-    assert not OpenedStream.of(
+    assert open_changes(world.systems, dataset(columns=["id"], **spread)).copartitioned
+    assert not open_changes(
         world.systems, dataset(changes=DebeziumEnvelope("id BIGINT"), **spread)
     ).copartitioned
 
 
 def test_bounded_datasets_take_their_records_as_they_are(world: World) -> None:
     stream(world, OPERATIONS, [])
-    assert OpenedStream.of(
-        world.systems, bounded_dataset("b", input="lake.changes", key="id", broadcast=True)
-    ).schema == (OPERATIONS)
+    spec = bounded_dataset("b", input="lake.changes", key="id", broadcast=True)
+    assert open_stream(world.systems, spec).schema == OPERATIONS
 
 
 def test_a_key_that_is_null_is_a_problem_whatever_the_format(either: World) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
-from dagster_adjunct.assets.sources.entries import OpenedStream
+from dagster_adjunct.assets.sources.entries import open_changes
 from dagster_adjunct.assets.sources.transactions import (
     TransactionPart,
     cut_at_incomplete,
@@ -165,7 +165,7 @@ def say(world: World, *events: str) -> None:
 
 def cut(world: World, start: int = 0) -> dict[int, tuple[str, str]]:
     """Return what is left of the whole stream from an offset on, by partition."""
-    source = OpenedStream.of(world.systems, SPEC)
+    source = open_changes(world.systems, SPEC)
     whole = world.streams.all_ranges("changes")
     ranges = {ssp: (str(start), span.end) for ssp, span in whole.items() if int(span.end) > start}
     spans = limit_to_complete_transactions(SPEC, world.systems, world.spark(), source, ranges)
@@ -195,7 +195,7 @@ def test_a_transaction_is_whole_in_all_partitions_or_in_none(sparkling: World) -
     rows = [(key, change("1" if key < 8 else "2", key + 1, key)) for key in range(16)]
     stream(sparkling, KEYED, rows, key=["id"], partitions=4)
     say(sparkling, begin("1"), end("1", 8), begin("2"))
-    source = OpenedStream.of(sparkling.systems, SPEC)
+    source = open_changes(sparkling.systems, SPEC)
     whole = {
         ssp: (span.start, span.end) for ssp, span in sparkling.streams.all_ranges("changes").items()
     }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.sources.entries import OpenedStream, offsets_to_json
+from dagster_adjunct.assets.sources.entries import OpenedChanges, offsets_to_json
 from dagster_adjunct.assets.unbounded.recovery import (
     TableSnapshot,
     assess_continuity,
@@ -60,7 +60,7 @@ def seen(
     """
     facts: dict[str, Any] = {"identity": "first", **(info or {})}
     stream = StreamInfo("t", len(ssps), ("k",), "spark-murmur3", columns, **facts)
-    source = OpenedStream(spec, OFFSET_OF, stream, ssps, columns)
+    source = OpenedChanges(spec, OFFSET_OF, stream, ssps, columns)
     return TableSnapshot(
         source, NOW, None, manifest, **{"oldest": offsets(0, 0), "ends": offsets(5, 5), **given}
     )

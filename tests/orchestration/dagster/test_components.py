@@ -652,7 +652,10 @@ def test_conditions_are_declared_in_yaml_too() -> None:
     made = component(AUTOMATED)
     app = made.applications()["shop"]
     assert app.automation_condition == new_records()
-    assert [dataset.automation_condition for dataset in app.datasets] == [new_version(), stale()]
+    assert [dataset.presentation.automation_condition for dataset in app.datasets] == [
+        new_version(),
+        stale(),
+    ]
     sensors = made.build_defs(ComponentTree.for_test().load_context).sensors or ()
     assert "shop_automation" in {sensor.name for sensor in sensors}
     nightly = component(

@@ -11,6 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
+    UnboundedDataset,
     bounded_dataset,
     unbounded_dataset,
 )
@@ -61,7 +62,7 @@ def ssp(stream: str, number: int) -> SystemStreamPartition:
 
 
 def followed_on(dataset: AdjunctDataset) -> bool:
-    return dataset.kind == "unbounded" and dataset.following.persistent
+    return isinstance(dataset, UnboundedDataset) and dataset.persistent
 
 
 def app_of(*datasets: AdjunctDataset, inputs: tuple[str, ...] = ("lake.main",)) -> Application:

@@ -26,7 +26,7 @@ from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, Maxwe
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
-from dagster_adjunct.assets.sources.entries import OpenedStream
+from dagster_adjunct.assets.sources.entries import open_changes
 from dagster_adjunct.assets.unbounded.changes import list_change_spark_needs
 from dagster_adjunct.assets.validation.validators import min_rows, sql_check
 from dagster_adjunct.orchestration.application.application import Application
@@ -146,7 +146,7 @@ def test_what_the_plan_says_is_what_the_advance_needs(tmp_path: Path) -> None:
     streams = LakeStreams(open_lake(tmp_path / "lake"))
     streams.create("envelopes", schema=ENVELOPES, key=["id"], partitions=2)
     dataset = follow("lake.envelopes", changes=DebeziumEnvelope(COLUMNS), on_bad_change=DEAD)
-    opened = OpenedStream.of({"lake": streams}, dataset)
+    opened = open_changes({"lake": streams}, dataset)
     assert needs_of(dataset) == "; ".join(list_change_spark_needs(opened))
 
 
