@@ -550,7 +550,9 @@ class LocalTableWriter:
         """Return the manifest with this batch; a batch without rows leaves the version
         unchanged.
         """
-        now, spec, (parent, stored) = self._lake.now(), self._spec, current
+        now = self._lake.now()
+        spec = self._spec
+        parent, stored = current
         if _next_generation(current) != _next_generation(start):
             problem = (
                 f"local table {spec.name!r} was written by another writer during {self._batch}. The"
@@ -569,7 +571,8 @@ class LocalTableWriter:
             watermark=watermark,
         )
         old = manifest.version.generations if manifest.version is not None else ()
-        if self._pinned is None and any(generation.files for generation in old):
+        before_it = [generation for generation in old if generation.files]
+        if self._pinned is None and before_it:
             raise errors.DatasetError(
                 f"local table {spec.name!r} has entries, and {self._batch} began before the table"
                 " existed.",
@@ -578,11 +581,10 @@ class LocalTableWriter:
                 dataset=spec.name,
             )
         mine = [generation for generation in self._generations if generation.files]
-        sent = self._sends
-        counters = {
-            "changes": sum(each.rows for each in sent),
-            "deleted": sum(each.deleted for each in sent),
-        }
+        counters = {"changes": 0, "deleted": 0}
+        for sent in self._sends:
+            counters["changes"] += sent.rows
+            counters["deleted"] += sent.deleted
         after = manifest.after(
             declaration=declaration_from_spec(spec, self._schema),
             next_generation=_next_generation(start) + len(self._sends),
@@ -590,7 +592,6 @@ class LocalTableWriter:
             written=written,
             change=Change(action="batch", reason=str(self._batch)),
         )
-        before_it = [generation for generation in old if generation.files]
         stay = [generation for generation in before_it if not has_expired(generation, watermark)]
         if not mine and manifest.version is not None and len(stay) == len(before_it):
             return after
