@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dagster_adjunct.resources.argument_types import TEXT_FOR_LIST
-from dagster_adjunct.resources.common import find_calling_line
+from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError
 
 # Functions that validate their arguments, in which an unknown argument may belong to another one.

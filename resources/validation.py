@@ -26,7 +26,7 @@ from dagster_adjunct.resources.argument_errors import (
     validated_functions,
 )
 from dagster_adjunct.resources.argument_types import checked_type, type_hints
-from dagster_adjunct.resources.common import MAX_SECONDS
+from dagster_adjunct.resources.arguments import MAX_SECONDS
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from dagster_adjunct.assets.declaration.envelope_values import (
     MissingRules,
     missing_rules,
 )
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.validation import validated
 

@@ -10,9 +10,10 @@ from typing import Any
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.bucketing.files import BucketLayout, columns_problem
-from dagster_adjunct.resources.common import map_in_threads, to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.reports import to_json_value
+from dagster_adjunct.resources.threads import map_in_threads
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Literal
 from dagster_adjunct.assets.sources.entries import Ranges
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import Report
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 
 

@@ -36,7 +36,7 @@ from dagster_adjunct.assets.unbounded.tied_changes import find_tie_rule
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
-from dagster_adjunct.resources.common import first_validation_problem, requested_once, utc_now
+from dagster_adjunct.resources.documents import first_validation_problem
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -54,6 +54,8 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.threads import requested_once
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

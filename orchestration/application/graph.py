@@ -10,8 +10,9 @@ from datetime import timedelta
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, QuerySource
 from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
-from dagster_adjunct.resources.common import check_name, find_calling_line
+from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.table import AnyTable
 
 

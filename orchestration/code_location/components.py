@@ -59,7 +59,7 @@ from dagster_adjunct.orchestration.planner.planner import (
     read_catalog,
     systems_for,
 )
-from dagster_adjunct.resources.common import CodeLine, declaring_at, read_duration
+from dagster_adjunct.resources.code_lines import CodeLine, declaring_at
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ComponentError,
@@ -71,6 +71,7 @@ from dagster_adjunct.resources.package_files import read_package_file
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.times import read_duration
 from dagster_adjunct.resources.validation import validated_methods
 
 _ON = re.compile(r"\bon=")

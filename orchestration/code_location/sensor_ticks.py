@@ -27,9 +27,11 @@ from dagster_adjunct.orchestration.code_location.dagster_internals import (
 from dagster_adjunct.orchestration.code_location.metadata import has_ended
 from dagster_adjunct.orchestration.code_location.pools import describe_held_slots
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
-from dagster_adjunct.resources.common import StoredDocument, requested_once, split_stream_name
+from dagster_adjunct.resources.documents import StoredDocument
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.threads import requested_once
 
 LaunchedJob = dg.JobDefinition | UnresolvedAssetJobDefinition
 

@@ -14,12 +14,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.orchestration.operators.columns import Names, Types, check_duration
-from dagster_adjunct.resources.common import argument_error, to_microseconds
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.sql.checking import check_expression, nondeterministic_parts
 from dagster_adjunct.resources.sql.expression import other_records_construct
 from dagster_adjunct.resources.streams.system import TIMESTAMP
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -48,8 +48,8 @@ from dagster_adjunct.orchestration.operators.updates import (
     default_expression,
     struct_expression,
 )
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
-from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.sql.checking import check_expression

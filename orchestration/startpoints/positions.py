@@ -23,12 +23,12 @@ from dagster_adjunct.orchestration.operators.records import InputSpec
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
     PermanentError,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.startpoint import (
     check_offset,
     describe_startpoint,
@@ -40,6 +40,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.threads import map_in_threads
 
 Plans: TypeAlias = Mapping[str, RecordedPlan | PermanentError]
 """The plans of recorded replays, by id. The error says why a plan can't be used any more."""

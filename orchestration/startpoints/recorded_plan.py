@@ -8,7 +8,7 @@ from datetime import datetime
 from pydantic import Field as Default
 
 from dagster_adjunct.orchestration.batch_log.batch_log import Partition
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.streams.system import OffsetRange
 
 

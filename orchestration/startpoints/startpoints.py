@@ -60,7 +60,6 @@ from dagster_adjunct.orchestration.startpoints.store import (
     iter_unapplied,
     open_startpoints,
 )
-from dagster_adjunct.resources.common import requested_once
 from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import (
@@ -69,6 +68,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     describe_startpoint,
 )
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.threads import requested_once
 from dagster_adjunct.resources.validation import validated_methods
 
 

@@ -25,9 +25,9 @@ from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.writer import check_readable
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.system import (
     EPOCH,

@@ -59,8 +59,8 @@ from dagster_adjunct.orchestration.step.spark_state import (
     WrittenLocalTables,
     prepare_table_rows,
 )
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (

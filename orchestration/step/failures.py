@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import CodeLine
+from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION

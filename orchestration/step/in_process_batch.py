@@ -42,12 +42,12 @@ from dagster_adjunct.orchestration.step.kept_entries import (
     count_stored_rows,
 )
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
-from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
 from dagster_adjunct.resources.streams.system import POSITION, SystemStreamPartition
+from dagster_adjunct.resources.threads import call_in_threads
 
 
 def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:

@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import Sources as Colu
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.planner.planned import PlannedOperator
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import Sources, StreamSystem, StreamWriter
 

@@ -9,7 +9,7 @@ from dagster_adjunct.assets.declaration.dataset import OwnedBy
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import StreamSystem
 

@@ -35,9 +35,9 @@ from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
-from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import NullKeyError, ZoneRulesError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 

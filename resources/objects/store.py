@@ -18,8 +18,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, utc_now
 from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
+from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE
+from dagster_adjunct.resources.times import utc_now
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"

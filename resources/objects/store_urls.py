@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.objects.local_store import LocalDescriptor
 from dagster_adjunct.resources.objects.store import MemoryDescriptor, S3Options, StoreDescriptor
 

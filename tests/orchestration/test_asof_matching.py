@@ -23,10 +23,10 @@ from dagster_adjunct.orchestration.step.kept_entries import TimedEntries
 from dagster_adjunct.orchestration.step.spark_datasets import AsOfMatch, TimedRows, join_entries
 from dagster_adjunct.orchestration.step.spark_frames import SparkFrames
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,8 +9,9 @@ from datetime import timedelta
 import pytest
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.resources.common import describe_span, requested_once
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.threads import requested_once
+from dagster_adjunct.resources.times import describe_span
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import requested_once
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import KeyRange, StoredEntry, StoredPage, TableId
 from dagster_adjunct.resources.key_value_backends.objects.pointer import (
@@ -49,6 +48,7 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
     may_hold,
 )
 from dagster_adjunct.resources.objects.store import staged_file_errors
+from dagster_adjunct.resources.threads import requested_once
 
 # Eight adjacent runs of about one size are merged into one. So an entry is rewritten once whenever
 # the segment has grown eightfold, and a segment has few runs.
