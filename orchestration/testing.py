@@ -32,8 +32,8 @@ from dagster_adjunct.orchestration.planner.planner import build_plan, plan_appli
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.memory import MemoryTable
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, to_arrow_table, to_exact_array
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams

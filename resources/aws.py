@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.common import utc_now
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials

@@ -22,7 +22,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument, check_name
+from dagster_adjunct.resources.documents import StoredDocument
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import FORMAT, Commit, PageRef
 from dagster_adjunct.resources.objects.lake import Lake

@@ -13,7 +13,7 @@ from inspect import getattr_static, isasyncgenfunction, iscoroutinefunction, sig
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.common import CodeLine, is_library_code
+from dagster_adjunct.resources.code_lines import CodeLine, is_library_code
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError
 
 MASKED = "***"

@@ -46,7 +46,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
-from dagster_adjunct.resources.common import MAX_SECONDS, find_calling_line
+from dagster_adjunct.resources.arguments import MAX_SECONDS
+from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError
 
 T = TypeVar("T")

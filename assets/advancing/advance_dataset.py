@@ -15,7 +15,7 @@ from dagster_adjunct.assets.unbounded.recovery import decide_recovery, inspect_t
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
-from dagster_adjunct.resources.common import resolve_user
+from dagster_adjunct.resources.arguments import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.spark.in_process import session_factory

@@ -58,9 +58,10 @@ from dagster_adjunct.assets.versions.reports import (
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import resolve_user, sum_counters
+from dagster_adjunct.resources.arguments import resolve_user
 from dagster_adjunct.resources.objects.commit_log import commit_with_rebase
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.validation import validated

@@ -44,8 +44,8 @@ from dagster_adjunct.assets.writing.generation import (
 )
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans

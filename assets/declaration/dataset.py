@@ -28,15 +28,11 @@ from dagster_adjunct.assets.declaration.policies import (
     check_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import (
-    CodeLine,
-    argument_error,
-    check_name,
-    find_calling_line,
-    split_stream_name,
-)
+from dagster_adjunct.resources.arguments import argument_error
+from dagster_adjunct.resources.code_lines import CodeLine, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.files.formats import FileFormat
+from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.schema import (
     ArrowFrame,
     Schema,

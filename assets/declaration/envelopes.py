@@ -20,9 +20,10 @@ from uuid import UUID
 
 from dagster_adjunct.assets.declaration.change_formats import DecodeOptions
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
-from dagster_adjunct.resources.common import import_package, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks

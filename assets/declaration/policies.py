@@ -13,15 +13,10 @@ from zoneinfo import ZoneInfo
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, describe_order
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import (
-    argument_error,
-    check_name,
-    check_zone,
-    describe_span,
-    fits_utc,
-    split_stream_name,
-)
+from dagster_adjunct.resources.arguments import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
+from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.times import describe_span, fits_utc
 from dagster_adjunct.resources.validation import validated
 
 

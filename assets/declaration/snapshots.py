@@ -16,8 +16,8 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.assets.declaration.extractors import value_classes
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.backends import postgres_connection
-from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,

@@ -28,12 +28,13 @@ from dagster_adjunct.assets.reading.valid_time import (
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO, attempt_id
-from dagster_adjunct.resources.common import import_package, unqualify_stream_name
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.names import unqualify_stream_name
 from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, object_location
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
 from dagster_adjunct.resources.streams.lake.manifest import (

@@ -35,8 +35,9 @@ from dagster_adjunct.assets.versions.leases import (
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST
-from dagster_adjunct.resources.common import import_package, split_stream_name
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
 from dagster_adjunct.resources.validation import validated

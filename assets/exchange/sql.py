@@ -23,13 +23,13 @@ from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.reading.superseded import read_entries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.resources.common import import_package
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetNotFoundError,
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import EPOCH, LAKE

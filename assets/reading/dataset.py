@@ -34,7 +34,7 @@ from dagster_adjunct.assets.reading.version_reader import (
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import check_seconds
+from dagster_adjunct.resources.arguments import check_seconds
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableUse, check_args

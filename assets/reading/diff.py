@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 from dagster_adjunct.assets.reading.superseded import key_codes, read_entries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.bucketing.files import BucketFile
-from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
 _ANCHORS = 32

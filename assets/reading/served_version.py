@@ -21,8 +21,8 @@ from dagster_adjunct.assets.versions.dataset_log import redirect_target
 from dagster_adjunct.assets.versions.leases import Lease, check_retained
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.times import utc_now
 from dagster_adjunct.resources.validation import validated_methods
 
 

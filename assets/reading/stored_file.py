@@ -22,11 +22,12 @@ from dagster_adjunct.resources.bucketing.files import (
     columns_problem,
     conform_to_layout,
 )
-from dagster_adjunct.resources.common import map_in_threads, to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.reports import to_json_value
+from dagster_adjunct.resources.threads import map_in_threads
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.version_reader import VersionReader

@@ -40,11 +40,12 @@ from dagster_adjunct.assets.versions.version import (
     version_number,
 )
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error, map_in_threads
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 AsOf: TypeAlias = datetime | int | str

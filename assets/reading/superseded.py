@@ -30,12 +30,12 @@ from dagster_adjunct.assets.reading.stored_file import (
 )
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_FROM, Generation
-from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.spark.in_process import identify_session
+from dagster_adjunct.resources.threads import map_in_threads
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

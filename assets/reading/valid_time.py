@@ -41,7 +41,6 @@ from dagster_adjunct.resources.bucketing.files import (
     VALID_TO,
     bucketed_frame,
 )
-from dagster_adjunct.resources.common import fits_utc, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -54,6 +53,7 @@ from dagster_adjunct.resources.schemas.schema import (
 )
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
+from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

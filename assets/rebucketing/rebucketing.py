@@ -46,6 +46,7 @@ from dagster_adjunct.assets.versions.version import (
     version_id,
 )
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.arguments import require_reason
 from dagster_adjunct.resources.bucketing import files
 from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
@@ -59,7 +60,6 @@ from dagster_adjunct.resources.bucketing.writer import (
     WriteOptions,
     write_bucket_file,
 )
-from dagster_adjunct.resources.common import require_reason
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.lake import Lake
 

@@ -47,7 +47,6 @@ from dagster_adjunct.assets.versions.manifest import (
     as_unbounded,
 )
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
-from dagster_adjunct.resources.common import Report, subtract_span
 from dagster_adjunct.resources.errors import (
     DatasetError,
     ObjectNotFoundError,
@@ -57,6 +56,8 @@ from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo
+from dagster_adjunct.resources.reports import Report
+from dagster_adjunct.resources.times import subtract_span
 
 
 def check_deletable(dataset: str, seen: Commit) -> None:

@@ -72,10 +72,10 @@ from dagster_adjunct.resources.bucketing.writer import (
     WriteOptions,
     write_bucket_file,
 )
-from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.validation import validated
 

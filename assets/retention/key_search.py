@@ -24,12 +24,12 @@ from dagster_adjunct.assets.versions.leases import list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
-from dagster_adjunct.resources.common import Report, to_json_value
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.commit_log import commit_number
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
+from dagster_adjunct.resources.reports import Report, to_json_value
 from dagster_adjunct.resources.schemas.schema import Field
 
 CLEARED = "(cleared by an erasure)"

@@ -23,8 +23,8 @@ from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types, named_column
 from dagster_adjunct.resources.streams.system import (
     EPOCH,

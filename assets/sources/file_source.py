@@ -36,7 +36,7 @@ from dagster_adjunct.assets.sources.version_source import (
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing import hashing
-from dagster_adjunct.resources.common import RepeatedMemberError, unique_members
+from dagster_adjunct.resources.documents import RepeatedMemberError, unique_members
 from dagster_adjunct.resources.errors import (
     DatasetError,
     EmptyVersionError,

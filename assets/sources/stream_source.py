@@ -36,9 +36,9 @@ from dagster_adjunct.assets.versions.manifest import (
     follow_repartition,
 )
 from dagster_adjunct.resources.bucketing import hashing
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import (

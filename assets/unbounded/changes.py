@@ -65,9 +65,9 @@ from dagster_adjunct.resources.bucketing.files import (
     TimelineOptions,
 )
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans

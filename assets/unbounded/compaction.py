@@ -45,6 +45,7 @@ from dagster_adjunct.assets.writing.generation import (
     open_runtime,
     write_generation,
 )
+from dagster_adjunct.resources.arguments import resolve_user
 from dagster_adjunct.resources.bucketing.files import (
     GENERATION_COLUMN,
     BucketLayout,
@@ -53,15 +54,16 @@ from dagster_adjunct.resources.bucketing.files import (
     bucketed_frame,
 )
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import Report, resolve_user, to_microseconds
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
+from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

@@ -57,11 +57,12 @@ from dagster_adjunct.assets.writing.generation import (
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import sum_counters, to_microseconds
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.schema import Schema, incompatible_changes
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,13 +13,14 @@ from dagster_adjunct.assets.sources.entries import offsets_by_partition, resolve
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport
-from dagster_adjunct.resources.common import split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import StaleDatasetError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.system import (
     OffsetRange,
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.times import subtract_span
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ from dagster_adjunct.assets.versions.manifest import Change, Decision, Unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,

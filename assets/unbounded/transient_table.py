@@ -30,7 +30,7 @@ from dagster_adjunct.assets.unbounded.recovery import incomplete_stream_error, l
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
-from dagster_adjunct.resources.common import first_validation_problem, utc_now
+from dagster_adjunct.resources.documents import first_validation_problem
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,
@@ -47,6 +47,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,8 +27,9 @@ from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error, to_json_value
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.sql.checking import (

@@ -23,8 +23,8 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, version_number
-from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.validation import validated_methods
 
 

@@ -25,7 +25,7 @@ from dagster_adjunct.assets.versions.version import (
     VersionRef,
     version_number,
 )
-from dagster_adjunct.resources.common import first_validation_problem
+from dagster_adjunct.resources.documents import first_validation_problem
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     DatasetError,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.version import Verdict
-from dagster_adjunct.resources.common import Report
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.schema import Schema
 
 REJECT = "reject"

@@ -31,7 +31,7 @@ from dagster_adjunct.resources.bucketing.files import (
     BucketLayout,
     Generation,
 )
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import MICROS

@@ -47,18 +47,15 @@ from dagster_adjunct.orchestration.operators.records import (
     OnLost,
     check_task_column,
 )
-from dagster_adjunct.resources.common import (
-    argument_error,
-    check_name,
-    find_calling_line,
-    split_stream_name,
-)
+from dagster_adjunct.resources.arguments import argument_error
+from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ComponentError,
     ConfigurationError,
     PlanningError,
 )
+from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import validated_methods

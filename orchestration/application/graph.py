@@ -14,8 +14,9 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSourc
 from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.resources.common import check_name, find_calling_line
+from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.names import check_name
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application

@@ -48,8 +48,9 @@ from dagster_adjunct.orchestration.operators.table_updates import (
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
-from dagster_adjunct.resources.common import check_name, check_whole_number
+from dagster_adjunct.resources.arguments import check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.validation import validated_methods

@@ -20,7 +20,8 @@ from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.store import StoreTable
-from dagster_adjunct.resources.common import LoopThread, check_name, subtract_span
+from dagster_adjunct.resources.event_loop import LoopThread
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
@@ -35,6 +36,7 @@ from dagster_adjunct.resources.tables.presence import (
     merge_presence,
 )
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.times import subtract_span
 
 KIND = "table"
 _PRUNED_EVERY = (

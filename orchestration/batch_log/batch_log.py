@@ -29,16 +29,13 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import (
-    StoredDocument,
-    first_validation_problem,
-    require_reason,
-    subtract_span,
-    sum_counters,
-)
+from dagster_adjunct.resources.arguments import require_reason
+from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.times import subtract_span
 from dagster_adjunct.resources.validation import validated
 
 # How many requests are remembered for a partition: they expire, so one that is written again is

@@ -21,9 +21,10 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_application_known,
     check_not_renamed,
 )
-from dagster_adjunct.resources.common import Report, argument_error
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
 

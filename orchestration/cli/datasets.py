@@ -31,13 +31,13 @@ from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.orchestration.cli import maintenance, options, output
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
-from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     MalformedDocumentError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.times import utc_now
 
 dataset = click.Group("dataset")
 for command in maintenance.COMMANDS:

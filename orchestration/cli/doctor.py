@@ -32,7 +32,6 @@ from dagster_adjunct.orchestration.operators.windows.zone_rules import (
 )
 from dagster_adjunct.orchestration.planner.planner import check_syntax, list_zones, plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
-from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.lazy_modules import pa
@@ -53,6 +52,7 @@ from dagster_adjunct.resources.spark.tasks import (
 )
 from dagster_adjunct.resources.tables.operation import Conditions
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

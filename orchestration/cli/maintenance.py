@@ -39,13 +39,13 @@ from dagster_adjunct.orchestration.maintenance.expire import (
 )
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     VersionDiscardedError,
     raise_first,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.spark.in_process import session_factory

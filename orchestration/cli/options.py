@@ -17,10 +17,11 @@ import click
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.cli.output import WIDE, console, show_report
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport
-from dagster_adjunct.resources.common import read_duration, resolve_user
+from dagster_adjunct.resources.arguments import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Field
+from dagster_adjunct.resources.times import read_duration
 
 C = TypeVar("C", bound=Callable[..., Any])
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import ConditionsNotMetError
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from dagster_adjunct.assets.exchange.sql import query_lake
 from dagster_adjunct.orchestration.cli import output
 from dagster_adjunct.orchestration.cli.options import lake_options
 from dagster_adjunct.orchestration.cli.streams import check_export_target, export_records
-from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import to_json_value
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.lazy_modules import pa as arrow

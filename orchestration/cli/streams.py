@@ -39,9 +39,9 @@ from dagster_adjunct.orchestration.maintenance.repartition import (
     RepartitionReport,
     repartition_stream,
 )
-from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.lazy_modules import pa, pq
+from dagster_adjunct.resources.names import unqualify_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import readers
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams

@@ -64,7 +64,7 @@ from dagster_adjunct.orchestration.planner.planner import (
     read_catalog,
     systems_for,
 )
-from dagster_adjunct.resources.common import CodeLine, declaring_at, read_duration
+from dagster_adjunct.resources.code_lines import CodeLine, declaring_at
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ComponentError,
@@ -74,6 +74,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.times import read_duration
 from dagster_adjunct.resources.validation import type_hints, validated_methods
 
 Place = tuple[str | int, ...]

@@ -24,8 +24,8 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import checks, metadata
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host, run_work
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 

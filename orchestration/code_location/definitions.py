@@ -63,7 +63,7 @@ from dagster_adjunct.orchestration.code_location.resources import (
 )
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob, Launcher
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.validation import validated
 

@@ -19,8 +19,8 @@ from dagster_adjunct.assets.declaration.dataset import QuerySource
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.code_location.sensor_ticks import Tick, digest
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 
 LOADED_AT = time.time()

@@ -27,7 +27,6 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
 )
 from dagster_adjunct.orchestration.code_location.metadata import translate_errors
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
-from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -35,6 +34,7 @@ from dagster_adjunct.resources.errors import (
     raise_first,
 )
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints

@@ -31,8 +31,10 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function
-from dagster_adjunct.resources.common import CodeLine, split_stream_name, to_json_value
+from dagster_adjunct.resources.code_lines import CodeLine
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams

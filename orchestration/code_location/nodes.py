@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, Kind, LineageNode
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
 

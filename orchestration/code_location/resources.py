@@ -28,10 +28,11 @@ from dagster_adjunct.orchestration.code_location.spark_services import (
     SparkSubmit,
     check_no_secrets,
 )
-from dagster_adjunct.resources.common import import_package, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.spark.in_process import (
     IN_PROCESS,

@@ -25,7 +25,8 @@ from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
 from dagster_adjunct.orchestration.code_location.metadata import has_ended
 from dagster_adjunct.orchestration.code_location.pools import describe_held_slots
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
-from dagster_adjunct.resources.common import StoredDocument, split_stream_name
+from dagster_adjunct.resources.documents import StoredDocument
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 

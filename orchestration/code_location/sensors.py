@@ -41,11 +41,12 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
-from dagster_adjunct.resources.common import check_whole_number, describe_span, subtract_span
+from dagster_adjunct.resources.arguments import check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.times import describe_span, subtract_span
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.versions.leases import (
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import list_application_states
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import Report, require_reason
+from dagster_adjunct.resources.arguments import require_reason
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     DeletedObjects,
@@ -28,6 +28,7 @@ from dagster_adjunct.resources.objects.commit_log import (
     retry_conflicts,
 )
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.streams.lake import streams as streams_deleting
 from dagster_adjunct.resources.streams.lake.maintenance import list_retained_attempts
 from dagster_adjunct.resources.streams.lake.readers import list_readers

@@ -29,10 +29,11 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, StartpointManager
-from dagster_adjunct.resources.common import Report, require_reason
+from dagster_adjunct.resources.arguments import require_reason
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.validation import validated
 
 

@@ -27,10 +27,11 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     has_pending_startpoints,
 )
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, concerns_stream
-from dagster_adjunct.resources.common import Report, require_reason
+from dagster_adjunct.resources.arguments import require_reason
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.streams.lake.manifest import StreamState
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.repartition import plan_repartitioning, repartition

@@ -18,8 +18,8 @@ from dagster_adjunct.orchestration.operators.event_time import TIME_TYPES
 from dagster_adjunct.orchestration.operators.joins import MATCHED, Join
 from dagster_adjunct.orchestration.operators.operator import AsOf, Match
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Columns
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F, pc
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name

@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dagster_adjunct.resources.common import argument_error, describe_span
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
 from dagster_adjunct.resources.streams.system import POSITION, RECORD_META
+from dagster_adjunct.resources.times import describe_span
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -28,13 +28,14 @@ from dagster_adjunct.orchestration.operators.columns import (
 )
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnFacts, Columns
-from dagster_adjunct.resources.common import argument_error, to_microseconds
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.sql.checking import check_expression, nondeterministic_parts
 from dagster_adjunct.resources.sql.expression import other_records_construct
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, 
 from dagster_adjunct.orchestration.operators.records import WithColumns
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import (
     Schema,

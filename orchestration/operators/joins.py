@@ -36,7 +36,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     Columns,
     LineageNode,
 )
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name

@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     LineageNode,
     Partitioner,
 )
-from dagster_adjunct.resources.common import CodeLine
+from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.arrow_expressions import compile_expression

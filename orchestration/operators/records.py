@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     sources_from_expression,
     sources_from_sql,
 )
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import named_column

@@ -38,8 +38,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     output_partitioner,
     require_facts,
 )
-from dagster_adjunct.resources.common import argument_error, split_stream_name
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
 from dagster_adjunct.resources.streams.system import LAKE, require_writer

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import Names, Types, validate_partition_count
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.expression import NILADIC, Expression, parse_expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS

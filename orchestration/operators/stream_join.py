@@ -53,9 +53,11 @@ from dagster_adjunct.orchestration.operators.operator import (
     merge_flows,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
-from dagster_adjunct.resources.common import argument_error, check_name, to_microseconds
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -40,8 +40,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     Sources,
     sources_from_sql,
 )
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
-from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
 from dagster_adjunct.resources.sql.checking import check_expression

@@ -41,8 +41,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     new_stream_defaults,
 )
 from dagster_adjunct.orchestration.planner.advances import check_order_paths
-from dagster_adjunct.resources.common import CodeLine, split_stream_name
+from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,

@@ -31,8 +31,8 @@ from dagster_adjunct.orchestration.operators.operator import (
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, require_facts
 from dagster_adjunct.orchestration.planner.columns import Flows
 from dagster_adjunct.orchestration.planner.plan import Task
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 

@@ -20,12 +20,13 @@ from dagster_adjunct.orchestration.planner.render import (
     render_mermaid,
     render_text,
 )
-from dagster_adjunct.resources.common import first_validation_problem, to_json_value
+from dagster_adjunct.resources.documents import first_validation_problem
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     MalformedDocumentError,
     PlanningError,
 )
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
 

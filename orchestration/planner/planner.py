@@ -49,13 +49,14 @@ from dagster_adjunct.orchestration.planner.plan import (
     PlannedOperator,
     SparkNeed,
 )
-from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.sql.arrow_expressions import is_valid_for_spark
 from dagster_adjunct.resources.streams.lake.streams import open_systems
 from dagster_adjunct.resources.streams.system import NumberedOffsets, StreamSystem, StreamWriter
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
+from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.validation import validated
 
 

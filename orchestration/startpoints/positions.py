@@ -22,12 +22,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
     PermanentError,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.startpoint import (
     check_offset,
     describe_startpoint,
@@ -39,6 +39,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.threads import map_in_threads
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan

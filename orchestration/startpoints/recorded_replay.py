@@ -45,7 +45,7 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, offset_error
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-from dagster_adjunct.resources.common import StoredDocument, add_span, first_validation_problem
+from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
@@ -58,6 +58,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo, read_store_clock
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.times import add_span
 
 # How long a plan is live without a request that names it: long enough to write the requests.
 _GRACE = timedelta(minutes=10)

@@ -27,12 +27,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import (
-    argument_error,
-    check_choice,
-    split_partitions,
-    split_stream_name,
-)
+from dagster_adjunct.resources.arguments import argument_error, check_choice
+from dagster_adjunct.resources.names import split_partitions, split_stream_name
 from dagster_adjunct.resources.streams.startpoint import (
     MAX_MS,
     MIN_MS,

@@ -47,12 +47,12 @@ from dagster_adjunct.orchestration.startpoints.request import (
     parse_partition,
     to_epoch_ms,
 )
-from dagster_adjunct.resources.common import describe_span
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.times import describe_span
 from dagster_adjunct.resources.validation import validated_methods
 
 

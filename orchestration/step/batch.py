@@ -61,9 +61,10 @@ from dagster_adjunct.orchestration.step.failures import (
     sensitive_columns,
 )
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
-from dagster_adjunct.resources.common import split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans

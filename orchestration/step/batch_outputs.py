@@ -28,9 +28,9 @@ from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.bucketing.writer import check_readable
-from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column
 from dagster_adjunct.resources.streams.system import (
     EPOCH,

@@ -19,9 +19,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.table_updates import TableSend, Update
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.tables.functions import TableFunction, TableUse
 from dagster_adjunct.resources.tables.operation import Conditions, OperationKind, run_blocking
+from dagster_adjunct.resources.threads import call_in_threads
 
 
 def check_stores(app: Application) -> None:

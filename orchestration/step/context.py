@@ -49,15 +49,16 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     measure_state_sizes,
 )
-from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ObjectNotFoundError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
+from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.streams.system import (
     SourceRange,
     Sources,
@@ -66,6 +67,7 @@ from dagster_adjunct.resources.streams.system import (
 )
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
+from dagster_adjunct.resources.threads import map_in_threads
 
 if TYPE_CHECKING:
     import pyarrow as pa

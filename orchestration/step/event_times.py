@@ -31,8 +31,8 @@ from dagster_adjunct.orchestration.step.progress import (
     declared_event_times,
     times_after_batch,
 )
-from dagster_adjunct.resources.common import split_stream_name, to_microseconds
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
 from dagster_adjunct.resources.streams.system import (
@@ -45,6 +45,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

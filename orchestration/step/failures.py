@@ -25,8 +25,9 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode, Sources
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import CodeLine, split_stream_name
+from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem

@@ -35,9 +35,10 @@ from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, call_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.store import requests_at_once
+from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, call_in_threads
 
 # Seconds between two requests of a run that waits; and for how many seconds after something new it
 # is half of that.

@@ -41,7 +41,6 @@ from dagster_adjunct.orchestration.step.kept_entries import (
 )
 from dagster_adjunct.orchestration.step.verify_plan import DryRun, inputs_of_dry_run
 from dagster_adjunct.resources.backends.columns import to_arrow_type
-from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
@@ -62,6 +61,7 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
+from dagster_adjunct.resources.threads import call_in_threads
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.table_updates import Update

@@ -49,13 +49,14 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import (
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import call_in_threads, split_stream_name
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.streams.system import (
     OffsetRange,
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.threads import call_in_threads
 
 Spans = Mapping[SystemStreamPartition, OffsetRange]
 

@@ -34,11 +34,13 @@ from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
-from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.times import subtract_span
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -58,9 +58,9 @@ from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.engines import check_session
 from dagster_adjunct.orchestration.step.following import follow_application, run_steps
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
-from dagster_adjunct.resources.common import Report, call_in_threads, subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import (
     find_adjunct_error,
@@ -68,6 +68,8 @@ from dagster_adjunct.resources.spark.tasks import (
     translate_spark_errors,
 )
 from dagster_adjunct.resources.streams.system import StreamSystem
+from dagster_adjunct.resources.threads import call_in_threads
+from dagster_adjunct.resources.times import subtract_span
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

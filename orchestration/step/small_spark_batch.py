@@ -20,8 +20,8 @@ from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import count_stored_rows
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from dagster_adjunct.resources.streams.system import LAKE, AppendResult

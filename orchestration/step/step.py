@@ -75,11 +75,11 @@ from dagster_adjunct.orchestration.step.progress import (
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
+from dagster_adjunct.resources.threads import call_in_threads
 
 _log = logging.getLogger("adjunct.run")
 # How often a run starts, at most: the run that it took over from may commit once more.

@@ -63,7 +63,6 @@ from dagster_adjunct.resources.bucketing.files import (
     BucketLayout,
     bucketed_frame,
 )
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
     OperatorFailedError,
     PermanentError,
@@ -71,6 +70,7 @@ from dagster_adjunct.resources.errors import (
     ZoneRulesError,
 )
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.in_process import is_remote
 from dagster_adjunct.resources.sql.expression import parse_expression

@@ -31,7 +31,7 @@ from decimal import Context, Decimal
 from enum import Enum
 from typing import Any
 
-from dagster_adjunct.resources.common import ClassRegistry
+from dagster_adjunct.resources.class_registry import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import arrow_type, to_exact_array

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
 from dagster_adjunct.resources.backends import dynamodb_requests
 from dagster_adjunct.resources.backends.columns import check_not_reserved, parse_known_column
 from dagster_adjunct.resources.backends.dynamodb_connection import (
@@ -28,7 +29,6 @@ from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec, key_att
 from dagster_adjunct.resources.backends.dynamodb_requests import Problems, TableRequests
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
-from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import (

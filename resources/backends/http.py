@@ -26,14 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
 from dagster_adjunct.resources.backends.store import check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import Key, Record
-from dagster_adjunct.resources.common import (
-    check_seconds,
-    check_whole_number,
-    import_package,
-    utc_now,
-)
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.tables import functions
 from dagster_adjunct.resources.tables.functions import (
     DeclaredFunction,
@@ -55,6 +51,7 @@ from dagster_adjunct.resources.tables.operation import (
     key_reorderer,
     to_changes,
 )
+from dagster_adjunct.resources.times import utc_now
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
 from dagster_adjunct.resources.backends import postgres_connection, write_plan
 from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY_STEP
@@ -37,7 +38,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     WritePlan,
     dropped_error,
 )
-from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     RunLeaseLostError,

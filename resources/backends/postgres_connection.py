@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.store import read_variable
-from dagster_adjunct.resources.common import import_package
+from dagster_adjunct.resources.optional_packages import import_package
 
 if TYPE_CHECKING:
     import psycopg

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
 from dagster_adjunct.resources.backends import redis_records
 from dagster_adjunct.resources.backends.columns import (
     Column,
@@ -44,8 +45,8 @@ from dagster_adjunct.resources.backends.write_plan import (
     RowCodec,
     validate_entries,
 )
-from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package
 from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.tables.functions import (
     TableUse,
     check_run_fence,

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.arguments import check_seconds
 from dagster_adjunct.resources.backends import write_plan
 from dagster_adjunct.resources.backends.columns import (
     Column,
@@ -53,7 +54,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     WritePlan,
     dropped_error,
 )
-from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, PerLoop

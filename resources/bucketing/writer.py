@@ -33,7 +33,6 @@ from dagster_adjunct.resources.bucketing.files import (
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
-from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, map_in_threads, to_json_value
 from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     NullKeyError,
@@ -42,9 +41,11 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark import tasks
+from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, map_in_threads
 from dagster_adjunct.resources.user_code import format_record
 
 if TYPE_CHECKING:

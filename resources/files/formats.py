@@ -32,7 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.common import RepeatedMemberError, map_in_threads, unique_members
+from dagster_adjunct.resources.documents import RepeatedMemberError, unique_members
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
@@ -53,6 +53,7 @@ from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
+from dagster_adjunct.resources.threads import map_in_threads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

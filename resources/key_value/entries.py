@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.iterators import PageItems
 from dagster_adjunct.resources.key_value.segment import (

@@ -30,7 +30,7 @@ from pydantic import AwareDatetime, Field, PositiveInt
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
     E,

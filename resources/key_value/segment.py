@@ -25,7 +25,7 @@ import mmh3
 from pydantic import NonNegativeInt, PositiveInt
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import ClassRegistry
+from dagster_adjunct.resources.class_registry import ClassRegistry
 from dagster_adjunct.resources.validation import validated
 
 # The table key of an entry, and its partition (Pravega's PDP-39, "Mapping KVPs").

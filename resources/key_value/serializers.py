@@ -19,8 +19,9 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, runtime_che
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from dagster_adjunct.resources.common import import_package, validation_problems
+from dagster_adjunct.resources.documents import validation_problems
 from dagster_adjunct.resources.errors import ConfigurationError, SerializationError
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from functools import partial, wraps
 from itertools import compress, repeat
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from dagster_adjunct.resources.common import check_whole_number
+from dagster_adjunct.resources.arguments import check_whole_number
 from dagster_adjunct.resources.errors import KeyValueTableError, TransientError
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.entries import (

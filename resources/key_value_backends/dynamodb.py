@@ -19,13 +19,13 @@ from weakref import WeakValueDictionary
 from pydantic import PositiveInt
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
 from dagster_adjunct.resources.backends.dynamodb_connection import (
     Connection,
     error_code,
     throttled_problem,
 )
-from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     TableError,

@@ -19,8 +19,8 @@ from weakref import WeakSet
 import tenacity
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.arguments import argument_error, check_seconds
 from dagster_adjunct.resources.backends.sqlite import file_identity
-from dagster_adjunct.resources.common import argument_error, check_seconds
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,

@@ -33,19 +33,16 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import AwareDatetime, Field, ValidationError
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import (
-    StoredDocument,
-    call_in_threads,
-    check_name,
-    first_validation_problem,
-    utc_now,
-)
+from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.store import (
     ObjectInfo,
     ObjectStore,
     check_key,
     requests_at_once,
 )
+from dagster_adjunct.resources.threads import call_in_threads
+from dagster_adjunct.resources.times import utc_now
 
 FORMAT: Final = 1
 NonEmptyText = Annotated[str, Field(min_length=1)]

@@ -18,7 +18,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error, check_name, utc_now
+from dagster_adjunct.resources.arguments import argument_error
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import (
     CommitLog,
     LakeDocument,
@@ -35,6 +36,7 @@ from dagster_adjunct.resources.objects.store import (
     S3Options,
     StoreDescriptor,
 )
+from dagster_adjunct.resources.times import utc_now
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 _INSTEAD = (

@@ -21,7 +21,6 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.aws import new_session, stale_reason
-from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.objects import store
 from dagster_adjunct.resources.objects.store import (
     ObjectInfo,
@@ -30,6 +29,7 @@ from dagster_adjunct.resources.objects.store import (
     StoreDescriptor,
     StoredObject,
 )
+from dagster_adjunct.resources.threads import map_in_threads
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -17,7 +17,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, argument_error, utc_now
+from dagster_adjunct.resources.arguments import argument_error
+from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE
+from dagster_adjunct.resources.times import utc_now
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     MalformedDocumentError,

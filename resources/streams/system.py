@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
-from dagster_adjunct.resources import common, errors
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.arguments import argument_error, check_whole_number
+from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
+from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -40,8 +43,8 @@ class SystemStreamPartition:
     partition: int
 
     def __post_init__(self) -> None:
-        common.check_name("system", self.system)
-        common.check_name("stream", self.stream)
+        check_name("system", self.system)
+        check_name("stream", self.stream)
         if (
             not isinstance(self.partition, int)
             or isinstance(self.partition, bool)
@@ -110,7 +113,7 @@ def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> st
         raise errors.ConfigurationError(
             problem, "Read each stream separately: their columns differ.", system=system
         )
-    return common.split_stream_name(streams[0])[1]
+    return split_stream_name(streams[0])[1]
 
 
 def check_partition(ssp: SystemStreamPartition, count: int) -> None:
@@ -130,12 +133,12 @@ def check_producer(producer: str, sequence: int) -> None:
             "Name what appends (an application's output, an import), with the same name in every"
             " retry."
         )
-        raise common.argument_error(
+        raise argument_error(
             f"producer {producer!r} is not a name", expected, step, argument="producer"
         )
     found = f"sequence {sequence!r} of producer {producer!r}"
     step = "Use the same number in every retry of an append."
-    common.check_whole_number(
+    check_whole_number(
         sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step
     )
 
@@ -151,11 +154,11 @@ def check_append(
     """
     check_producer(producer, sequence)
     if version is not None:
-        common.check_name("version", version)
+        check_name("version", version)
     if valid_from is None:
         return None
     zoned = isinstance(valid_from, datetime) and valid_from.tzinfo is not None
-    if version is None or not zoned or not common.fits_utc(valid_from):
+    if version is None or not zoned or not fits_utc(valid_from):
         what = "without end_of_dataset"
         if version is not None:
             what = f"of version {version!r}"
@@ -166,7 +169,7 @@ def check_append(
         problem += "years 1 to 9999 in UTC."
         step = "Pass end_of_dataset=…, and valid_from with tzinfo=UTC."
         raise errors.ConfigurationError(problem, step, argument="valid_from")
-    return common.to_microseconds(valid_from)
+    return to_microseconds(valid_from)
 
 
 def stale_sequence_error(
@@ -249,7 +252,7 @@ def check_marker_partitions(
     negative = [p for p in chosen if rows[p] < 0]
     if negative:
         found = f"marker {version!r} has row counts below 0 for partitions {negative} of {stream}"
-        raise common.argument_error(found, "counts from 0 on", argument="rows", stream=stream)
+        raise argument_error(found, "counts from 0 on", argument="rows", stream=stream)
 
 
 def _schema_from_stored(value: Any) -> Schema:
@@ -286,7 +289,7 @@ def build_declaration(
 
     Raises ConfigurationError or SchemaMismatchError.
     """
-    what = f"stream {common.split_stream_name(stream)[1]!r}"
+    what = f"stream {split_stream_name(stream)[1]!r}"
     if not schema.fields:
         raise errors.SchemaMismatchError(
             f"{what} has no columns.", "Name at least one column.", stream=stream
@@ -306,7 +309,7 @@ def build_declaration(
         return kind(columns=schema, key=key, partitions=partitions, **more)
     except ValidationError as error:
         found = error.errors(include_url=False)[0]["input"]
-        problem = f"{what}: {common.first_validation_problem(error)} (found {found!r})."
+        problem = f"{what}: {first_validation_problem(error)} (found {found!r})."
         raise errors.ConfigurationError(problem, stream=stream) from None
 
 
@@ -334,7 +337,7 @@ def check_same_declaration(
         if field_name != "columns" and new is not None and old != new:
             differences.append(f"{field_name} is {new!r}, expected {old!r}")
     if differences:
-        name = common.split_stream_name(stream)[1]
+        name = split_stream_name(stream)[1]
         problem = f"stream {name!r} exists with another declaration: {'; '.join(differences)}."
         raise errors.StreamExistsError(problem, next_step, stream=stream)
 
@@ -876,7 +879,7 @@ def register_system(name: str, factory: SystemFactory) -> None:
     Registering the same factory again does nothing; another one of this name raises
     ConfigurationError.
     """
-    common.check_name("system", name)
+    check_name("system", name)
     if name == LAKE or _registered.setdefault(name, factory) is not factory:
         problem = f"stream system {name!r} is already registered."
         raise errors.ConfigurationError(

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
 from dagster_adjunct.resources.tables.compact import CompactLayer, as_put
 from dagster_adjunct.resources.tables.functions import TableFunction, is_retryable
 from dagster_adjunct.resources.tables.metrics import Meter

@@ -15,7 +15,7 @@ from math import inf
 from typing import Any, Literal
 from uuid import UUID
 
-from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Clock,

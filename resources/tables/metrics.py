@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 from math import frexp
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_adjunct.resources.common import import_package
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:

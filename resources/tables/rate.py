@@ -16,13 +16,15 @@ from weakref import WeakValueDictionary
 
 from pydantic import Field
 
-from dagster_adjunct.resources.common import StoredDocument, argument_error, check_name
+from dagster_adjunct.resources.arguments import argument_error
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
     RunLeaseLostError,
     TransientError,
 )
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (

@@ -13,7 +13,7 @@ from math import isfinite
 from time import perf_counter
 from typing import Any, Literal
 
-from dagster_adjunct.resources.common import check_seconds
+from dagster_adjunct.resources.arguments import check_seconds
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     RunLeaseLostError,

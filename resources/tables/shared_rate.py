@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import LoopThread, first_validation_problem
+from dagster_adjunct.resources.documents import first_validation_problem
+from dagster_adjunct.resources.event_loop import LoopThread
 from dagster_adjunct.resources.metadata import SharedValue
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json

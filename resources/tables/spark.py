@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.schemas.values import (
     first_unreadable,

@@ -14,7 +14,9 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from pydantic import SkipValidation
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import LoopThread, argument_error, check_name
+from dagster_adjunct.resources.arguments import argument_error
+from dagster_adjunct.resources.event_loop import LoopThread
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.schemas.schema import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries

@@ -15,7 +15,6 @@ from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key, key_from_text
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
-from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import (
     DatasetError,
     DatasetNotFoundError,
@@ -23,6 +22,7 @@ from dagster_adjunct.resources.errors import (
     NoSealedVersionError,
     SchemaMismatchError,
 )
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from tests.assets.conftest import World
 

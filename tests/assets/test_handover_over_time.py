@@ -26,11 +26,11 @@ from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.assets.versions.version import KeptHistory
-from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.times import to_microseconds
 from tests.assets.histories import (
     BEGIN,
     LAYOUTS,

@@ -14,9 +14,9 @@ from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, KeptHistory
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO, Generation
-from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.times import to_microseconds
 from tests.assets.histories import (
     BEGIN,
     LAYOUTS,

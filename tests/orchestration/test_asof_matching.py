@@ -22,9 +22,9 @@ from dagster_adjunct.orchestration.operators.operator import AsOf
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.kept_entries import TimedEntries
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, Row, SparkSession

@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.step.event_times import (
     TimeBlockMapper,
     merge_blocks,
 )
-from dagster_adjunct.resources.common import to_microseconds
+from dagster_adjunct.resources.times import to_microseconds
 
 Record = tuple[int, int, int | None]  # partition, offset, time
 LENGTH = 4

@@ -36,9 +36,9 @@ from dagster_adjunct.orchestration.step.progress import (
     times_after_batch,
     times_at_batch_start,
 )
-from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.windows import Count, Session, Tumbling
 from tests.orchestration.seen_times import Seen, at, watermarks_in_order
 

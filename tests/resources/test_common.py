@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.resources.common import describe_span
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.times import describe_span
 
 
 @pytest.mark.parametrize(

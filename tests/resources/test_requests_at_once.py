@@ -14,10 +14,10 @@ import pytest
 from dagster_adjunct import Lake, LakeStreams, Schema, advance_dataset, bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.superseded import read_entries
-from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.errors import StoreUnavailableError
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.threads import map_in_threads
 from tests.faulty_store import Fault, FaultyStore, T
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def test_an_append_of_which_a_file_can_not_be_written_has_no_effect(streams: Lak
 def test_a_thread_that_outlives_the_main_one_asks_for_one_after_the_other() -> None:
     code = """
 import threading, time
-from dagster_adjunct.resources.common import map_in_threads
+from dagster_adjunct.resources.threads import map_in_threads
 
 def late():
     threading.main_thread().join()

@@ -49,7 +49,6 @@ from dagster_adjunct.orchestration.operators.windows.kinds import (
     window_end,
     window_start,
 )
-from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import (
@@ -61,6 +60,7 @@ from dagster_adjunct.resources.schemas.schema import (
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import apply_in_arrow, encode_task_errors
+from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.user_code import function_failed_error
 
 if TYPE_CHECKING:

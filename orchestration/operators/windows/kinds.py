@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.operators.windows.zone_rules import (
     clock_changes,
     differing_spans,
 )
-from dagster_adjunct.resources.common import argument_error, check_zone
+from dagster_adjunct.resources.arguments import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, ZoneRulesError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.spark.tasks import raise_error_column

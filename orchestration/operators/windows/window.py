@@ -76,9 +76,10 @@ from dagster_adjunct.orchestration.operators.windows.kinds import (
     max_duration_after,
 )
 from dagster_adjunct.orchestration.operators.windows.zone_rules import describe_rules
-from dagster_adjunct.resources.common import argument_error, check_name
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.schema import is_storable, named_column
 from dagster_adjunct.resources.spark.tasks import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from dagster_adjunct.resources.common import to_microseconds, utc_now
 from dagster_adjunct.resources.errors import ConfigurationError, ZoneRulesError
 from dagster_adjunct.resources.lazy_modules import F, np
 from dagster_adjunct.resources.spark.in_process import identify_session
 from dagster_adjunct.resources.spark.session import open_jvm
+from dagster_adjunct.resources.times import to_microseconds, utc_now
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

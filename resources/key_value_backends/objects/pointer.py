@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
+from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, PreconditionFailedError, TransientError
 from dagster_adjunct.resources.key_value.segment import TOKEN_BYTES, VERSION_BYTES, ReplyLostError
 from dagster_adjunct.resources.key_value_backends.objects.runs import (

@@ -24,7 +24,7 @@ import mmh3
 from cachetools import LRUCache
 from pydantic import Field
 
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.key_value.segment import VERSION_BYTES, threads
 from dagster_adjunct.resources.lazy_modules import np

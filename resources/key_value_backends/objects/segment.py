@@ -21,7 +21,6 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
@@ -54,6 +53,7 @@ from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
     SegmentView,
     now_in_ms,
 )
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store
 from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
 from dagster_adjunct.resources.validation import validated

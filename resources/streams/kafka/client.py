@@ -22,7 +22,7 @@ from cachetools import TTLCache
 from pydantic import SkipValidation
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, check_topic_name
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from dagster_adjunct.resources.common import (
+from dagster_adjunct.resources.documents import (
     RepeatedMemberError,
     first_validation_problem,
     unique_members,

@@ -31,7 +31,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import decode_document
 from dagster_adjunct.resources.objects.fence import Fence

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.bucketing.writer import check_readable, describe_record
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,

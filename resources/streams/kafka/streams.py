@@ -16,8 +16,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name
+from dagster_adjunct.resources.arguments import check_choice
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
+from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake

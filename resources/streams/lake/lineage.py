@@ -15,9 +15,9 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.streams.lake.manifest import (
     Coverage,
     ReadCoverage,

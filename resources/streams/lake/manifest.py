@@ -30,7 +30,7 @@ from dagster_adjunct.resources.bucketing.files import (
     bucket_file_name,
 )
 from dagster_adjunct.resources.bucketing.writer import ROW
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, PageRef

@@ -18,7 +18,6 @@ from dagster_adjunct.resources.bucketing.files import (
     bucketed_frame,
 )
 from dagster_adjunct.resources.bucketing.writer import ROW
-from dagster_adjunct.resources.common import map_in_threads, to_microseconds
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
@@ -54,6 +53,8 @@ from dagster_adjunct.resources.streams.system import (
     OffsetRange,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.threads import map_in_threads
+from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from pydantic import Field
 
-from dagster_adjunct.resources.common import (
-    StoredDocument,
-    check_name,
-    check_whole_number,
-    unqualify_stream_name,
-)
+from dagster_adjunct.resources.arguments import check_whole_number
+from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.names import check_name, unqualify_stream_name
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     CommitLog,

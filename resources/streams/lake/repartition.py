@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, parse_records_checksum
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
-from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts

@@ -18,12 +18,12 @@ from copy import copy
 from datetime import datetime
 from typing import Any
 
-from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ObjectExistsError,
     SchemaMismatchError,
 )
+from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.fence import Fence

@@ -24,7 +24,7 @@ from dagster_adjunct import (
     open_lake,
     unbounded_dataset,
 )
-from dagster_adjunct.resources.common import to_json_value
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.dagster.test_runs import made
 

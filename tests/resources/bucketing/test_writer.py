@@ -24,7 +24,6 @@ from dagster_adjunct.resources.bucketing.writer import (
     WriteOptions,
     write_arrow_buckets,
 )
-from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     ManifestMismatchError,
@@ -33,6 +32,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
+from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.faulty_store import Fault, FaultyStore
 

@@ -1,0 +1,79 @@
+"""Lines of user code, which errors and plans name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+A = TypeVar("A")
+
+# The folder that the packages are imported from. The examples below it count as user code.
+_PACKAGE = Path(__file__).parents[1]
+
+_EXAMPLES = str(_PACKAGE / "examples")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of code: its file and line number."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """Return "visits.py:12"; the path is relative if the file is in the working directory or
+        below it.
+        """
+        file = Path(self.file)
+        if file.is_relative_to(Path.cwd()):
+            file = file.relative_to(Path.cwd())
+        return f"{file}:{self.line}"
+
+    def describe(self) -> str:
+        """Return "flights.py, line 12", for messages: without the folder, so the text is the
+        same on all machines.
+        """
+        return f"{Path(self.file).name}, line {self.line}"
+
+
+def is_library_code(file: str) -> bool:
+    """Whether a file of code belongs to this distribution; its examples count as user code."""
+    return file.startswith(str(_PACKAGE)) and not file.startswith(_EXAMPLES)
+
+
+_declared_at: ContextVar[CodeLine | None] = ContextVar("declared_at", default=None)
+
+
+@contextmanager
+def declaring_at(line: CodeLine | None) -> Iterator[None]:
+    """Let `find_calling_line` return this line in the context.
+
+    For declarations in files that are not code, such as YAML. None changes nothing.
+    """
+    before = _declared_at.set(line)
+    try:
+        yield
+    finally:
+        _declared_at.reset(before)
+
+
+def find_calling_line() -> CodeLine | None:
+    """Return the line of user code that called into this distribution, or that of `declaring_at`;
+    None in an interactive session.
+    """
+    if (declared := _declared_at.get()) is not None:
+        return declared
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith("<") and not is_library_code(file):
+            return CodeLine(file, frame.f_lineno)
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None

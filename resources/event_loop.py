@@ -1,0 +1,125 @@
+"""An event loop in a thread, for callers that are not async."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+A = TypeVar("A")
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread of its own, which runs coroutines for callers that block until they
+    are done.
+
+    Callers may be in any thread, also in one whose own event loop is running (and blocked
+    meanwhile). The thread starts with the first coroutine, and again after `close` and after a
+    fork.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running: _Running | None = None
+        self._change = threading.Condition()
+        _loop_threads.add(self)
+
+    def run(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Return what the coroutine returns, or raise what it raises."""
+        mine = self._enter()
+        try:
+            pending = asyncio.run_coroutine_threadsafe(operation, mine.loop)
+            try:
+                return pending.result()
+            except BaseException:
+                # Ctrl-C must not leave the request running behind the caller's back
+                pending.cancel()
+                raise
+        finally:
+            self._leave(mine)
+
+    def close(self, closing: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Run a last coroutine, which releases the loop's resources, then end the thread; nothing
+        without a thread.
+
+        Callers that are waiting in other threads get their results first; later callers start a new
+        thread.
+        """
+        with self._change:
+            running = self._running
+            self._running = None
+            if running is None:
+                return
+            # A signal handler may call this in a thread that is waiting here, and whose call can't
+            # finish first.
+            this = threading.get_ident()
+            self._change.wait_for(lambda: all(caller == this for caller in running.callers))
+        try:
+            asyncio.run_coroutine_threadsafe(closing(), running.loop).result()
+        finally:
+            running.loop.call_soon_threadsafe(running.loop.stop)
+            running.thread.join()
+            running.loop.close()
+
+    def _enter(self) -> _Running:
+        with self._change:
+            if self._running is None:
+                self._running = _Running(self._name)
+            self._running.callers.append(threading.get_ident())
+            return self._running
+
+    def _leave(self, running: _Running) -> None:
+        with self._change:
+            running.callers.remove(threading.get_ident())
+            self._change.notify_all()
+
+    def _abandon(self) -> None:
+        """Drop the parent process's loop after a fork: its thread does not exist here, and its
+        selector is shared.
+        """
+        _parent_loops.append(self._running)
+        self._running = None
+        self._change = threading.Condition()
+
+
+class _Running:
+    """A loop with its thread; `callers` are the threads that wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.callers: list[int] = []
+        self.thread = threading.Thread(
+            target=_run_until_stopped, args=(self.loop,), name=name, daemon=True
+        )
+        self.thread.start()
+
+
+_loop_threads: WeakSet[LoopThread] = WeakSet()
+
+_parent_loops: list[
+    _Running | None
+] = []  # kept: collecting a loop would close the selector that the parent uses
+
+
+def _reset_after_fork() -> None:
+    for loop_thread in list(_loop_threads):
+        loop_thread._abandon()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (KeyboardInterrupt, SystemExit):
+            # A coroutine raised it and so stopped the loop. Run it again, so that the caller
+            # receives the exception.
+            continue
+        return

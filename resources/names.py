@@ -1,0 +1,83 @@
+"""Names of datasets, streams and partitions."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
+
+A = TypeVar("A")
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it is safe in paths and keys; `kind` says in errors what it names
+    ("dataset", "stream").
+
+    A safe name has 1 to 100 letters, digits, `-` and `_`, and begins with a letter or digit. It has
+    no dots, because `system.stream.3` names a partition of a stream.
+    """
+    if not isinstance(name, str) or not _SAFE.fullmatch(name):
+        system, _, stream = str(name).partition(".")
+        if kind == "stream" and _SAFE.fullmatch(system) and _SAFE.fullmatch(stream):
+            problem = f"stream name {name!r} includes its system: expected the name alone."
+            step = f"Write {stream!r}."
+        else:
+            problem = (
+                f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
+            )
+            problem += "beginning with a letter or digit."
+            safe = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:100]
+            step = "Choose another name."
+            if safe:
+                step = f"Choose another name, such as {safe!r}."
+        raise InvalidNameError(problem, step, name=str(name))
+    return name
+
+
+def split_stream_name(qualified: str) -> tuple[str, str]:
+    """Return the system and the stream that "system.stream" names, both checked."""
+    system, dot, stream = str(qualified).partition(".")
+    if not dot:
+        problem = f"stream {qualified!r} names no system: expected SYSTEM.STREAM."
+        raise InvalidNameError(
+            problem, f'Write "lake.{qualified}" for a stream of the lake.', name=str(qualified)
+        )
+    if "." in stream:
+        problem = f"stream {qualified!r} has more than one dot: expected SYSTEM.STREAM."
+        step = (
+            f'Write "{system}.{stream.partition(".")[0]}", without a partition; a stream\'s name'
+            " has no dots."
+        )
+        raise InvalidNameError(problem, step, name=str(qualified))
+    return check_name("system", system), check_name("stream", stream)
+
+
+def unqualify_stream_name(system: str, name: str) -> str:
+    """Return the stream's name without its system, which may precede it ("SYSTEM.STREAM") and
+    must be `system`.
+    """
+    if "." not in name:
+        return check_name("stream", name)
+    named, stream = split_stream_name(name)
+    if named != system:
+        problem = (
+            f"stream {name!r} belongs to the system {named!r}: expected a stream of {system!r}."
+        )
+        raise ConfigurationError(
+            problem, f'Write "STREAM" or "{system}.STREAM".', stream=name, system=named
+        )
+    return stream
+
+
+def split_partitions(text: str) -> tuple[str, str | None]:
+    """Split "system.stream.0-3,7" into "system.stream" and "0-3,7", which is None where no
+    partitions are named.
+
+    Neither part is checked: `split_stream_name` does that.
+    """
+    system, dot, rest = text.strip().partition(".")
+    stream, separator, partitions = rest.partition(".")
+    return f"{system}{dot}{stream}", partitions if separator else None

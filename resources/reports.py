@@ -1,0 +1,69 @@
+"""Reports as JSON values, and sums of their counters."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+N = TypeVar("N", int, float)
+
+
+class Report:
+    """Base of dataclasses that report what was done, found or planned; programs read them as
+    JSON.
+    """
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return _fields_to_json(self)
+
+
+def to_json_value(value: Any) -> Any:
+    """Return a value in a form that JSON can hold.
+
+    Times become ISO text, durations seconds, binary values base64. Decimals, NaN and infinities
+    become text, as do objects whose class defines `__str__`, such as partitions.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return str(float(value))
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json_value(item) for item in value]
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        return to_json_value(value.item())
+    is_text = any("__str__" in vars(cls) for cls in type(value).__mro__[:-1])
+    if is_dataclass(value) and not is_text:
+        return _fields_to_json(value)
+    return str(value)
+
+
+def _fields_to_json(value: Any) -> dict[str, Any]:
+    return {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
+
+
+def sum_counters(before: Mapping[str, N], more: Mapping[str, N]) -> dict[str, N]:
+    """Return the sums of two sets of counters, by name; a missing counter is 0."""
+    return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
