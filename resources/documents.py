@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-
-A = TypeVar("A")
 
 
 class RepeatedMemberError(ValueError):

@@ -16,6 +16,7 @@ from dataclasses import field as declared
 from datetime import UTC, date, datetime, time
 from decimal import Context, Decimal
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from dagster_adjunct.resources.errors import (
@@ -786,45 +787,45 @@ def _table_from_rows(
     lacks one.
     """
     for name in required:
-        lacking = next((number for number, row in enumerate(rows) if name not in row), None)
-        if lacking is not None:
-            found = ", ".join(map(str, rows[lacking])) or "no columns"
+        _check_present(rows, name, what)
+    columns: dict[str, Any] = {}
+    if schema is not None:
+        columns = {field.name: pa.nulls(len(rows), field.type) for field in schema.to_arrow()}
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        columns[name] = _column_from_values([row.get(name) for row in rows], name, what)
+    return pa.table(columns)
+
+
+def _check_present(rows: Sequence[Mapping[str, Any]], name: str, what: str) -> None:
+    for number, row in enumerate(rows):
+        if name not in row:
+            found = ", ".join(map(str, row)) or "no columns"
             problem = (
-                f"{what}: row {lacking} lacks the column {name!r}, which is part of the key; it has"
+                f"{what}: row {number} lacks the column {name!r}, which is part of the key; it has"
                 f" {found}."
             )
             step = f"Correct the names, or add {name!r}: None for records without a key."
-            raise SchemaMismatchError(problem, step, column=name, row=lacking)
-    columns: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        try:
-            columns[name] = build_without_missing(
-                _array, values
-            )  # df.to_dict("records") has NaT and NA
-        except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"
-            row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
-            problem = (
-                f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a"
-                " lone surrogate."
-            )
-            step = (
-                "Write the whole character, or replace it: text.encode('utf-8',"
-                " 'replace').decode()."
-            )
-            raise SchemaMismatchError(problem, step, column=name, row=row) from error
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            problem = (
-                f"{what}: column {name!r} can't be converted to an Arrow column:"
-                f" {_error_text(error)}."
-            )
-            raise SchemaMismatchError(
-                problem, "Give the column values of one type.", column=name
-            ) from error
-    absent = {}
-    if schema is not None:
-        absent = {field.name: field.type for field in schema.to_arrow()}
-    return pa.table({name: pa.nulls(len(rows), kind) for name, kind in absent.items()} | columns)
+            raise SchemaMismatchError(problem, step, column=name, row=number)
+
+
+def _column_from_values(values: Sequence[Any], name: str, what: str) -> pa.Array:
+    try:
+        return build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
+    except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"
+        row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
+        problem = (
+            f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a"
+            " lone surrogate."
+        )
+        step = "Write the whole character, or replace it: text.encode('utf-8', 'replace').decode()."
+        raise SchemaMismatchError(problem, step, column=name, row=row) from error
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        problem = (
+            f"{what}: column {name!r} can't be converted to an Arrow column: {_error_text(error)}."
+        )
+        raise SchemaMismatchError(
+            problem, "Give the column values of one type.", column=name
+        ) from error
 
 
 def _array(values: Sequence[Any]) -> pa.Array:

@@ -20,7 +20,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.errors import ConfigurationError, TransientError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
 from dagster_adjunct.resources.spark import tuning
@@ -417,6 +417,21 @@ def is_connect(master: str | None) -> bool:
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER") or "").startswith(_CONNECT)
 
 
+def _connection_error(error: Exception, where: str) -> AdjunctError:
+    details = _RPC_DETAILS.search(str(error))
+    reason = details[1] if details else first_message_line(error)
+    problem = f"Spark Connect can't be used at {where}: {reason.rstrip('.')}."
+    step = (
+        "Start the server, or correct the URL, such as sc://localhost:15002 or"
+        " sc://localhost:15002/;token=…."
+    )
+    if isinstance(error, OSError) or "UNAVAILABLE" in str(error):
+        return TransientError(problem, step)
+    if isinstance(error, ImportError):
+        step = 'Install what the client needs: pip install "dagster-adjunct[connect]".'
+    return ConfigurationError(problem, step, setting="spark.master")
+
+
 def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> SparkSession:
     """Return a session of a Spark Connect server, with a database of its own for the tables that
     Adjunct's scans need.
@@ -432,32 +447,19 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
     from pyspark.errors import PySparkException
 
     try:
-        socket.create_connection(
-            where, _SECONDS_TO_CONNECT
-        ).close()  # Spark's client would try for minutes
+        # Spark's client would try for minutes.
+        socket.create_connection(where, _SECONDS_TO_CONNECT).close()
         from pyspark.sql import SparkSession
 
         session = SparkSession.builder.remote(url).getOrCreate()
         from pyspark.sql.connect.client.retries import DefaultPolicy
 
         client: Any = session.client
-        client.set_retry_policies(
-            [DefaultPolicy(max_retries=_RETRIES)]
-        )  # Spark's own wait for ten minutes
+        # Spark's own wait for ten minutes.
+        client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
         catalog = session.conf.get(_CATALOG)
     except (OSError, ImportError, PySparkException) as error:
-        details = _RPC_DETAILS.search(str(error))
-        reason = details[1] if details else first_message_line(error)
-        problem = f"Spark Connect can't be used at {where[0]}:{where[1]}: {reason.rstrip('.')}."
-        step = (
-            "Start the server, or correct the URL, such as sc://localhost:15002 or"
-            " sc://localhost:15002/;token=…."
-        )
-        if isinstance(error, OSError) or "UNAVAILABLE" in str(error):
-            raise TransientError(problem, step) from error
-        if isinstance(error, ImportError):
-            step = 'Install what the client needs: pip install "dagster-adjunct[connect]".'
-        raise ConfigurationError(problem, step, setting="spark.master") from error
+        raise _connection_error(error, f"{where[0]}:{where[1]}") from error
     _check_release(session, f"sc://{where[0]}:{where[1]}")
     if catalog != _PLANS[_CATALOG]:
         problem = (

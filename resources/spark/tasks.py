@@ -215,6 +215,28 @@ def lost_process_error(problem: str) -> TransientError:
     )
 
 
+def _read_error(text: str) -> AdjunctError | None:
+    """Return the error for a message about a read from the store that failed, or None."""
+    unread = _UNREAD.search(text)
+    file = unread["file"] if unread else None
+    cut_off = _CUT_OFF.search(text)
+    if cut_off:  # the object itself may be intact
+        what = "Spark's request to the store"
+        if file:
+            what = f"Spark's read of {file}"
+        problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
+        return StoreUnavailableError(problem, "Run it again.", url=file)
+    damaged = _DAMAGED.search(text)
+    if not file or not damaged:
+        return None
+    step = (
+        "The object is missing or damaged: restore it from a backup, or serve an earlier version"
+        " (adjunct dataset rollback NAME --reason …). To list all such objects of a dataset:"
+        " adjunct dataset verify NAME."
+    )
+    return ManifestMismatchError(f"Spark can't read {file}: {damaged['cause']}.", step, url=file)
+
+
 def _corresponding_error(text: str) -> AdjunctError | None:
     """Return the error for a known message of Spark, of the JVM or of a Python worker, found in
     this text, or None.
@@ -233,27 +255,9 @@ def _corresponding_error(text: str) -> AdjunctError | None:
     refused = _REFUSED.search(text)
     if refused and (refused["code"] in STALE_CODES or refused["code"] == "null"):
         return _stale_error(refused["status"], refused["code"], _UNREAD.search(text))
-    cut_off = _CUT_OFF.search(text)
-    unread = _UNREAD.search(text)
-    damaged = _DAMAGED.search(text)
-    file = None
-    if unread:
-        file = unread["file"]
-    if cut_off:  # the object itself may be intact
-        what = "Spark's request to the store"
-        if file:
-            what = f"Spark's read of {file}"
-        problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
-        return StoreUnavailableError(problem, "Run it again.", url=file)
-    if file and damaged:
-        step = (
-            "The object is missing or damaged: restore it from a backup, or serve an earlier"
-            " version (adjunct dataset rollback NAME --reason …). To list all such objects of a"
-            " dataset: adjunct dataset verify NAME."
-        )
-        return ManifestMismatchError(
-            f"Spark can't read {file}: {damaged['cause']}.", step, url=file
-        )
+    unread = _read_error(text)
+    if unread is not None:
+        return unread
     if _TOO_DEEP.search(text):
         return PlanningError(
             "Spark's plan of a batch is nested too deeply for the stack of its JVM: there are too"

@@ -206,6 +206,10 @@ class _Value:
     compute: Compute
     literal: Any = None
 
+    @property
+    def is_text_literal(self) -> bool:
+        return isinstance(self.literal, str)
+
 
 def _fails_in_filter(tree: exp.Expr) -> bool:
     """Whether Spark may raise an error for a condition even if it would for no record.
@@ -504,6 +508,10 @@ def _cast_dates(array: Any) -> Any:
 # Types
 
 
+def _is_number(value: _Value) -> bool:
+    return value.type in (*NUMBERS, "void") or isinstance(value.literal, Decimal)
+
+
 def _common_type(values: Sequence[_Value], what: str) -> str:
     """Return the type to which Spark casts values that are compared, computed with, or alternative
     results.
@@ -514,18 +522,13 @@ def _common_type(values: Sequence[_Value], what: str) -> str:
     if len(kinds) == 1:
         return kinds[0]
     times = {"date", "timestamp"}.intersection(kinds)
-    if len(times) == 1 and all(
-        isinstance(value.literal, str) for value in values if value.type not in (*times, "void")
-    ):
-        return times.pop()
+    if len(times) == 1:
+        time = times.pop()
+        if all(value.type in (time, "void") or value.is_text_literal for value in values):
+            return time
     if kinds and set(kinds) <= set(INTEGERS):
         return max(kinds, key=INTEGERS.index)
-    numbers = [
-        value
-        for value in values
-        if value.type in (*NUMBERS, "void") or isinstance(value.literal, Decimal)
-    ]
-    if {"float", "double"}.intersection(kinds) and len(numbers) == len(values):
+    if {"float", "double"}.intersection(kinds) and all(map(_is_number, values)):
         return "double"
     decimal = widest_decimal(kinds)
     if decimal is None:

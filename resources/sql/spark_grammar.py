@@ -222,12 +222,9 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     nodes = list(tree.walk(bfs=False))
     if any(isinstance(node, exp.Query) for node in nodes):
         return _unread_expression(text, "only Spark can analyze a subquery")
-    strange = next(
-        (node for node in nodes if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta),
-        None,
-    )
-    if strange is not None:
-        return _unread_expression(text, f"only Spark can analyze {strange.key}")
+    for node in nodes:
+        if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta:
+            return _unread_expression(text, f"only Spark can analyze {node.key}")
     columns = [node for node in nodes if isinstance(node, exp.Column)]
     alias = None
     if isinstance(tree, exp.Alias):
@@ -240,7 +237,6 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     name = alias
     if isinstance(tree, exp.Column) and not isinstance(tree.this, exp.Star):
         name = alias or tree.name
-        column = None
         if len(tree.parts) == 1:
             column = tree.name
     return Expression(text, alias, name, column, tuple(_column_names(text, columns)), tree=tree)
@@ -327,22 +323,20 @@ def read_select(text: str, table: str) -> SelectParts | None:
         alias = _alias(source.this, table)
     if alias is not None and _nonempty_args(tree) <= _CLAUSES:
         return _read_single_table(text, tree, alias)
-    sources = [source, *(tree.args.get("joins") or ())]
-    aliases = [
-        alias
-        for item in sources
-        if item is not None and (alias := _alias(item.this, table)) is not None
-    ]
+    aliases = []
+    for item in filter(None, [source, *(tree.args.get("joins") or ())]):
+        alias = _alias(item.this, table)
+        if alias is not None:
+            aliases.append(alias)
     if len(aliases) != 1:
         return None
-    qualified = (column.parts for column in _columns_of(tree, aliases[0]))
-    return SelectParts(
-        qualified=tuple(
-            ColumnName(tuple(part.name for part in others), int(first.meta.get("start", 0)))
-            for first, *others in qualified
-            if not isinstance(others[0], exp.Star)
-        )
-    )
+    qualified = []
+    for column in _columns_of(tree, aliases[0]):
+        first, *others = column.parts
+        if not isinstance(others[0], exp.Star):
+            names = tuple(part.name for part in others)
+            qualified.append(ColumnName(names, int(first.meta.get("start", 0))))
+    return SelectParts(qualified=tuple(qualified))
 
 
 def _nonempty_args(node: exp.Expr) -> set[str]:

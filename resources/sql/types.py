@@ -9,7 +9,7 @@ A nested type or an interval may be known in part only: "array<…>", "map<…>"
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
@@ -339,25 +339,32 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
 def _arithmetic(known: KnownTypes, node: exp.Expr) -> str | None:
     left = known.type(node.this)
     right = known.type(node.args.get("expression"))
-    if any(kind is not None and kind.startswith("decimal(") for kind in (left, right)):
-        one = _digits(known, node.this)
-        other = _digits(known, node.args.get("expression"))
-        if one is not None and other is not None:
-            return arithmetic_type(type(node).__name__, one, other)
-        if {left, right} & {"float", "double"}:
-            return "double"
-        return None
+    kinds = {left, right}
+    if any((kind or "").startswith("decimal(") for kind in kinds):
+        return _decimal_arithmetic(known, node, kinds)
     if left in INTEGERS and right in INTEGERS:
         return max(left, right, key=INTEGERS.index)
-    if {left, right} <= {*INTEGERS, "double"} or {left, right} == {"float", "double"}:
+    if kinds <= {*INTEGERS, "double"} or kinds == {"float", "double"}:
         return "double"
-    if left == right == "float":
+    if kinds == {"float"}:
         return "float"
     if type(node).__name__ in ("Add", "Sub"):
         if left == "timestamp" and type(node.args.get("expression")).__name__ == "Interval":
             return "timestamp"
         if left == "date" and right == "int":
             return "date"
+    return None
+
+
+def _decimal_arithmetic(
+    known: KnownTypes, node: exp.Expr, kinds: Collection[str | None]
+) -> str | None:
+    one = _digits(known, node.this)
+    other = _digits(known, node.args.get("expression"))
+    if one is not None and other is not None:
+        return arithmetic_type(type(node).__name__, one, other)
+    if "float" in kinds or "double" in kinds:
+        return "double"
     return None
 
 

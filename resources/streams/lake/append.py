@@ -143,7 +143,7 @@ class NewMarker:
 
     def content(self) -> list[object]:
         rows = sorted(self.rows.items()) if isinstance(self.rows, Mapping) else self.rows
-        content = [self.version, list(self.partitions), rows, self.checksum]
+        content: list[object] = [self.version, list(self.partitions), rows, self.checksum]
         if self.valid_from is not None:
             content.append(self.valid_from)
         return content
