@@ -275,7 +275,7 @@ class _Compiler:
 
     def values(self, node: exp.Expr, *names: str) -> list[_Value]:
         """Return the compiled arguments of a node that have these names."""
-        parts = [node.args.get(name) for name in names]
+        parts: list[Any] = [node.args.get(name) for name in names]
         if None in parts:
             raise _NotCompiled(f"{_describe(node)} with fewer arguments")
         return list(map(self.value, parts))
