@@ -242,6 +242,12 @@ def _find_url_problem(url: str, schemes: Sequence[str]) -> tuple[str, str] | Non
     named = _URL.match(url)
     if named is None:
         return None
+    return _find_scheme_problem(url, schemes, named, right)
+
+
+def _find_scheme_problem(
+    url: str, schemes: Sequence[str], named: re.Match[str], right: str
+) -> tuple[str, str] | None:
     scheme = named["scheme"]
     slashes = named["slashes"]
     if scheme not in schemes:

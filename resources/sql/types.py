@@ -114,8 +114,11 @@ def field_type(type_: str | None, field: str) -> str | None:
         return f"array<{of_one}>"
     if not type_.startswith("struct<"):
         return None
-    fields = [part.partition(":") for part in _parts(inner)]
-    kinds = [kind for name, _, kind in fields if name.lower() == field.lower()]
+    kinds = []
+    for part in _parts(inner):
+        name, _, kind = part.partition(":")
+        if name.lower() == field.lower():
+            kinds.append(kind)
     if len(kinds) == 1:
         return kinds[0]
     return None
@@ -123,13 +126,14 @@ def field_type(type_: str | None, field: str) -> str | None:
 
 def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
     """Return the type of a struct with these fields; "struct<…>" if one is not known completely."""
-    known = list(fields)
-    whole = all(
-        kind is not None and "…" not in kind and name.isidentifier() for name, kind in known
-    )
-    if known and whole:
-        return f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>"
-    return "struct<…>"
+    known = []
+    for name, kind in fields:
+        if kind is None or "…" in kind or not name.isidentifier():
+            return "struct<…>"
+        known.append(f"{name}:{kind}")
+    if not known:
+        return "struct<…>"
+    return f"struct<{','.join(known)}>"
 
 
 def _inside(type_: str | None) -> str | None:
@@ -313,14 +317,12 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
+    if kind in NUMBERS:
+        return "bigint"
     digits = digits_as_decimal(kind)
-    if kind in NUMBERS or digits is None:
-        if kind in NUMBERS:
-            return "bigint"
-        return None
-    if digits[1]:
+    if digits is not None and digits[1]:
         return rounded_type(digits, 0)
-    return kind
+    return None if digits is None else kind
 
 
 def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
@@ -328,10 +330,10 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
 
     An integer literal has as many digits as its value.
     """
-    plain = node
-    if node is not None and type(node).__name__ == "Neg":
-        plain = node.this
-    if plain is not None and _is_whole(plain):
+    if node is None:
+        return None
+    plain = node.this if type(node).__name__ == "Neg" else node
+    if _is_whole(plain):
         return len(str(int(plain.name))), 0
     return digits_as_decimal(known.type(node))
 
