@@ -257,20 +257,17 @@ def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> t
     up to an hour before it stay too: another process may just have written one that the caller does
     not know yet.
     """
-    holds = {
-        item.key.removeprefix(prefix).removesuffix(".json"): item
-        for item in store.list(prefix)
-        if item.key.endswith(".json")
-    }
-    newest = max((item.modified for item in holds.values()), default=None)
-    released = [
-        name
-        for name, item in holds.items()
-        if name not in keep
-        and (not keep or newest is None or item.modified < newest - _RECENT_HOLD)
-    ]
-    store.delete_many(holds[name].key for name in released)
-    return tuple(released)
+    holds = {}
+    for item in store.list(prefix):
+        if item.key.endswith(".json"):
+            holds[item.key.removeprefix(prefix).removesuffix(".json")] = item
+    if keep and holds:
+        recent = max(item.modified for item in holds.values()) - _RECENT_HOLD
+        for name, item in list(holds.items()):
+            if name in keep or item.modified >= recent:
+                del holds[name]
+    store.delete_many(item.key for item in holds.values())
+    return tuple(holds)
 
 
 def requests_at_once(store: ObjectStore) -> int:

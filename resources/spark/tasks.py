@@ -450,7 +450,7 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     # declared nullable.
     loose = StructType.fromJson(json.loads(_NOT_NULL.sub(r'"\1":true', frame.schema.json())))
     changed = {}
-    texts = {}
+    texts: dict[str, str] = {}
     members = []
     for field, as_nullable in zip(frame.schema.fields, loose.fields, strict=True):
         if field.dataType != as_nullable.dataType:

@@ -169,9 +169,9 @@ class _Scope:
         if self.aliases:  # columns take precedence over aliases, ignoring case
             there = {name.lower() for name in types}
             known = dict(types)
-            for name, kind in self.aliases.items():
-                if name.lower() not in there:
-                    known[name] = kind
+            for alias, kind in self.aliases.items():
+                if alias.lower() not in there:
+                    known[alias] = kind
             types = known
         wrong, operand = _find_operand_problems(expression, referenced_types(expression, types))
         if wrong is not None:
@@ -595,7 +595,7 @@ def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
 
 def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
-    if not getattr(schema, "is_string", False):
+    if schema is None or not getattr(schema, "is_string", False):
         return None
     text = schema.name
     if set(text) & set("'\"`{"):  # names in quotes and comments; or a schema that is JSON

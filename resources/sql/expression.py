@@ -263,13 +263,15 @@ def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> s
     for kind in _CAST.findall(plain):
         if kind.lower() not in _CAST_TYPES:
             return f"a cast to {kind.lower()}"
-    if tree is None:
-        return ""
-    if alias is not None and not _ALIAS_AT_END.search(plain):
-        return UNSURE
-    if not _has_nodes_of_signs(plain, tree) or any(map(_has_unsure_operand, tree.walk())):
+    if tree is not None and not _is_certain(plain, tree, alias):
         return UNSURE
     return ""
+
+
+def _is_certain(plain: str, tree: exp.Expr, alias: str | None) -> bool:
+    if alias is not None and not _ALIAS_AT_END.search(plain):
+        return False
+    return _has_nodes_of_signs(plain, tree) and not any(map(_has_unsure_operand, tree.walk()))
 
 
 def _has_nodes_of_signs(plain: str, tree: exp.Expr) -> bool:

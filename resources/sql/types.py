@@ -608,13 +608,13 @@ def find_non_boolean_operand(
         return None
     known = KnownTypes(types)
     for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
-        for operand in (node.this, node.args.get("expression")):
-            kind = known.type(operand)
-            # Strings are not in _NON_BOOLEAN, because Spark casts them. In a lambda, a name may be
-            # a variable.
-            certain = kind is not None and (kind in _NON_BOOLEAN or kind.startswith("decimal("))
-            if operand is not None and certain and node.find_ancestor(exp.Lambda) is None:
-                return operand.sql("spark"), str(kind)
+        if node.find_ancestor(exp.Lambda) is not None:  # a name may be a variable
+            continue
+        for operand in filter(None, [node.this, node.args.get("expression")]):
+            kind = known.type(operand) or ""
+            # Strings are not in _NON_BOOLEAN, because Spark casts them.
+            if kind in _NON_BOOLEAN or kind.startswith("decimal("):
+                return operand.sql("spark"), kind
     return None
 
 
