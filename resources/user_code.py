@@ -130,7 +130,7 @@ def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) ->
     truncated.
     """
     hidden = {name.lower() for name in sensitive}
-    shown = []
+    shown: list[str] = []
     for name, value in record.items():
         if name.startswith("__"):
             continue

@@ -262,9 +262,7 @@ def session_config(
     master's executors can't reach.
     """
     user = {key: str(value) for key, value in (config or {}).items()}
-    master = (
-        master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
-    )
+    master = _find_master(master, user) or "local[*]"
     _check_master(master, is_elsewhere=is_elsewhere)
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
@@ -277,6 +275,12 @@ def session_config(
     if not is_elsewhere:
         settings |= _local_settings(settings, quick, keep_classes)
     return settings | user
+
+
+def _find_master(master: str | None, config: Mapping[str, str]) -> str:
+    """Return the master that is chosen by an argument, the settings or the environment, or ""."""
+    variable = os.environ.get("ADJUNCT_SPARK_MASTER", "")
+    return next(filter(None, [master, config.get("spark.master")]), variable)
 
 
 def _local_settings(
@@ -334,9 +338,7 @@ def new_session(
     keep_classes: bool = False,
 ) -> SparkSession:
     """Return the running session, or start one, which takes 6-10 s in a fresh process."""
-    url = (
-        master or (config or {}).get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or ""
-    )
+    url = _find_master(master, config or {})
     if is_connect(url):
         return _connect(url, config or {}, lake_url)
     prepare_environment()
@@ -578,11 +580,9 @@ def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
     problem = "Spark has no such master"
     step = _MASTER_STEP
     if _MASTER.fullmatch(master):
-        if (
-            master != "yarn"
-            or is_elsewhere
-            or {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys()
-        ):
+        if master != "yarn" or is_elsewhere:
+            return
+        if {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
             return
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
@@ -596,7 +596,9 @@ def _check_reach(master: str, lake_url: str | None) -> None:
     which the lake is.
     """
     url = lake_url or DEFAULT_LAKE
-    if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
+    if master.startswith("local") or url.startswith(("s3://", "s3a://")):
+        return
+    if LakeSettings().shared:
         return
     problem = (
         f"lake {url!r} is a folder, and the executors of {master} may run on machines that can't"
@@ -624,19 +626,22 @@ def _s3a() -> dict[str, str]:
         # fails.
         "spark.hadoop.fs.s3a.input.stream.type": "classic",
     }
-    endpoint = (
-        lake.endpoint
-        or os.environ.get("AWS_ENDPOINT_URL_S3")
-        or os.environ.get("AWS_ENDPOINT_URL")
-        or ""
-    )
+    endpoint = lake.endpoint or _find_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     check_endpoint(endpoint)
     if endpoint:
         settings["spark.hadoop.fs.s3a.endpoint"] = endpoint
         settings["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(
             endpoint.startswith("https")
         ).lower()
-    region = lake.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    region = lake.region or _find_variable("AWS_REGION", "AWS_DEFAULT_REGION")
     if region:
         settings["spark.hadoop.fs.s3a.endpoint.region"] = region
     return settings
+
+
+def _find_variable(*names: str) -> str:
+    """Return the first of these environment variables that is set, or ""."""
+    for name in names:
+        if os.environ.get(name):
+            return os.environ[name]
+    return ""

@@ -148,7 +148,7 @@ class KafkaTopic:
 
     def written_schema(self) -> Schema:
         """Return the columns that are written: all except those for malformed bytes."""
-        kept = {side.malformed for side in (self.key, self.value) if side is not None}
+        kept = {side.malformed for side in filter(None, [self.key, self.value])}
         return Schema(tuple(field for field in self.schema().fields if field.name not in kept))
 
 
