@@ -608,7 +608,8 @@ def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
     value, *choices = map(compiler.value, (node.this, *node.expressions))
     known = [choice for choice in choices if choice.type != "void"]
-    if not choices or value.type == "void" or any(choice.literal is None for choice in known):
+    are_literals = all(choice.literal is not None for choice in known)
+    if not choices or value.type == "void" or not are_literals:
         raise _NotCompiled("IN with values that are not literals")
     kind, (value, *known) = _cast_together([value, *known], "a comparison")
     if kind in ("float", "double"):

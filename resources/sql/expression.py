@@ -478,19 +478,21 @@ def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
     if isinstance(tree, exp.And):
         return _tree_implies_true(tree.left, column) or _tree_implies_true(tree.right, column)
     if isinstance(tree, exp.EQ | exp.Is):
-        sides = (tree.left, tree.right)
-        true = [side for side in sides if isinstance(side, exp.Boolean) and side.this]
-        return bool(true) and any(
-            _tree_implies_true(side, column) for side in sides if side not in true
-        )
+        if _is_true(tree.left):
+            return _tree_implies_true(tree.right, column)
+        return _is_true(tree.right) and _tree_implies_true(tree.left, column)
     return isinstance(tree, exp.Column) and not tree.table and tree.name.lower() == column.lower()
+
+
+def _is_true(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Boolean) and bool(node.this)
 
 
 def has_star_argument(expression: Expression) -> bool:
     """Whether a function gets all columns as "*", as in `struct(*)`; not for `count(*)`."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
-    stars = (
-        star for star in expression.tree.find_all(exp.Star) if isinstance(star.parent, exp.Func)
-    )
-    return any(not isinstance(star.parent, exp.Count) for star in stars)
+    for star in expression.tree.find_all(exp.Star):
+        if isinstance(star.parent, exp.Func) and not isinstance(star.parent, exp.Count):
+            return True
+    return False

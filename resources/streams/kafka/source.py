@@ -98,9 +98,7 @@ class _TopicReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         # If there were none, Spark would add a partition of another class.
-        return [_TaskRanges(ranges) for ranges in split_into_tasks(self.ranges)] or [
-            _TaskRanges(())
-        ]
+        return list(map(_TaskRanges, split_into_tasks(self.ranges) or [()]))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, _TaskRanges)
@@ -126,9 +124,10 @@ def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...
             few.append(wanted)
         else:
             edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
-            shares += [(replace(wanted, start=start, end=end),) for start, end in pairwise(edges)]
+            for start, end in pairwise(edges):
+                shares.append((replace(wanted, start=start, end=end),))
     if few:
-        return [*shares, tuple(few)]
+        shares.append(tuple(few))
     return shares
 
 
