@@ -69,13 +69,14 @@ def check_seconds(
     """
     if value is None and none:
         return
-    number = (
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_SECONDS
-    )
-    if not number or (value == 0 and not zero):
-        expected = ("seconds from 0 on" if zero else "seconds above 0") + (
-            ", or None" if none else ""
-        )
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        is_allowed = 0 <= value < MAX_SECONDS and (value > 0 or zero)
+    else:
+        is_allowed = False
+    if not is_allowed:
+        expected = "seconds from 0 on" if zero else "seconds above 0"
+        if none:
+            expected += ", or None"
         raise argument_error(found, expected, argument=argument)
 
 

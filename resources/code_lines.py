@@ -9,9 +9,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-A = TypeVar("A")
 
 # The folder that the packages are imported from. The examples below it count as user code.
 _PACKAGE = Path(__file__).parents[1]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-
-A = TypeVar("A")
 
 
 class RepeatedMemberError(ValueError):
@@ -35,11 +33,11 @@ def validation_problems(error: ValidationError) -> list[str]:
     """Return the problems that pydantic found, each as "field: message"; messages of validators
     stay as they are.
     """
-    return [
-        f"{'.'.join(map(str, one['loc'])) or 'the whole document'}:"
-        f" {one['msg'].removeprefix('Value error, ')}"
-        for one in error.errors(include_url=False)
-    ]
+    problems = []
+    for one in error.errors(include_url=False):
+        place = ".".join(map(str, one["loc"])) or "the whole document"
+        problems.append(f"{place}: {one['msg'].removeprefix('Value error, ')}")
+    return problems
 
 
 def first_validation_problem(error: ValidationError) -> str:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-A = TypeVar("A")
-
 T = TypeVar("T")
 
 

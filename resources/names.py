@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
-
-A = TypeVar("A")
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 

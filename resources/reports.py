@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -38,26 +38,34 @@ def to_json_value(value: Any) -> Any:
         if math.isfinite(value):
             return float(value)
         return str(float(value))
-    if isinstance(value, bytes | bytearray):
-        return base64.b64encode(value).decode()
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        return {str(key): to_json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json_value(item) for item in value]
+    for kind, convert in _CONVERSIONS.items():
+        if isinstance(value, kind):
+            return convert(value)
     if hasattr(value, "to_json"):
         return value.to_json()
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
         return to_json_value(value.item())
-    is_text = any("__str__" in vars(cls) for cls in type(value).__mro__[:-1])
-    if is_dataclass(value) and not is_text:
+    if is_dataclass(value) and type(value).__str__ is object.__str__:
         return _fields_to_json(value)
     return str(value)
+
+
+def _items_to_json(value: Iterable[Any]) -> list[Any]:
+    return [to_json_value(item) for item in value]
+
+
+def _mapping_to_json(value: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): to_json_value(item) for key, item in value.items()}
+
+
+_CONVERSIONS: Mapping[Any, Callable[[Any], Any]] = {
+    (bytes, bytearray): lambda value: base64.b64encode(value).decode(),
+    datetime: lambda value: value.isoformat().replace("+00:00", "Z"),
+    timedelta: timedelta.total_seconds,
+    BaseModel: lambda value: value.model_dump(mode="json"),
+    Mapping: _mapping_to_json,
+    (list, tuple, set, frozenset): _items_to_json,
+}
 
 
 def _fields_to_json(value: Any) -> dict[str, Any]:

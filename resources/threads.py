@@ -55,9 +55,9 @@ def map_in_threads(
         with suppress(RuntimeError):
             begun.extend(threads.submit(work, item) for item in listed)
         try:
-            return [future.result() for future in begun] + [
-                work(item) for item in listed[len(begun) :]
-            ]
+            results = [future.result() for future in begun]
+            results += map(work, listed[len(begun) :])
+            return results
         finally:
             for future in begun:
                 future.cancel()

@@ -111,16 +111,17 @@ def operator_failed_error(
     if place is not None:
         problem += f" ({place.describe()})"
         about |= {"file": place.file, "line": place.line}
-    stream, partition, offset = (about.get(name) for name in ("stream", "partition", "offset"))
-    if stream is not None and partition is not None and offset is not None:
+    position = [about.get(name) for name in ("stream", "partition", "offset")]
+    if None not in position:
+        stream, partition, offset = position
         problem += f", at {stream}.{partition} offset {offset}"
     if record is not None:
-        about["record"] = format_record(record, sensitive)
-        problem += (
-            f", for {about['record']}"
-            if among == 1
-            else f", for {among} records from {about['record']} on"
-        )
+        shown = format_record(record, sensitive)
+        about["record"] = shown
+        if among == 1:
+            problem += f", for {shown}"
+        else:
+            problem += f", for {among} records from {shown} on"
     return OperatorFailedError(f"{problem.rstrip('.')}.", "Fix it and run again.", **about)
 
 
@@ -129,12 +130,16 @@ def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) ->
     truncated.
     """
     hidden = {name.lower() for name in sensitive}
-    own = {name: value for name, value in record.items() if not name.startswith("__")}
-    shown = [
-        f"{name}: {MASKED if name.lower() in hidden else truncate_text(repr(value))}"
-        for name, value in list(own.items())[:_MAX_COLUMNS]
-    ]
-    return f"{{{', '.join([*shown, '…'] if len(own) > _MAX_COLUMNS else shown)}}}"
+    shown: list[str] = []
+    for name, value in record.items():
+        if name.startswith("__"):
+            continue
+        if len(shown) == _MAX_COLUMNS:
+            shown.append("…")
+            break
+        text = MASKED if name.lower() in hidden else truncate_text(repr(value))
+        shown.append(f"{name}: {text}")
+    return f"{{{', '.join(shown)}}}"
 
 
 def truncate_text(text: str) -> str:

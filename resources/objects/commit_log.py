@@ -494,14 +494,18 @@ class CommitLog:
         `CommitConflictError` after `attempts`, and what `commit` raises.
         """
 
-        def decided() -> Callable[[], Commit | None]:
-            nonlocal seen
-            current = seen or self.current()
-            seen = None
+        def decide_over(current: Commit | None) -> Callable[[], Commit | None]:
             body = decide(current)
-            return lambda: current if body is None else self.commit(current, body, by=by)
+            if body is None:
+                return lambda: current
+            return lambda: self.commit(current, body, by=by)
 
-        return retry_conflicts(decided, attempts=attempts)
+        return commit_with_rebase(
+            decide_over(seen or self.current()),
+            lambda commit: commit(),
+            lambda _: decide_over(self.current()),
+            attempts=attempts,
+        )
 
     def _swap(self, expected: str | None, pointer: Pointer) -> str | None:
         """Replace the pointer and return its new ETag; None if that succeeded but others have

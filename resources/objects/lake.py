@@ -213,33 +213,10 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
 
     A folder of any name can be written as ./NAME.
     """
-    named = _URL.match(url)
-    scheme, slashes = (named["scheme"], named["slashes"]) if named else ("", "")
-    right = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
-    if url != url.strip() or url[:1] in ("'", '"'):
-        problem = "begins or ends with a space or a quotation mark"
-        right = url.strip(" \t\n\r'\"")
-    elif _WINDOWS.match(url):
-        problem = "is a Windows path"
-        right = "the folder as this machine names it, with slashes"
-    elif _NO_COLON.match(url):
-        problem, (scheme, _, rest) = "has no colon after its scheme", url.partition("//")
-        if scheme.lower() in schemes and scheme.lower() != "file":
-            right = f"{scheme.lower()}://{rest}"
-    elif named and scheme not in schemes and (slashes or scheme.lower() in schemes):
-        problem = f"has the unknown scheme {scheme!r}"
-    elif (
-        named
-        and scheme == "file"
-        and (not slashes or urlsplit(url).netloc not in ("", "localhost"))
-    ):
-        problem = "names a host, or not an absolute folder"
-        right = _FORMS["file"]
-    elif named and scheme in schemes and scheme != "file" and len(slashes) < 2:
-        problem = f"has {'one slash' if slashes else 'no slashes'} after its scheme: expected two"
-        right = f"{scheme}://{url[named.end() :]}"
-    else:
+    found = _find_url_problem(url, schemes)
+    if found is None:
         return
+    problem, right = found
     if "@" in url:
         problem = f"the URL of the {what}, which is not shown as it may contain a login, {problem}."
         step = f"Write it as in {_FORMS['s3']}, and give credentials by boto3's own chain."
@@ -250,6 +227,45 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
     raise errors.ConfigurationError(
         f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url"
     )
+
+
+def _find_url_problem(url: str, schemes: Sequence[str]) -> tuple[str, str] | None:
+    """Return what is wrong with a store's URL, and a right form; None if it may be right."""
+    if url != url.strip() or url[:1] in ("'", '"'):
+        return "begins or ends with a space or a quotation mark", url.strip(" \t\n\r'\"")
+    if _WINDOWS.match(url):
+        return "is a Windows path", "the folder as this machine names it, with slashes"
+    right = " or ".join(form for kind, form in _FORMS.items() if kind in schemes)
+    if _NO_COLON.match(url):
+        scheme, _, rest = url.partition("//")
+        if scheme.lower() in schemes and scheme.lower() != "file":
+            right = f"{scheme.lower()}://{rest}"
+        return "has no colon after its scheme", right
+    named = _URL.match(url)
+    if named is None:
+        return None
+    return _find_scheme_problem(url, schemes, named, right)
+
+
+def _find_scheme_problem(
+    url: str, schemes: Sequence[str], named: re.Match[str], right: str
+) -> tuple[str, str] | None:
+    scheme = named["scheme"]
+    slashes = named["slashes"]
+    if scheme not in schemes:
+        if slashes or scheme.lower() in schemes:
+            return f"has the unknown scheme {scheme!r}", right
+        return None
+    if scheme == "file":
+        if not slashes or urlsplit(url).netloc not in ("", "localhost"):
+            return "names a host, or not an absolute folder", _FORMS["file"]
+        return None
+    right = f"{scheme}://{url[named.end() :]}"
+    if not slashes:
+        return "has no slashes after its scheme: expected two", right
+    if len(slashes) == 1:
+        return "has one slash after its scheme: expected two", right
+    return None
 
 
 def read_lake_document(store: ObjectStore) -> LakeDocument | None:

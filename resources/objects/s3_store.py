@@ -146,6 +146,8 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
 
     url = what.url
     key = what.key
+    if status == 404 or code in ("NoSuchBucket", "NoSuchUpload"):
+        return _missing_error(code, what, translated)
     if code in _THROTTLED or status == 429:
         return translated(
             StoreBusyError, "Lower the request rate, then run it again.", url=url, key=key
@@ -155,21 +157,6 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
     if status == 412:
         return translated(
             errors.PreconditionFailedError, "Read the object again, then retry.", key=key
-        )
-    if code == "NoSuchBucket":
-        return translated(
-            errors.ConfigurationError,
-            "Create it, or correct the URL.",
-            "the bucket does not exist",
-            url=url,
-        )
-    if code == "NoSuchUpload":
-        return translated(UploadGoneError, "Run it again.", url=url, key=key)
-    if status == 404:
-        return translated(
-            errors.ObjectNotFoundError,
-            "Check the URL, and whether the object was deleted.",
-            key=key,
         )
     if status == 501 or code == "NotImplemented":
         step = "Use a store with conditional writes, or upgrade this one."
@@ -184,6 +171,19 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
         return translated(errors.StoreUnavailableError, "Run it again.", url=url, key=key)
     step = "Check the URL and the ADJUNCT_S3_… settings."
     return translated(errors.ConfigurationError, step, message.rstrip("."), url=url, key=key)
+
+
+def _missing_error(
+    code: str, what: S3Request, translated: Callable[..., errors.AdjunctError]
+) -> errors.AdjunctError:
+    if code == "NoSuchBucket":
+        step = "Create it, or correct the URL."
+        reason = "the bucket does not exist"
+        return translated(errors.ConfigurationError, step, reason, url=what.url)
+    if code == "NoSuchUpload":
+        return translated(UploadGoneError, "Run it again.", url=what.url, key=what.key)
+    step = "Check the URL, and whether the object was deleted."
+    return translated(errors.ObjectNotFoundError, step, key=what.key)
 
 
 def send_request(what: S3Request, request: Callable[[], T]) -> T:

@@ -16,6 +16,7 @@ from dataclasses import field as declared
 from datetime import UTC, date, datetime, time
 from decimal import Context, Decimal
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from dagster_adjunct.resources.errors import (
@@ -109,9 +110,8 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {field.name: field for field in self.fields})
-        twice = repeated_names(
-            field.name.lower() for field in self.fields
-        )  # Spark ignores the case of names
+        # Spark ignores the case of names.
+        twice = repeated_names(field.name.lower() for field in self.fields)
         if twice:
             problem = f"columns {twice} occur twice in a schema."
             raise SchemaMismatchError(problem, "Rename one of each.", column=twice[0])
@@ -144,14 +144,10 @@ class Schema:
         """Return the same columns with these marked as sensitive, whose values errors show as
         `***`.
         """
+        fields = dict(self._by_name)
         for name in names:
-            self.field(name)
-        return Schema(
-            tuple(
-                replace(field, sensitive=field.sensitive or field.name in names)
-                for field in self.fields
-            )
-        )
+            fields[name] = replace(self.field(name), sensitive=True)
+        return Schema(tuple(fields.values()))
 
     @property
     def sensitive(self) -> tuple[str, ...]:
@@ -184,11 +180,13 @@ class Schema:
         return cls(tuple(fields))
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [
-            {"name": field.name, "type": field.type}
-            | ({"sensitive": True} if field.sensitive else {})
-            for field in self.fields
-        ]
+        items: list[dict[str, Any]] = []
+        for field in self.fields:
+            item: dict[str, Any] = {"name": field.name, "type": field.type}
+            if field.sensitive:
+                item["sensitive"] = True
+            items.append(item)
+        return items
 
     @classmethod
     def from_json(cls, items: Any) -> Schema:
@@ -215,16 +213,14 @@ class Schema:
         """Return a description of how the columns of `other` differ from these, "" if they are
         equal.
         """
-        mine = {field.name: field.type for field in self.fields}
-        theirs = {field.name: field.type for field in other.fields}
-        both = [name for name in mine if name in theirs]
-        parts = [f"{name} is missing" for name in mine if name not in theirs]
-        parts += [f"{name} ({theirs[name]}) is not expected" for name in theirs if name not in mine]
-        parts += [
-            f"{name} is {theirs[name]}, expected {mine[name]}"
-            for name in both
-            if theirs[name] != mine[name]
-        ]
+        parts = [f"{name} is missing" for name in self.names if name not in other]
+        for field in other.fields:
+            if field.name not in self:
+                parts.append(f"{field.name} ({field.type}) is not expected")
+        for field in self.fields:
+            if field.name in other and other.field(field.name).type != field.type:
+                found = other.field(field.name).type
+                parts.append(f"{field.name} is {found}, expected {field.type}")
         if not parts and self.names != other.names:
             parts.append(f"the order is {', '.join(other.names)}, expected {', '.join(self.names)}")
         return "; ".join(parts)
@@ -385,16 +381,14 @@ def check_column_names(
     """
     there = dict.fromkeys(given)
     wrong = {name: "is missing" for name in schema.names if name not in there}
-    wrong |= {name: "is not declared" for name in there if name not in schema and name not in also}
+    for name in there:
+        if name not in schema and name not in also:
+            wrong[name] = "is not declared"
     wrong |= dict.fromkeys(repeated_names(given), "occurs twice")
     if wrong:
-        problem = (
-            f"{what}:"
-            f" {'; '.join(f'column {name!r} {problem}' for name, problem in wrong.items())}. "
-        )
-        problem += (
-            f"Declared are {', '.join(f'{field.name} {field.type}' for field in schema.fields)}."
-        )
+        listed = "; ".join(f"column {name!r} {problem}" for name, problem in wrong.items())
+        declared_columns = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+        problem = f"{what}: {listed}. Declared are {declared_columns}."
         raise SchemaMismatchError(problem, next_step, column=next(iter(wrong)))
 
 
@@ -468,12 +462,11 @@ def _misfit_error(
     column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column with a value that does not fit its declared type."""
-    if (
-        pt.is_timestamp(column.type)
-        and (found := first_unreadable(pa.table([column], [name]))) is not None
-    ):
-        words, about = place(found.row)
-        return found.error(what, words, hidden=sensitive, **about)
+    if pt.is_timestamp(column.type):
+        found = first_unreadable(pa.table([column], [name]))
+        if found is not None:
+            words, about = place(found.row)
+            return found.error(what, words, hidden=sensitive, **about)
     start = 0
     count = len(column)
     while count > 1:  # find the first row by bisection
@@ -534,18 +527,22 @@ def is_same_family(given: pa.DataType, expected: pa.DataType) -> bool:
         given = given.value_type
     if pt.is_null(given):
         return True
-    if pt.is_timestamp(expected):
-        return bool(pt.is_timestamp(given) and given.tz is not None)
-    if pt.is_floating(expected):
-        return bool(pt.is_floating(given) or pt.is_integer(given))
-    if pt.is_string(expected):
-        return bool(pt.is_string(given) or pt.is_large_string(given) or pt.is_string_view(given))
-    if pt.is_binary(expected):
-        kinds = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
-        return any(kind(given) for kind in kinds)
+    families = {
+        pt.is_timestamp: (lambda kind: pt.is_timestamp(kind) and kind.tz is not None,),
+        pt.is_floating: (pt.is_floating, pt.is_integer),
+        pt.is_string: (pt.is_string, pt.is_large_string, pt.is_string_view),
+        pt.is_binary: (
+            pt.is_binary,
+            pt.is_large_binary,
+            pt.is_binary_view,
+            pt.is_fixed_size_binary,
+        ),
+    }
     for family in (pt.is_integer, pt.is_decimal, pt.is_date, pt.is_boolean):
+        families[family] = (family,)
+    for family, fitting in families.items():
         if family(expected):
-            return bool(family(given))
+            return any(fits(given) for fits in fitting)
     return False
 
 
@@ -565,18 +562,19 @@ def incompatible_changes(
     The types of the columns `fixed` may not change at all; `what` is what these are part of ("the
     key").
     """
-    now = {field.name: field.type for field in declared.fields}
-    called = {name.lower(): name for name in now}
+    called = {name.lower(): name for name in declared.names}
     changes = []
     for field in stored.fields:
         name = field.name
         was = field.type
-        kind = now.get(field.name)
-        if kind is None and name.lower() in called:
-            changes.append(f"{name} ({was}) is renamed to {called[name.lower()]}")
-        elif kind is None:
-            changes.append(f"{name} ({was}) is removed")
-        elif kind != was and name in fixed:
+        if name not in declared:
+            if name.lower() in called:
+                changes.append(f"{name} ({was}) is renamed to {called[name.lower()]}")
+            else:
+                changes.append(f"{name} ({was}) is removed")
+            continue
+        kind = declared.field(name).type
+        if kind != was and name in fixed:
             changes.append(
                 f"{name} is {kind}, was {was}, and is a column of {what}, which can't change"
             )
@@ -786,53 +784,52 @@ def _table_from_rows(
     lacks one.
     """
     for name in required:
-        lacking = next((number for number, row in enumerate(rows) if name not in row), None)
-        if lacking is not None:
-            found = ", ".join(map(str, rows[lacking])) or "no columns"
+        _check_present(rows, name, what)
+    columns: dict[str, Any] = {}
+    if schema is not None:
+        columns = {field.name: pa.nulls(len(rows), field.type) for field in schema.to_arrow()}
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        columns[name] = _column_from_values([row.get(name) for row in rows], name, what)
+    return pa.table(columns)
+
+
+def _check_present(rows: Sequence[Mapping[str, Any]], name: str, what: str) -> None:
+    for number, row in enumerate(rows):
+        if name not in row:
+            found = ", ".join(map(str, row)) or "no columns"
             problem = (
-                f"{what}: row {lacking} lacks the column {name!r}, which is part of the key; it has"
+                f"{what}: row {number} lacks the column {name!r}, which is part of the key; it has"
                 f" {found}."
             )
             step = f"Correct the names, or add {name!r}: None for records without a key."
-            raise SchemaMismatchError(problem, step, column=name, row=lacking)
-    columns: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        try:
-            columns[name] = build_without_missing(
-                _array, values
-            )  # df.to_dict("records") has NaT and NA
-        except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"
-            row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
-            problem = (
-                f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a"
-                " lone surrogate."
-            )
-            step = (
-                "Write the whole character, or replace it: text.encode('utf-8',"
-                " 'replace').decode()."
-            )
-            raise SchemaMismatchError(problem, step, column=name, row=row) from error
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            problem = (
-                f"{what}: column {name!r} can't be converted to an Arrow column:"
-                f" {_error_text(error)}."
-            )
-            raise SchemaMismatchError(
-                problem, "Give the column values of one type.", column=name
-            ) from error
-    absent = {}
-    if schema is not None:
-        absent = {field.name: field.type for field in schema.to_arrow()}
-    return pa.table({name: pa.nulls(len(rows), kind) for name, kind in absent.items()} | columns)
+            raise SchemaMismatchError(problem, step, column=name, row=number)
+
+
+def _column_from_values(values: Sequence[Any], name: str, what: str) -> pa.Array:
+    try:
+        return build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
+    except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"
+        row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
+        problem = (
+            f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a"
+            " lone surrogate."
+        )
+        step = "Write the whole character, or replace it: text.encode('utf-8', 'replace').decode()."
+        raise SchemaMismatchError(problem, step, column=name, row=row) from error
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        problem = (
+            f"{what}: column {name!r} can't be converted to an Arrow column: {_error_text(error)}."
+        )
+        raise SchemaMismatchError(
+            problem, "Give the column values of one type.", column=name
+        ) from error
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
-    moments = {
-        (type(value), getattr(value, "tzinfo", None) is None)
-        for value in values
-        if isinstance(value, date)
-    }
+    moments = set()
+    for value in values:
+        if isinstance(value, date):
+            moments.add((type(value), getattr(value, "tzinfo", None) is None))
     if len(moments) > 1:
         raise TypeError("dates, and times with and without a time zone, are mixed")
     return pa.array(values)
@@ -881,12 +878,13 @@ def _error_text(error: Exception) -> str:
     """Return the message of an error of Arrow in one line; for pandas, its second argument names
     the column.
     """
-    words = "; ".join(
-        str(argument).strip().splitlines()[0].rstrip(".")
-        for argument in error.args
-        if str(argument).strip()
-    )
-    return words.encode(errors="backslashreplace").decode()  # a lone surrogate can't be encoded
+    words = []
+    for argument in error.args:
+        text = str(argument).strip()
+        if text:
+            words.append(text.splitlines()[0].rstrip("."))
+    # A lone surrogate can't be encoded.
+    return "; ".join(words).encode(errors="backslashreplace").decode()
 
 
 Plain = int | bytes

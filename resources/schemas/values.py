@@ -101,9 +101,10 @@ def first_unreadable(
     """Return the first value that Python can't hold in these columns (None: all columns); None
     if there is none.
     """
-    for place, name in (
-        enumerate(records.schema.names) if names is None else ((name, name) for name in names)
-    ):
+    places: Iterable[tuple[int | str, str]] = enumerate(records.schema.names)
+    if names is not None:
+        places = ((name, name) for name in names)
+    for place, name in places:
         column = records.column(place)
         if _has_unreadable(column):
             row = next(iter(_unreadable_rows(column)))
@@ -147,17 +148,25 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
         }
     if pt.is_nested(kind):
         return [readable_value(item, errors) for item in scalar.values]
-    if (pt.is_date(kind) or pt.is_timestamp(kind)) and _has_unreadable(pa.array([scalar], kind)):
-        if pt.is_date32(kind):
-            unit: Any = "D"
-        elif pt.is_date64(kind):
-            unit = "ms"
-        else:
-            unit = kind.unit
-        return format_spark_date(str(np.datetime64(scalar.value, unit)))
-    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
+    if pt.is_date(kind) or pt.is_timestamp(kind):
+        if _has_unreadable(pa.array([scalar], kind)):
+            return format_spark_date(str(np.datetime64(scalar.value, _unit(kind))))
+    elif _is_text(kind):
         return scalar.as_buffer().to_pybytes().decode(errors=errors)
     return scalar.as_py()
+
+
+def _unit(kind: pa.DataType) -> Any:
+    """Return the unit in which values of a date or timestamp type are counted."""
+    if pt.is_date32(kind):
+        return "D"
+    if pt.is_date64(kind):
+        return "ms"
+    return kind.unit
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
 def unreadable_condition(value: str, kind: str) -> str:
@@ -195,7 +204,7 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
         high = ends["max"].value
         least, most = _bounds(kind)
         return low is not None and (low < least or high > most)
-    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
+    if _is_text(kind):
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
@@ -214,7 +223,7 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
     a_day = 1
     if not pt.is_date32(kind):
-        a_day = _A_DAY["ms" if pt.is_date64(kind) else kind.unit]
+        a_day = _A_DAY[_unit(kind)]
     return DAYS[0] * a_day, (DAYS[1] + 1) * a_day - 1
 
 

@@ -19,7 +19,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.errors import ConfigurationError, TransientError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
 from dagster_adjunct.resources.package_files import package_file
@@ -254,9 +254,7 @@ def session_config(
     master's executors can't reach.
     """
     user = {key: str(value) for key, value in (config or {}).items()}
-    master = (
-        master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
-    )
+    master = _find_master(master, user) or "local[*]"
     _check_master(master, is_elsewhere=is_elsewhere)
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
@@ -269,6 +267,12 @@ def session_config(
     if not is_elsewhere:
         settings |= _local_settings(settings, quick, keep_classes)
     return settings | user
+
+
+def _find_master(master: str | None, config: Mapping[str, str]) -> str:
+    """Return the master that is chosen by an argument, the settings or the environment, or ""."""
+    variable = os.environ.get("ADJUNCT_SPARK_MASTER", "")
+    return next(filter(None, [master, config.get("spark.master")]), variable)
 
 
 def _local_settings(
@@ -326,9 +330,7 @@ def new_session(
     keep_classes: bool = False,
 ) -> SparkSession:
     """Return the running session, or start one, which takes 6-10 s in a fresh process."""
-    url = (
-        master or (config or {}).get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or ""
-    )
+    url = _find_master(master, config or {})
     if is_connect(url):
         return _connect(url, config or {}, lake_url)
     prepare_environment()
@@ -409,6 +411,21 @@ def is_connect(master: str | None) -> bool:
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER") or "").startswith(_CONNECT)
 
 
+def _connection_error(error: Exception, where: str) -> AdjunctError:
+    details = _RPC_DETAILS.search(str(error))
+    reason = details[1] if details else first_message_line(error)
+    problem = f"Spark Connect can't be used at {where}: {reason.rstrip('.')}."
+    step = (
+        "Start the server, or correct the URL, such as sc://localhost:15002 or"
+        " sc://localhost:15002/;token=…."
+    )
+    if isinstance(error, OSError) or "UNAVAILABLE" in str(error):
+        return TransientError(problem, step)
+    if isinstance(error, ImportError):
+        step = 'Install what the client needs: pip install "dagster-adjunct[connect]".'
+    return ConfigurationError(problem, step, setting="spark.master")
+
+
 def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> SparkSession:
     """Return a session of a Spark Connect server, with a database of its own for the tables that
     Adjunct's scans need.
@@ -424,27 +441,15 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
     from pyspark.errors import PySparkException
 
     try:
-        socket.create_connection(
-            where, _SECONDS_TO_CONNECT
-        ).close()  # Spark's client would try for minutes
+        # Spark's client would try for minutes.
+        socket.create_connection(where, _SECONDS_TO_CONNECT).close()
         from pyspark.sql import SparkSession
 
         session = SparkSession.builder.remote(url).getOrCreate()
         limit_retries(session, _RETRIES)
         catalog = session.conf.get(_CATALOG)
     except (OSError, ImportError, PySparkException) as error:
-        details = _RPC_DETAILS.search(str(error))
-        reason = details[1] if details else first_message_line(error)
-        problem = f"Spark Connect can't be used at {where[0]}:{where[1]}: {reason.rstrip('.')}."
-        step = (
-            "Start the server, or correct the URL, such as sc://localhost:15002 or"
-            " sc://localhost:15002/;token=…."
-        )
-        if isinstance(error, OSError) or "UNAVAILABLE" in str(error):
-            raise TransientError(problem, step) from error
-        if isinstance(error, ImportError):
-            step = 'Install what the client needs: pip install "dagster-adjunct[connect]".'
-        raise ConfigurationError(problem, step, setting="spark.master") from error
+        raise _connection_error(error, f"{where[0]}:{where[1]}") from error
     _check_release(session, f"sc://{where[0]}:{where[1]}")
     if catalog != _PLANS[_CATALOG]:
         problem = (
@@ -561,11 +566,9 @@ def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
     problem = "Spark has no such master"
     step = _MASTER_STEP
     if _MASTER.fullmatch(master):
-        if (
-            master != "yarn"
-            or is_elsewhere
-            or {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys()
-        ):
+        if master != "yarn" or is_elsewhere:
+            return
+        if {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
             return
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
@@ -579,7 +582,9 @@ def _check_reach(master: str, lake_url: str | None) -> None:
     which the lake is.
     """
     url = lake_url or DEFAULT_LAKE
-    if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
+    if master.startswith("local") or url.startswith(("s3://", "s3a://")):
+        return
+    if LakeSettings().shared:
         return
     problem = (
         f"lake {url!r} is a folder, and the executors of {master} may run on machines that can't"
@@ -607,19 +612,22 @@ def _s3a() -> dict[str, str]:
         # fails.
         "spark.hadoop.fs.s3a.input.stream.type": "classic",
     }
-    endpoint = (
-        lake.endpoint
-        or os.environ.get("AWS_ENDPOINT_URL_S3")
-        or os.environ.get("AWS_ENDPOINT_URL")
-        or ""
-    )
+    endpoint = lake.endpoint or _find_variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     check_endpoint(endpoint)
     if endpoint:
         settings["spark.hadoop.fs.s3a.endpoint"] = endpoint
         settings["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(
             endpoint.startswith("https")
         ).lower()
-    region = lake.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    region = lake.region or _find_variable("AWS_REGION", "AWS_DEFAULT_REGION")
     if region:
         settings["spark.hadoop.fs.s3a.endpoint.region"] = region
     return settings
+
+
+def _find_variable(*names: str) -> str:
+    """Return the first of these environment variables that is set, or ""."""
+    for name in names:
+        if os.environ.get(name):
+            return os.environ[name]
+    return ""

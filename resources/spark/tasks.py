@@ -216,6 +216,28 @@ def lost_process_error(problem: str) -> TransientError:
     )
 
 
+def _read_error(text: str) -> AdjunctError | None:
+    """Return the error for a message about a read from the store that failed, or None."""
+    unread = _UNREAD.search(text)
+    file = unread["file"] if unread else None
+    cut_off = _CUT_OFF.search(text)
+    if cut_off:  # the object itself may be intact
+        what = "Spark's request to the store"
+        if file:
+            what = f"Spark's read of {file}"
+        problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
+        return StoreUnavailableError(problem, "Run it again.", url=file)
+    damaged = _DAMAGED.search(text)
+    if not file or not damaged:
+        return None
+    step = (
+        "The object is missing or damaged: restore it from a backup, or serve an earlier version"
+        " (adjunct dataset rollback NAME --reason …). To list all such objects of a dataset:"
+        " adjunct dataset verify NAME."
+    )
+    return ManifestMismatchError(f"Spark can't read {file}: {damaged['cause']}.", step, url=file)
+
+
 def _corresponding_error(text: str) -> AdjunctError | None:
     """Return the error for a known message of Spark, of the JVM or of a Python worker, found in
     this text, or None.
@@ -234,27 +256,9 @@ def _corresponding_error(text: str) -> AdjunctError | None:
     refused = _REFUSED.search(text)
     if refused and (refused["code"] in STALE_CODES or refused["code"] == "null"):
         return _stale_error(refused["status"], refused["code"], _UNREAD.search(text))
-    cut_off = _CUT_OFF.search(text)
-    unread = _UNREAD.search(text)
-    damaged = _DAMAGED.search(text)
-    file = None
-    if unread:
-        file = unread["file"]
-    if cut_off:  # the object itself may be intact
-        what = "Spark's request to the store"
-        if file:
-            what = f"Spark's read of {file}"
-        problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
-        return StoreUnavailableError(problem, "Run it again.", url=file)
-    if file and damaged:
-        step = (
-            "The object is missing or damaged: restore it from a backup, or serve an earlier"
-            " version (adjunct dataset rollback NAME --reason …). To list all such objects of a"
-            " dataset: adjunct dataset verify NAME."
-        )
-        return ManifestMismatchError(
-            f"Spark can't read {file}: {damaged['cause']}.", step, url=file
-        )
+    unread = _read_error(text)
+    if unread is not None:
+        return unread
     if _TOO_DEEP.search(text):
         return PlanningError(
             "Spark's plan of a batch is nested too deeply for the stack of its JVM: there are too"
@@ -305,24 +309,24 @@ def first_message_line(error: Exception) -> str:
     """Return the first line of a Spark error that is a message, and not py4j's description of
     the call.
     """
-    lines = (line.strip().removeprefix(": ") for line in str(error).splitlines())
-    useful = (
-        line for line in lines if line and not line.startswith("An error occurred while calling ")
-    )
-    return next(useful, type(error).__name__)
+    for line in str(error).splitlines():
+        useful = line.strip().removeprefix(": ")
+        if useful and not useful.startswith("An error occurred while calling "):
+            return useful
+    return type(error).__name__
 
 
 def decode_error(text: str) -> AdjunctError | None:
     """Return the error that is encoded in the text of another error, or None."""
-    if match := _ENCODED_PATTERN.search(text):
-        try:
-            facts = json.loads(match["facts"] or "{}")
-        except (
-            ValueError
-        ):  # not an error of a row: Spark quotes a plan that contains a `raise_error_column`
-            facts = {}
-        return error_from_json({**match.groupdict(), "facts": facts})
-    return None
+    match = _ENCODED_PATTERN.search(text)
+    if match is None:
+        return None
+    try:
+        facts = json.loads(match["facts"] or "{}")
+    except ValueError:
+        # Not an error of a row: Spark quotes a plan that contains a `raise_error_column`.
+        facts = {}
+    return error_from_json({**match.groupdict(), "facts": facts})
 
 
 # Functions over Arrow data, for frames whose columns may have any name.
@@ -382,7 +386,10 @@ def read_in_tasks(
     names = _by_position(columns)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in [number for batch in batches for number in batch.column(0).to_pylist()]:
+        numbers: list[int] = []
+        for batch in batches:
+            numbers += batch.column(0).to_pylist()
+        for number in numbers:
             for batch in read(parts[number]):
                 yield batch.rename_columns(names)
 
@@ -421,8 +428,8 @@ def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
     """Return a small Arrow table as a frame of one partition."""
     if rows.num_rows:
         return session.createDataFrame(rows).coalesce(1)
-    empty = session.createDataFrame([], spark_type_of(rows.schema))  # Connect rejects empty tables
-    return empty.coalesce(1)
+    # Connect rejects empty tables.
+    return session.createDataFrame([], spark_type_of(rows.schema)).coalesce(1)
 
 
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')
@@ -441,40 +448,35 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     # `toArrow` fails for a null struct with a member that is declared not null, so all members are
     # declared nullable.
     loose = StructType.fromJson(json.loads(_NOT_NULL.sub(r'"\1":true', frame.schema.json())))
-    changed = [
-        field.name for field in frame.schema.fields if field.dataType != loose[field.name].dataType
-    ]
+    changed = {}
+    texts: dict[str, str] = {}
+    members = []
+    for field, as_nullable in zip(frame.schema.fields, loose.fields, strict=True):
+        if field.dataType != as_nullable.dataType:
+            changed[field.name] = named_column(field.name).cast(as_nullable.dataType)
+        text = _text_of(as_nullable)
+        if text is None:
+            continue
+        member = quote_name(field.name)
+        if not field.nullable:  # makes it nullable
+            member = f"if(false, null, {member})"
+        members.append(f"'c{len(texts)}', {member}")
+        texts[field.name] = text
     if changed:
-        frame = frame.withColumns(
-            {name: named_column(name).cast(loose[name].dataType) for name in changed}
-        )
-    texts = {field.name: text for field in loose.fields if (text := _text_of(field)) is not None}
+        frame = frame.withColumns(changed)
     if not texts:
         return frame.toArrow()
     # Spark's process would run out of memory before `toArrow` failed, so Spark leaves out the
-    # values of large rows: all values are in one struct, which is null for a large row. `if(false,
-    # null, …)` makes its members nullable, too.
-    names = frame.columns
-    nullable = {field.name: field.nullable for field in frame.schema.fields}
-    members = ", ".join(
-        f"'c{number}',"
-        f" {quote_name(name) if nullable[name] else f'if(false, null, {quote_name(name)})'}"
-        for number, name in enumerate(texts)
-    )
+    # values of large rows: all values are in one struct, which is null for a large row.
     is_large = f"octet_length(concat_ws('', {', '.join(texts.values())})) > {largest}"
-    others = [name for name in names if name not in texts]
-    kept = f"if({is_large}, null, named_struct({members})) as {_TEXTS}"
+    others = [name for name in frame.columns if name not in texts]
+    kept = f"if({is_large}, null, named_struct({', '.join(members)})) as {_TEXTS}"
     rows = frame.selectExpr(*map(quote_name, others), kept).toArrow()
     if rows.column(_TEXTS).null_count:
         return None
-    columns = dict(
-        zip(
-            [*others, *texts],
-            [*rows.columns[:-1], *rows.select([_TEXTS]).flatten().columns],
-            strict=True,
-        )
-    )
-    return pa.table({name: columns[name] for name in names})
+    arrays = [*rows.columns[:-1], *rows.select([_TEXTS]).flatten().columns]
+    columns = dict(zip([*others, *texts], arrays, strict=True))
+    return pa.table({name: columns[name] for name in frame.columns})
 
 
 def _text_of(field: StructField) -> str | None:

@@ -206,6 +206,10 @@ class _Value:
     compute: Compute
     literal: Any = None
 
+    @property
+    def is_text_literal(self) -> bool:
+        return isinstance(self.literal, str)
+
 
 def _fails_in_filter(tree: exp.Expr) -> bool:
     """Whether Spark may raise an error for a condition even if it would for no record.
@@ -220,9 +224,11 @@ def _fails_in_filter(tree: exp.Expr) -> bool:
     failing = tree.find_all(
         exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Cast
     )
-    return any(
-        column.name.lower() in names for node in failing for column in node.find_all(exp.Column)
-    )
+    for node in failing:
+        for column in node.find_all(exp.Column):
+            if column.name.lower() in names:
+                return True
+    return False
 
 
 def _uncast(node: exp.Expr) -> exp.Expr:
@@ -240,10 +246,12 @@ class _Compiler:
 
     def column(self, name: str) -> _Value:
         found = [column for column in self._types if column.lower() == name.lower()]
-        if len(found) != 1 or (found[0] != name and not name.isascii()):
-            raise _NotCompiled(f"the {'ambiguous' if found else 'unknown'} column {name}")
+        if not found:
+            raise _NotCompiled(f"the unknown column {name}")
         column = found[0]
-        kind = self._types[found[0]].replace(" ", "")
+        if len(found) > 1 or (column != name and not name.isascii()):
+            raise _NotCompiled(f"the ambiguous column {name}")
+        kind = self._types[column].replace(" ", "")
         if not is_storable(kind):
             raise _NotCompiled(f"a column of type {kind}")
         self.columns[column] = None
@@ -267,19 +275,20 @@ class _Compiler:
 
     def values(self, node: exp.Expr, *names: str) -> list[_Value]:
         """Return the compiled arguments of a node that have these names."""
-        parts = [part for name in names if (part := node.args.get(name)) is not None]
-        if len(parts) < len(names):
+        parts: list[Any] = [node.args.get(name) for name in names]
+        if None in parts:
             raise _NotCompiled(f"{_describe(node)} with fewer arguments")
-        return [self.value(part) for part in parts]
+        return list(map(self.value, parts))
 
     def sides(self, node: exp.Expr) -> list[_Value]:
         return self.values(node, "this", "expression")
 
     def condition(self, node: exp.Expr) -> _Value:
         value = self.value(node)
-        if value.type != "boolean" and (
-            value.type != "void" or type(node.parent).__name__ in ("If", "Case")
-        ):
+        allowed = ["boolean", "void"]
+        if type(node.parent).__name__ in ("If", "Case"):
+            allowed = ["boolean"]
+        if value.type not in allowed:
             raise _NotCompiled(f"a condition of type {value.type}")
         return _cast(value, "boolean")
 
@@ -287,11 +296,10 @@ class _Compiler:
 def _describe(node: exp.Expr) -> str:
     if isinstance(node, exp.Window):
         return "a window function"
+    if isinstance(node, exp.Anonymous):
+        return f"function {node.name.lower()}"
     if isinstance(node, exp.Func) and not isinstance(node, exp.Cast | exp.Case):
-        return (
-            "function"
-            f" {(node.name if isinstance(node, exp.Anonymous) else node.sql_name()).lower()}"
-        )
+        return f"function {node.sql_name().lower()}"
     return f"the syntax of {node.key}"
 
 
@@ -352,11 +360,9 @@ def kernel(name: str, *arguments: Any, **options: Any) -> Function:
 
 def _check(flags: Any, what: str) -> None:
     """Raise NeedsSpark unless all flags are true or null."""
-    if not (
-        flags.as_py() is not False
-        if isinstance(flags, pa.Scalar)
-        else pc.all(flags, min_count=0).as_py()
-    ):
+    if not isinstance(flags, pa.Scalar):
+        flags = pc.all(flags, min_count=0)
+    if flags.as_py() is False:
         raise NeedsSpark(what)
 
 
@@ -466,14 +472,13 @@ def cast_function(kind: str, to: str) -> Function | None:
         return lambda array: _cast_matching(array, pattern, arrow)
     if (kind, to) == ("date", "string"):
         return _cast_dates
-    if (kind in (*INTEGERS, "float") and to in ("float", "double")) or {kind, to} == {
-        "date",
-        "timestamp",
-    }:
-        return kernel(
-            "cast", arrow, safe=False
-        )  # to the nearest number; to the date before the time
-    if (kind in (*INTEGERS, "boolean") and to in (*INTEGERS, "string")) or is_widening(kind, to):
+    if {kind, to} == {"date", "timestamp"}:
+        return kernel("cast", arrow, safe=False)  # to the date before the time
+    if kind in (*INTEGERS, "float") and to in ("float", "double"):
+        return kernel("cast", arrow, safe=False)  # to the nearest number
+    if kind in (*INTEGERS, "boolean") and to in (*INTEGERS, "string"):
+        return kernel("cast", arrow)
+    if is_widening(kind, to):
         return kernel("cast", arrow)
     return None
 
@@ -504,6 +509,10 @@ def _cast_dates(array: Any) -> Any:
 # Types
 
 
+def _is_number(value: _Value) -> bool:
+    return value.type in (*NUMBERS, "void") or isinstance(value.literal, Decimal)
+
+
 def _common_type(values: Sequence[_Value], what: str) -> str:
     """Return the type to which Spark casts values that are compared, computed with, or alternative
     results.
@@ -514,18 +523,13 @@ def _common_type(values: Sequence[_Value], what: str) -> str:
     if len(kinds) == 1:
         return kinds[0]
     times = {"date", "timestamp"}.intersection(kinds)
-    if len(times) == 1 and all(
-        isinstance(value.literal, str) for value in values if value.type not in (*times, "void")
-    ):
-        return times.pop()
+    if len(times) == 1:
+        time = times.pop()
+        if all(value.type in (time, "void") or value.is_text_literal for value in values):
+            return time
     if kinds and set(kinds) <= set(INTEGERS):
         return max(kinds, key=INTEGERS.index)
-    numbers = [
-        value
-        for value in values
-        if value.type in (*NUMBERS, "void") or isinstance(value.literal, Decimal)
-    ]
-    if {"float", "double"}.intersection(kinds) and len(numbers) == len(values):
+    if {"float", "double"}.intersection(kinds) and all(map(_is_number, values)):
         return "double"
     decimal = widest_decimal(kinds)
     if decimal is None:
@@ -542,8 +546,11 @@ def _cast(value: _Value, kind: str) -> _Value:
         return _constant(_moment(value.literal, kind), kind)
     if type(value.literal) is int and kind in INTEGERS:
         return _constant(value.literal, kind)
-    if type(value.literal) in (int, Decimal) and (kind == "double" or kind.startswith("decimal(")):
-        return _constant(float(value.literal) if kind == "double" else Decimal(value.literal), kind)
+    if type(value.literal) in (int, Decimal):
+        if kind == "double":
+            return _constant(float(value.literal), kind)
+        if kind.startswith("decimal("):
+            return _constant(Decimal(value.literal), kind)
     function = cast_function(value.type, kind)
     if function is None:
         raise _NotCompiled(f"a cast of {value.type} to {kind}")
@@ -601,7 +608,8 @@ def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
     value, *choices = map(compiler.value, (node.this, *node.expressions))
     known = [choice for choice in choices if choice.type != "void"]
-    if not choices or value.type == "void" or any(choice.literal is None for choice in known):
+    are_literals = all(choice.literal is not None for choice in known)
+    if not choices or value.type == "void" or not are_literals:
         raise _NotCompiled("IN with values that are not literals")
     kind, (value, *known) = _cast_together([value, *known], "a comparison")
     if kind in ("float", "double"):
@@ -702,15 +710,17 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
         values = compiler.sides(node)
         common = _common_type(values, "arithmetic")
-        if any(value.type.startswith("decimal(") for value in values) and common not in NUMBERS:
-            return _decimal_arithmetic(function, node, values)
-        if common not in NUMBERS or (
-            type(node).__name__ in ("Mod", "IntDiv") and common not in INTEGERS
-        ):
+        if common not in NUMBERS:
+            if any(value.type.startswith("decimal(") for value in values):
+                return _decimal_arithmetic(function, node, values)
             raise _NotCompiled(f"arithmetic of {common}")
-        if common in INTEGERS and _product_of_constants(node) >= 2 ** _BITS[common]:
-            raise _NotCompiled("arithmetic with several large constants")
-        return _call(function, kind or common, *[_cast(value, kind or common) for value in values])
+        if common in INTEGERS:
+            if _product_of_constants(node) >= 2 ** _BITS[common]:
+                raise _NotCompiled("arithmetic with several large constants")
+        elif type(node).__name__ in ("Mod", "IntDiv"):
+            raise _NotCompiled(f"arithmetic of {common}")
+        made = kind or common
+        return _call(function, made, *[_cast(value, made) for value in values])
 
     return compiled
 
@@ -721,38 +731,39 @@ def _product_of_constants(node: exp.Expr) -> int:
 
     Spark reads `a + 1 + 2` as `a + (1 + 2)`, and the sum or product of the constants may overflow.
     """
-    found = [
-        part
-        for part in node.find_all(exp.Literal, exp.Boolean)
-        if not part.find_ancestor(exp.DataType)
-    ]
-    sizes = [int(part.name) if part.name.isdecimal() else max(len(part.name), 2) for part in found]
+    sizes = []
+    for part in node.find_all(exp.Literal, exp.Boolean):
+        if part.find_ancestor(exp.DataType):
+            continue
+        size = int(part.name) if part.name.isdecimal() else len(part.name)
+        sizes.append(max(size, 2))
     if len(sizes) > 1:
-        return math.prod(max(size, 2) for size in sizes)
+        return math.prod(sizes)
     return 1
 
 
 def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Value]) -> _Value:
-    name, (one, other) = type(node).__name__, map(_digits, values)
+    name = type(node).__name__
+    sides = []
+    sizes = []
+    for value in values:
+        digits = _digits(value)
+        if digits is not None:
+            sizes.append(digits)
+            sides.append(_cast(value, f"decimal({digits[0]},{digits[1]})"))
     kind = None
-    if name in ("Add", "Sub", "Mul") and one is not None and other is not None:
-        kind = arithmetic_type(name, one, other)
+    if name in ("Add", "Sub", "Mul") and len(sizes) == 2:
+        kind = arithmetic_type(name, *sizes)
     # The parser does not distinguish 1L, a decimal of one digit, from cast(1 as bigint), a decimal
     # of 20 digits.
     if kind is None or any(map(_is_cast_literal, node.iter_expressions())):
         raise _NotCompiled(f"arithmetic of {' and '.join(value.type for value in values)}")
-    sides = zip(values, (one, other), strict=True)
-    return _call(
-        function,
-        kind,
-        *[_cast(value, f"decimal({size[0]},{size[1]})") for value, size in sides if size],
-    )
+    return _call(function, kind, *sides)
 
 
 def _digits(value: _Value) -> Digits | None:
-    is_literal = value.type in INTEGERS and value.literal is not None
-    if is_literal:
-        return (len(str(abs(value.literal))), 0)
+    if value.type in INTEGERS and value.literal is not None:
+        return len(str(abs(value.literal))), 0
     return digits_as_decimal(value.type)
 
 
@@ -788,12 +799,16 @@ def _trim(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 def _substring(*names: str) -> Rule:
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
-        required = [name for name in names if name != "length" or node.args.get(name) is not None]
-        numbers = [value.literal for value in compiler.values(node, *required)]
-        if not all(type(number) is int and 0 <= number < 2**31 for number in numbers):
-            raise _NotCompiled("a substring without literal positions")
-        start, *length = numbers if "start" in names else [1, *numbers]
-        bounds = [max(start, 1) - 1, *[max(start, 1) - 1 + number for number in length]]
+        numbers = {"start": 1}
+        for name in names:
+            if name == "length" and node.args.get(name) is None:
+                continue
+            number = compiler.values(node, name)[0].literal
+            if type(number) is not int or not 0 <= number < 2**31:
+                raise _NotCompiled("a substring without literal positions")
+            numbers[name] = number
+        begin = max(numbers.pop("start"), 1) - 1
+        bounds = [begin, *[begin + length for length in numbers.values()]]
         return _text_call(
             kernel("utf8_slice_codeunits", *bounds), "string", compiler.value(node.this)
         )

@@ -166,10 +166,11 @@ class _Scope:
                 raise self._missing_column(expression, ColumnName((excepted,)))
         if self.aliases:  # columns take precedence over aliases, ignoring case
             there = {name.lower() for name in types}
-            types = {
-                **{name: kind for name, kind in self.aliases.items() if name.lower() not in there},
-                **types,
-            }
+            known = dict(types)
+            for alias, kind in self.aliases.items():
+                if alias.lower() not in there:
+                    known[alias] = kind
+            types = known
         wrong, operand = _find_operand_problems(expression, referenced_types(expression, types))
         if wrong is not None:
             problem = f"{text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}."
@@ -191,11 +192,9 @@ class _Scope:
             raise self.error(
                 problem, "Use the record's own columns, such as a time that it contains.", name.name
             )
-        if (
-            self.columns is None
-            or lower in _SPARK_NAMES
-            or any(lower == alias.lower() for alias in self.aliases)
-        ):
+        if self.columns is None or lower in _SPARK_NAMES:
+            return
+        if lower in map(str.lower, self.aliases):
             return
         column = self._find_column(name.name)
         if column is None:
@@ -371,20 +370,19 @@ def needs_spark_analysis(text: str, table: str) -> bool:
     are known.
     """
     select = parse_select(text, table)
-    if (
-        select is None
-        or not select.expressions
-        or select.groups
-        or _names_hidden(select.expressions)
-    ):
+    if select is None or not select.expressions or select.groups:
+        return True
+    if _names_hidden(select.expressions):
         return True
     return any(expression.unread for expression in select.expressions)
 
 
 def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
-    return any(
-        name.name.startswith("__") for expression in expressions for name in expression.columns
-    )
+    for expression in expressions:
+        for name in expression.columns:
+            if name.name.startswith("__"):
+                return True
+    return False
 
 
 def check_expressions(
@@ -449,15 +447,12 @@ def find_operand_problem(expression: Expression, types: Mapping[str, str | None]
         return None
     operands = Operands(types)
     for node in expression.tree.walk():
-        rule = None
-        if not _binds_differently_in_spark(node):
-            rule = _RULES.get(type(node).__name__)
-        problem = None
-        if rule is not None:
-            problem = rule(operands, node)
-        if (
-            problem is not None and node.find_ancestor(exp.Lambda) is None
-        ):  # in a lambda, a name may be a variable
+        rule = _RULES.get(type(node).__name__)
+        if rule is None or _binds_differently_in_spark(node):
+            continue
+        problem = rule(operands, node)
+        # In a lambda, a name may be a variable.
+        if problem is not None and node.find_ancestor(exp.Lambda) is None:
             return problem
     return None
 
@@ -513,18 +508,13 @@ def _check_comparison(operands: Operands, node: exp.Expr) -> str | None:
     first = operands.group(node.this)
     if first is None:
         return None
-    others = [node.args.get(name) for name in ("expression", "low", "high")] + list(
-        node.expressions
-    )
+    others = [node.args.get(name) for name in ("expression", "low", "high")]
     if len(node.expressions) > 1 and {"text", None} & set(map(operands.group, node.expressions)):
         return None  # all become strings, or are of one unknown type
-    for other in others:
-        second = None
-        if other is not None:
-            second = operands.group(other)
-        if other is None or second is None or _is_comparable(first, second, type(node).__name__):
-            continue
-        return f"compares {operands.describe(node.this)}, with {operands.describe(other)}"
+    for other in filter(None, [*others, *node.expressions]):
+        second = operands.group(other)
+        if second is not None and not _is_comparable(first, second, type(node).__name__):
+            return f"compares {operands.describe(node.this)}, with {operands.describe(other)}"
     return None
 
 
@@ -540,20 +530,19 @@ def _is_comparable(first: str, second: str, operator: str) -> bool:
 
 
 def _check_arithmetic(operands: Operands, node: exp.Expr) -> str | None:
-    no_time = type(node).__name__ not in ("Add", "Sub")
-    sides = [side for side in (node.this, node.args.get("expression")) if side is not None]
-    for side in sides:
-        group = operands.group(side)
-        if group in _NESTED or group in ("boolean", "binary") or (no_time and group == "time"):
+    never = {*_NESTED, "boolean", "binary"}
+    if type(node).__name__ not in ("Add", "Sub"):
+        never.add("time")
+    sides = list(filter(None, [node.this, node.args.get("expression")]))
+    groups = list(map(operands.group, sides))
+    for side, group in zip(sides, groups, strict=True):
+        if group in never:
             return f"calculates with {operands.describe(side)}"
-    kinds = [operands.kind(side) or "" for side in sides]
-    if any(kind.startswith("timestamp") for kind in kinds) and "number" in map(
-        operands.group, sides
-    ):
-        return (
-            "adds a number to a timestamp,"
-            f" {' and '.join(operands.describe(side) for side in sides)}"
-        )
+    if "number" not in groups:
+        return None
+    for side in sides:
+        if (operands.kind(side) or "").startswith("timestamp"):
+            return f"adds a number to a timestamp, {' and '.join(map(operands.describe, sides))}"
     return None
 
 
@@ -570,9 +559,8 @@ def _check_concatenation(operands: Operands, node: exp.Expr) -> str | None:
 def _expects(*groups: str) -> Rule:
     def check(operands: Operands, node: exp.Expr) -> str | None:
         operand = node.this
-        if type(operand).__name__ == "TsOrDsToDate" and not operand.args.get(
-            "safe"
-        ):  # added by the parser
+        is_added = type(operand).__name__ == "TsOrDsToDate" and not operand.args.get("safe")
+        if is_added:  # by the parser
             operand = operand.this
         group = operands.group(operand)
         if group is None or group in groups:
@@ -605,12 +593,10 @@ def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
 
 def _check_from_json(operands: Operands, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
-    text = ""
-    if schema is not None and getattr(schema, "is_string", False):
-        text = schema.name
-    if any(
-        sign in text for sign in "'\"`{"
-    ):  # names in quotes and comments; or a schema that is JSON
+    if schema is None or not getattr(schema, "is_string", False):
+        return None
+    text = schema.name
+    if set(text) & set("'\"`{"):  # names in quotes and comments; or a schema that is JSON
         return None
     if _NO_DDL.search(text):
         return f"reads JSON by {text!r}, which is not a schema"
@@ -679,9 +665,9 @@ def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tu
     operands = Operands(types)
     specials: dict[str, None] = {}
     for literal in tree.find_all(exp.Literal, bfs=False):
-        special = None
-        if literal.is_string:
-            special = _TIME_LITERAL.fullmatch(literal.name)
+        if not literal.is_string:
+            continue
+        special = _TIME_LITERAL.fullmatch(literal.name)
         if special is not None and _becomes_a_time(operands, literal):
             specials[special[1].lower()] = None
     return tuple(specials)
@@ -702,14 +688,8 @@ def _becomes_a_time(operands: Operands, literal: exp.Expr) -> bool:
     owner = parent
     if kind == "If" and above is not None and type(above).__name__ == "Case":
         owner = above
-    parts = [
-        owner.this,
-        *(owner.args.get(name) for name in ("expression", "low", "high")),
-        *owner.expressions,
-    ]
-    groups = [
-        operands.kind(part) and operands.group(part)
-        for part in parts
-        if part is not None and part is not node
-    ]
-    return any(group in (None, "time") for group in groups)
+    others = [owner.args.get(name) for name in ("expression", "low", "high")]
+    for part in filter(None, [owner.this, *others, *owner.expressions]):
+        if part is not node and operands.group(part) in (None, "time"):
+            return True
+    return False

@@ -60,33 +60,36 @@ def find_syntax_error(text: str) -> str:
     """
     if not text.strip():
         return "it is empty"
+    tokens = list(_TOKEN.finditer(text))
+    if any(token["unsure"] for token in tokens):  # a comment, or a text that has no escapes
+        return ""
+    return _find_unbalanced(tokens) or _find_lone_symbol(text)
+
+
+def _find_unbalanced(tokens: Iterable[re.Match[str]]) -> str:
     opened: list[str] = []
-    mistake = ""
-    for match in _TOKEN.finditer(text):
-        if match["unsure"]:  # a comment, or a text that has no escapes
-            return ""
-        if mistake:
-            continue
-        if match["unclosed"]:
-            mistake = f"{match['unclosed']} is not closed"
-        elif match["ended"]:
-            mistake = "';' ends a statement: expected an expression"
-        elif match["open"]:
-            opened.append(match["open"])
-        elif match["close"] and (not opened or opened.pop() != _PAIRS[match["close"]]):
-            mistake = f"{match['close']!r} has no opening bracket"
-    if not mistake and opened:
-        mistake = f"{opened[-1]!r} is not closed"
-    if mistake:
-        return mistake
-    lone = _LONE.search(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
-    symbol = ""
-    if lone:
-        symbol = lone[lone.lastindex or 0]
-    ends_in_type = ">" in symbol and "<" in text  # x::array<int>
-    if symbol and not ends_in_type:
-        return f"an operand is missing next to {symbol!r}"
+    for token in tokens:
+        if token["unclosed"]:
+            return f"{token['unclosed']} is not closed"
+        if token["ended"]:
+            return "';' ends a statement: expected an expression"
+        if token["open"]:
+            opened.append(token["open"])
+        elif token["close"] and (not opened or opened.pop() != _PAIRS[token["close"]]):
+            return f"{token['close']!r} has no opening bracket"
+    if opened:
+        return f"{opened[-1]!r} is not closed"
     return ""
+
+
+def _find_lone_symbol(text: str) -> str:
+    lone = _LONE.search(_TOKEN.sub(lambda match: "''" if match["text"] else match[0], text))
+    if lone is None:
+        return ""
+    symbol = lone[lone.lastindex or 0]
+    if ">" in symbol and "<" in text:  # x::array<int>
+        return ""
+    return f"an operand is missing next to {symbol!r}"
 
 
 # Whether the parser certainly reads an expression as Spark does. It accepts more than Spark, drops
@@ -148,19 +151,31 @@ def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> s
     for kind in _CAST.findall(plain):
         if kind.lower() not in _CAST_TYPES:
             return f"a cast to {kind.lower()}"
-    if tree is None:
-        return ""
+    if tree is not None and not _is_certain(plain, tree, alias):
+        return UNSURE
+    return ""
+
+
+def _is_certain(plain: str, tree: exp.Expr, alias: str | None) -> bool:
+    if alias is not None and not _ALIAS_AT_END.search(plain):
+        return False
+    return _has_nodes_of_signs(plain, tree) and not any(map(_has_unsure_operand, tree.walk()))
+
+
+def _has_nodes_of_signs(plain: str, tree: exp.Expr) -> bool:
+    """Whether a tree has as many nodes of operators and parentheses as the text has signs."""
     names = [type(node).__name__ for node in tree.walk()]
-    words = [match[1].lower() for match in _BEFORE_PARENTHESIS.finditer(plain)]
-    groups = sum(word in _KEYWORDS or not word.isidentifier() for word in words)
-    is_certain = groups == names.count("Paren") and (
-        alias is None or _ALIAS_AT_END.search(plain) is not None
-    )
+    groups = 0
+    for match in _BEFORE_PARENTHESIS.finditer(plain):
+        word = match[1].lower()
+        if word in _KEYWORDS or not word.isidentifier():
+            groups += 1
+    if groups != names.count("Paren"):
+        return False
     for sign, nodes in _SIGNS.items():
-        is_certain &= len(re.findall(sign, plain, re.IGNORECASE)) == sum(map(names.count, nodes))
-    if is_certain and not any(map(_has_unsure_operand, tree.walk())):
-        return ""
-    return UNSURE
+        if len(re.findall(sign, plain, re.IGNORECASE)) != sum(map(names.count, nodes)):
+            return False
+    return True
 
 
 def _has_unsure_operand(node: exp.Expr) -> bool:
@@ -328,19 +343,21 @@ def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
     if isinstance(tree, exp.And):
         return _tree_implies_true(tree.left, column) or _tree_implies_true(tree.right, column)
     if isinstance(tree, exp.EQ | exp.Is):
-        sides = (tree.left, tree.right)
-        true = [side for side in sides if isinstance(side, exp.Boolean) and side.this]
-        return bool(true) and any(
-            _tree_implies_true(side, column) for side in sides if side not in true
-        )
+        if _is_true(tree.left):
+            return _tree_implies_true(tree.right, column)
+        return _is_true(tree.right) and _tree_implies_true(tree.left, column)
     return isinstance(tree, exp.Column) and not tree.table and tree.name.lower() == column.lower()
+
+
+def _is_true(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Boolean) and bool(node.this)
 
 
 def has_star_argument(expression: Expression) -> bool:
     """Whether a function gets all columns as "*", as in `struct(*)`; not for `count(*)`."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
-    stars = (
-        star for star in expression.tree.find_all(exp.Star) if isinstance(star.parent, exp.Func)
-    )
-    return any(not isinstance(star.parent, exp.Count) for star in stars)
+    for star in expression.tree.find_all(exp.Star):
+        if isinstance(star.parent, exp.Func) and not isinstance(star.parent, exp.Count):
+            return True
+    return False

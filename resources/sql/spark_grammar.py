@@ -157,21 +157,18 @@ def find_calls(text: str) -> tuple[Call, ...]:
     """Return the calls of functions by plain names, without a database or quotes."""
     tokens = _tokens(text)
     calls = []
+    before = None
     for at, (token, following) in enumerate(pairwise(tokens)):
-        before = None
-        if at > 0:
-            before = tokens[at - 1].token_type
-        named = (
-            token.token_type is not TokenType.IDENTIFIER
-            and token.text.isidentifier()
-            and before != TokenType.DOT
-        )
-        if named and following.token_type is TokenType.L_PAREN:
+        kind = token.token_type
+        is_name = kind is not TokenType.IDENTIFIER and token.text.isidentifier()
+        is_call = is_name and following.token_type is TokenType.L_PAREN
+        if is_call and before is not TokenType.DOT:
             is_compared = before in (TokenType.LIKE, TokenType.ILIKE, TokenType.RLIKE)
-            is_word = token.token_type is TokenType.VAR
             counted = _count_arguments(tokens, at + 2)
             over = _has_over_clause(tokens, at + 1)
+            is_word = kind is TokenType.VAR
             calls.append(Call(token.text.lower(), counted, is_word, is_compared, over))
+        before = kind
     return tuple(calls)
 
 
@@ -219,16 +216,10 @@ def _dialect() -> Spark:
 
 def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     """Return the `Expression` for a syntax tree of (a part of) this text."""
-    nodes = list(tree.walk(bfs=False))
-    if any(isinstance(node, exp.Query) for node in nodes):
-        return _unread_expression(text, "only Spark can analyze a subquery")
-    strange = next(
-        (node for node in nodes if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta),
-        None,
-    )
-    if strange is not None:
-        return _unread_expression(text, f"only Spark can analyze {strange.key}")
-    columns = [node for node in nodes if isinstance(node, exp.Column)]
+    strange = _find_strange_part(tree)
+    if strange:
+        return _unread_expression(text, f"only Spark can analyze {strange}")
+    columns = [node for node in tree.walk(bfs=False) if isinstance(node, exp.Column)]
     alias = None
     if isinstance(tree, exp.Alias):
         alias = tree.alias
@@ -240,33 +231,39 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     name = alias
     if isinstance(tree, exp.Column) and not isinstance(tree.this, exp.Star):
         name = alias or tree.name
-        column = None
         if len(tree.parts) == 1:
             column = tree.name
     return Expression(text, alias, name, column, tuple(_column_names(text, columns)), tree=tree)
+
+
+def _find_strange_part(tree: exp.Expr) -> str:
+    """Return a noun phrase for a part that only Spark can analyze, or ""."""
+    if tree.find(exp.Query) is not None:
+        return "a subquery"
+    for node in tree.walk(bfs=False):
+        if not isinstance(node, _UNDERSTOOD) and _IS_CALL not in node.meta:
+            return node.key
+    return ""
 
 
 def find_window_clauses(tree: exp.Expr) -> Iterator[WindowClause]:
     """Yield the clauses of the window functions in a tree."""
     for node in tree.find_all(exp.Window):
         parts = [part.unnest() for part in node.args.get("partition_by") or ()]
-        columns = (
-            part.name for part in parts if isinstance(part, exp.Column) and len(part.parts) == 1
-        )
-        yield WindowClause(
-            tuple(dict.fromkeys(columns)), ", ".join(part.sql("spark") for part in parts)
-        )
+        columns: dict[str, None] = {}
+        for part in parts:
+            if isinstance(part, exp.Column) and len(part.parts) == 1:
+                columns[part.name] = None
+        yield WindowClause(tuple(columns), ", ".join(part.sql("spark") for part in parts))
 
 
 def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
     takes_unit = _TAKES_UNIT.search(text) is not None
     for node in columns:
         parts = tuple(part.name for part in node.parts if not isinstance(part, exp.Star))
-        if (
-            not parts
-            or parts[0].lower() in variables_around(node)
-            or (takes_unit and _UNIT.fullmatch(parts[0]))
-        ):
+        if not parts or parts[0].lower() in variables_around(node):
+            continue
+        if takes_unit and _UNIT.fullmatch(parts[0]):
             continue
         yield ColumnName(parts, int(node.parts[0].meta.get("start", 0)))
 
@@ -309,7 +306,7 @@ class SelectParts:
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        return (*self.items, *(() if self.where is None else (self.where,)), *self.later)
+        return (*self.items, *filter(None, [self.where]), *self.later)
 
 
 def read_select(text: str, table: str) -> SelectParts | None:
@@ -327,22 +324,22 @@ def read_select(text: str, table: str) -> SelectParts | None:
         alias = _alias(source.this, table)
     if alias is not None and _nonempty_args(tree) <= _CLAUSES:
         return _read_single_table(text, tree, alias)
-    sources = [source, *(tree.args.get("joins") or ())]
-    aliases = [
-        alias
-        for item in sources
-        if item is not None and (alias := _alias(item.this, table)) is not None
-    ]
+    aliases = []
+    for item in filter(None, [source, *(tree.args.get("joins") or ())]):
+        alias = _alias(item.this, table)
+        if alias is not None:
+            aliases.append(alias)
     if len(aliases) != 1:
         return None
-    qualified = (column.parts for column in _columns_of(tree, aliases[0]))
-    return SelectParts(
-        qualified=tuple(
-            ColumnName(tuple(part.name for part in others), int(first.meta.get("start", 0)))
-            for first, *others in qualified
-            if not isinstance(others[0], exp.Star)
-        )
-    )
+    return SelectParts(qualified=tuple(_qualified_names(tree, aliases[0])))
+
+
+def _qualified_names(tree: exp.Expr, alias: str) -> Iterator[ColumnName]:
+    for column in _columns_of(tree, alias):
+        first, *others = column.parts
+        if not isinstance(others[0], exp.Star):
+            names = tuple(part.name for part in others)
+            yield ColumnName(names, int(first.meta.get("start", 0)))
 
 
 def _nonempty_args(node: exp.Expr) -> set[str]:
@@ -363,10 +360,40 @@ def _alias(source: exp.Expr, table: str) -> str | None:
 
 
 def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts | None:
+    _remove_qualifier(tree, alias)
+    where = tree.args.get("where")
+    group = tree.args.get("group")
+    having = tree.args.get("having")
+    order = tree.args.get("order")
+    trees = list(tree.expressions)
+    if group is not None:
+        trees += group.expressions
+    if having is not None:
+        trees.append(having.this)
+    if order is not None:
+        trees += [item.this for item in order.expressions]
+    if where is not None:
+        trees.append(where.this)
+    expressions = []
+    for number, one in enumerate(trees):
+        expressions.append(replace(expression_from_tree(text, one), number=number))
+    condition = None
+    if where is not None:
+        condition = expressions.pop()
+    groups = group is not None or having is not None
+    return SelectParts(
+        items=tuple(expressions[: len(tree.expressions)]),
+        where=condition,
+        later=tuple(expressions[len(tree.expressions) :]),
+        groups=groups or tree.find(exp.AggFunc) is not None,
+        mistake=find_wrong_call(text),
+    )
+
+
+def _remove_qualifier(tree: exp.Select, alias: str) -> None:
+    """Remove the table's name from columns: "v.address.city" becomes `address.city`, "v.*" `*`."""
     names = ("this", "table", "db", "catalog")
-    for column in list(
-        _columns_of(tree, alias)
-    ):  # "v.address.city" becomes `address.city`, "v.*" becomes `*`
+    for column in list(_columns_of(tree, alias)):
         _, *path = column.parts
         if isinstance(path[0], exp.Star):
             column.replace(path[0])
@@ -374,27 +401,6 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
         kept = dict(zip(names, reversed(path), strict=False))
         for name in names:
             column.set(name, kept.get(name))
-    where, group, having, order = (
-        tree.args.get(name) for name in ("where", "group", "having", "order")
-    )
-    later = []
-    if group is not None:
-        later = list(group.expressions)
-    later += [] if having is None else [having.this]
-    later += [] if order is None else [item.this for item in order.expressions]
-    trees = [*tree.expressions, *later, *([] if where is None else [where.this])]
-    expressions = [
-        replace(expression_from_tree(text, one), number=number) for number, one in enumerate(trees)
-    ]
-    items = expressions[: len(tree.expressions)]
-    others = expressions[len(tree.expressions) :]
-    return SelectParts(
-        items=tuple(items),
-        where=None if where is None else others.pop(),
-        later=tuple(others),
-        groups=group is not None or having is not None or tree.find(exp.AggFunc) is not None,
-        mistake=find_wrong_call(text),
-    )
 
 
 def _columns_of(tree: exp.Expr, alias: str) -> Iterator[exp.Column]:

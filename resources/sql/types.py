@@ -9,7 +9,7 @@ A nested type or an interval may be known in part only: "array<…>", "map<…>"
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
@@ -114,8 +114,11 @@ def field_type(type_: str | None, field: str) -> str | None:
         return f"array<{of_one}>"
     if not type_.startswith("struct<"):
         return None
-    fields = [part.partition(":") for part in _parts(inner)]
-    kinds = [kind for name, _, kind in fields if name.lower() == field.lower()]
+    kinds = []
+    for part in _parts(inner):
+        name, _, kind = part.partition(":")
+        if name.lower() == field.lower():
+            kinds.append(kind)
     if len(kinds) == 1:
         return kinds[0]
     return None
@@ -123,13 +126,14 @@ def field_type(type_: str | None, field: str) -> str | None:
 
 def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
     """Return the type of a struct with these fields; "struct<…>" if one is not known completely."""
-    known = list(fields)
-    whole = all(
-        kind is not None and "…" not in kind and name.isidentifier() for name, kind in known
-    )
-    if known and whole:
-        return f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>"
-    return "struct<…>"
+    known = []
+    for name, kind in fields:
+        if kind is None or "…" in kind or not name.isidentifier():
+            return "struct<…>"
+        known.append(f"{name}:{kind}")
+    if not known:
+        return "struct<…>"
+    return f"struct<{','.join(known)}>"
 
 
 def _inside(type_: str | None) -> str | None:
@@ -313,14 +317,12 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
     if any(item for name, item in node.args.items() if name != "this"):
         return None
     kind = known.type(node.this)
+    if kind in NUMBERS:
+        return "bigint"
     digits = digits_as_decimal(kind)
-    if kind in NUMBERS or digits is None:
-        if kind in NUMBERS:
-            return "bigint"
-        return None
-    if digits[1]:
+    if digits is not None and digits[1]:
         return rounded_type(digits, 0)
-    return kind
+    return None if digits is None else kind
 
 
 def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
@@ -328,10 +330,10 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
 
     An integer literal has as many digits as its value.
     """
-    plain = node
-    if node is not None and type(node).__name__ == "Neg":
-        plain = node.this
-    if plain is not None and _is_whole(plain):
+    if node is None:
+        return None
+    plain = node.this if type(node).__name__ == "Neg" else node
+    if _is_whole(plain):
         return len(str(int(plain.name))), 0
     return digits_as_decimal(known.type(node))
 
@@ -339,25 +341,32 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
 def _arithmetic(known: KnownTypes, node: exp.Expr) -> str | None:
     left = known.type(node.this)
     right = known.type(node.args.get("expression"))
-    if any(kind is not None and kind.startswith("decimal(") for kind in (left, right)):
-        one = _digits(known, node.this)
-        other = _digits(known, node.args.get("expression"))
-        if one is not None and other is not None:
-            return arithmetic_type(type(node).__name__, one, other)
-        if {left, right} & {"float", "double"}:
-            return "double"
-        return None
+    kinds = {left, right}
+    if any((kind or "").startswith("decimal(") for kind in kinds):
+        return _decimal_arithmetic(known, node, kinds)
     if left in INTEGERS and right in INTEGERS:
         return max(left, right, key=INTEGERS.index)
-    if {left, right} <= {*INTEGERS, "double"} or {left, right} == {"float", "double"}:
+    if kinds <= {*INTEGERS, "double"} or kinds == {"float", "double"}:
         return "double"
-    if left == right == "float":
+    if kinds == {"float"}:
         return "float"
     if type(node).__name__ in ("Add", "Sub"):
         if left == "timestamp" and type(node.args.get("expression")).__name__ == "Interval":
             return "timestamp"
         if left == "date" and right == "int":
             return "date"
+    return None
+
+
+def _decimal_arithmetic(
+    known: KnownTypes, node: exp.Expr, kinds: Collection[str | None]
+) -> str | None:
+    one = _digits(known, node.this)
+    other = _digits(known, node.args.get("expression"))
+    if one is not None and other is not None:
+        return arithmetic_type(type(node).__name__, one, other)
+    if "float" in kinds or "double" in kinds:
+        return "double"
     return None
 
 
@@ -599,13 +608,13 @@ def find_non_boolean_operand(
         return None
     known = KnownTypes(types)
     for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
-        for operand in (node.this, node.args.get("expression")):
-            kind = known.type(operand)
-            # Strings are not in _NON_BOOLEAN, because Spark casts them. In a lambda, a name may be
-            # a variable.
-            certain = kind is not None and (kind in _NON_BOOLEAN or kind.startswith("decimal("))
-            if operand is not None and certain and node.find_ancestor(exp.Lambda) is None:
-                return operand.sql("spark"), str(kind)
+        if node.find_ancestor(exp.Lambda) is not None:  # a name may be a variable
+            continue
+        for operand in filter(None, [node.this, node.args.get("expression")]):
+            kind = known.type(operand) or ""
+            # Strings are not in _NON_BOOLEAN, because Spark casts them.
+            if kind in _NON_BOOLEAN or kind.startswith("decimal("):
+                return operand.sql("spark"), kind
     return None
 
 

@@ -272,34 +272,36 @@ def _value_from_json(value: Any, declared: Any) -> Any:
     name, logical = _type_and_logical(kind)
     if isinstance(kind, list) or (value is None and _is_nullable(declared)):
         return value
-    if logical not in (
-        "decimal",
-        "date",
-        *_TIMES,
-    ):  # fastavro would write 1.5 as the int 1, and null as false
-        if type(value) not in _JSON_TYPES.get(name, (str,)):
-            raise Unfit(f": expected {name}, found {type(value).__name__}")
-        bits = {"int": 31, "long": 63}.get(name)
-        if bits is not None and not -(2**bits) <= value < 2**bits:
-            raise Unfit(f": a number out of the range of {name}")
-    if name == "record":
-        return {
-            field["name"]: _value_from_json(value.get(field["name"]), field["type"])
-            for field in kind["fields"]
-        }
-    if name == "array":
-        return [_value_from_json(item, kind["items"]) for item in value]
-    if name == "map":
-        return {key: _value_from_json(item, kind["values"]) for key, item in value.items()}
     if logical == "decimal":
         return Decimal(value)
     if logical == "date":
         return dt.date.fromisoformat(value)
     if logical in _TIMES:
         return _parse_time(logical, value)
+    _check_json_type(value, name)
+    if name == "record":
+        record = {}
+        for each in kind["fields"]:
+            record[each["name"]] = _value_from_json(value.get(each["name"]), each["type"])
+        return record
+    if name == "array":
+        return [_value_from_json(item, kind["items"]) for item in value]
+    if name == "map":
+        return {key: _value_from_json(item, kind["values"]) for key, item in value.items()}
     if name in ("bytes", "fixed"):
         return base64.b64decode(value, validate=True)
     return value
+
+
+def _check_json_type(value: Any, name: str) -> None:
+    """Raise Unfit for a JSON value of another type: fastavro would write 1.5 as the int 1, and null
+    as false.
+    """
+    if type(value) not in _JSON_TYPES.get(name, (str,)):
+        raise Unfit(f": expected {name}, found {type(value).__name__}")
+    bits = {"int": 31, "long": 63}.get(name)
+    if bits is not None and not -(2**bits) <= value < 2**bits:
+        raise Unfit(f": a number out of the range of {name}")
 
 
 def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:

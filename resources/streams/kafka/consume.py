@@ -184,12 +184,12 @@ def find_offsets_at_time(
         return offsets
     reader = _RangeConsumer(topic, ranges, _SMALL_FETCH)
     for wanted, got in reader.messages():
-        at = next(
-            (message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None
-        )
-        if at is not None:
-            offsets[wanted.partition] = at
-            reader.stop_partition(wanted.partition)
+        for message in got:
+            at = message.offset()
+            if at is not None and message.timestamp()[1] >= timestamp_ms:
+                offsets[wanted.partition] = at
+                reader.stop_partition(wanted.partition)
+                break
     return offsets
 
 
@@ -223,16 +223,18 @@ class _RangeConsumer:
         self._topic = topic
         settings = topic.settings
         self._refusals = BrokerRefusals(settings)
-        given = {
-            key: value
-            for key, value in {**_DEFAULTS, **(own or {})}.items()
-            if key not in settings.client
-        }
+        given = {**_DEFAULTS, **(own or {})}
+        for key in given.keys() & settings.client.keys():
+            del given[key]
         self._consumer: Consumer = client.new_client(
             "consumer", settings, {**given, **_FIXED}, self._refusals
         )
-        self._left = {wanted.partition: wanted for wanted in ranges if wanted.start < wanted.end}
-        self._positions = {partition: wanted.start for partition, wanted in self._left.items()}
+        self._left: dict[int, TopicRange] = {}
+        self._positions: dict[int, int] = {}
+        for wanted in ranges:
+            if wanted.start < wanted.end:
+                self._left[wanted.partition] = wanted
+                self._positions[wanted.partition] = wanted.start
 
     def messages(self) -> Iterator[PartitionMessages]:
         from confluent_kafka import TopicPartition
@@ -247,10 +249,9 @@ class _RangeConsumer:
             received_at = time.monotonic()
             while self._left:
                 # No more than can be left, since the call returns as soon as it has as many.
-                width = sum(
-                    wanted.end - self._positions[partition]
-                    for partition, wanted in self._left.items()
-                )
+                width = 0
+                for partition, wanted in self._left.items():
+                    width += wanted.end - self._positions[partition]
                 got = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS)
                 ended = list[int]()
                 if any(message.error() for message in got):
@@ -313,18 +314,18 @@ class _RangeConsumer:
         ended = []
         for message in got:
             error = message.error()
-            wanted = self._left.get(message.partition())  # type: ignore[arg-type]
             if error is None or error.code() == error.GROUP_AUTHORIZATION_FAILED:  # we use no group
                 continue
-            if (
-                wanted is None and message.partition() in self._positions
-            ):  # its range has been read already
-                continue
+            wanted = self._left.get(message.partition())  # type: ignore[arg-type]
+            if wanted is None and message.partition() in self._positions:
+                continue  # its range has been read already
             if error.code() != error._PARTITION_EOF:
                 raise self._read_error(error, wanted)
-            if wanted is not None and message.offset() >= wanted.end:  # type: ignore[operator]
+            if wanted is None:
+                continue
+            if message.offset() >= wanted.end:  # type: ignore[operator]
                 ended.append(wanted.partition)
-            elif wanted is not None:
+            else:
                 # A replica lags, or the topic was recreated and is shorter.
                 check_topic_identity(self._topic, wanted.partition)
         return [message for message in got if message.error() is None], ended

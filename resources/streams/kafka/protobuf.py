@@ -174,9 +174,12 @@ def nested_json(
             texts[field.name] = json.dumps(
                 values[field.name], ensure_ascii=False, separators=(",", ":")
             )
+        elif not _is_repeated(field):
+            texts[field.name] = None
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+            texts[field.name] = "{}"
         else:
-            is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-            texts[field.name] = None if not _is_repeated(field) else "{}" if is_map else "[]"
+            texts[field.name] = "[]"
     return texts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -148,7 +148,7 @@ class KafkaTopic:
 
     def written_schema(self) -> Schema:
         """Return the columns that are written: all except those for malformed bytes."""
-        kept = {side.malformed for side in (self.key, self.value) if side is not None}
+        kept = {side.malformed for side in filter(None, [self.key, self.value])}
         return Schema(tuple(field for field in self.schema().fields if field.name not in kept))
 
 
@@ -179,28 +179,17 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         tombstones = batch.column(VALUE).is_null()
         columns, bad_values = value.read(batch.column(VALUE).to_pylist())
-        sides = [(value, VALUE, bad_values)]
+        bad_keys: RowProblems = {}
         if key is not None:
-            keys = _keys_to_read(batch, key.names, columns)
-            bad_keys: RowProblems = {}
-            if keys is not None:
-                of_keys, bad_keys = key.read(keys)
-                for name in of_keys.keys() & columns.keys():
-                    of_keys[name] = pc.if_else(tombstones, of_keys[name], columns[name])
-                columns |= of_keys
-            sides.insert(0, (key, KEY, bad_keys))
-        unreadable = {row for _, _, bad in sides for row in bad}
+            bad_keys = _read_keys(batch, key, columns)
+        unreadable = {*bad_keys, *bad_values}
         if unreadable:
             rows = pa.array([row in unreadable for row in range(batch.num_rows)])
             for name, column in columns.items():
                 columns[name] = pc.if_else(rows, pa.scalar(None, column.type), column)
-        for side, name, bad in sides:
-            if side.form.malformed != FAIL:
-                kept = side.select_malformed(batch.column(name), bad)
-                column = side.form.malformed
-                columns[column] = pc.coalesce(columns.get(column, kept), kept)
-            elif bad:
-                raise side.unreadable_error(batch, batch.column(name).to_pylist(), bad, stream)
+        if key is not None:
+            key.keep_malformed(batch, KEY, bad_keys, columns, stream)
+        value.keep_malformed(batch, VALUE, bad_values, columns, stream)
         if topic.headers is not None:
             columns[topic.headers] = _headers_json(batch.column(HEADERS))
         columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
@@ -212,21 +201,25 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     return run
 
 
-def _keys_to_read(
-    batch: pa.RecordBatch, names: Collection[str], in_value: Collection[str]
-) -> list[bytes | None] | None:
-    """Return the keys to read, None for the others; None if there are none to read.
+def _read_keys(
+    batch: pa.RecordBatch, key: _SideReader, columns: dict[str, pa.Array]
+) -> RowProblems:
+    """Add the columns of the keys to those of the values; return why keys can't be read.
 
     If the values have all columns of the key, only the keys of tombstones are read.
     """
+    tombstones = batch.column(VALUE).is_null()
     keys: list[bytes | None] = batch.column(KEY).to_pylist()
-    if any(name not in in_value for name in names):
-        return keys
-    values = batch.column(VALUE)
-    if not values.null_count:
-        return None
-    is_read = values.is_null().to_pylist()
-    return [key if read else None for key, read in zip(keys, is_read, strict=True)]
+    if columns.keys() >= set(key.names):
+        if not batch.column(VALUE).null_count:
+            return {}
+        is_read = tombstones.to_pylist()
+        keys = [data if read else None for data, read in zip(keys, is_read, strict=True)]
+    of_keys, bad = key.read(keys)
+    for name in of_keys.keys() & columns.keys():
+        of_keys[name] = pc.if_else(tombstones, of_keys[name], columns[name])
+    columns |= of_keys
+    return bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +239,25 @@ class _SideReader:
         bad: RowProblems = {}
         return dict(zip(self.names, self.reader(data, bad), strict=True)), bad
 
-    def select_malformed(self, data: pa.Array, bad: RowProblems) -> pa.Array:
-        """Return the bytes of the rows that can't be read; null for the others."""
-        is_bad = pa.array([row in bad for row in range(len(data))])
-        return pc.if_else(is_bad, data, pa.scalar(None, pa.binary()))
+    def keep_malformed(
+        self,
+        batch: pa.RecordBatch,
+        name: str,
+        bad: RowProblems,
+        columns: dict[str, pa.Array],
+        stream: str,
+    ) -> None:
+        """Put the bytes of the rows that can't be read into their column; without one, raise
+        SchemaMismatchError.
+        """
+        data = batch.column(name)
+        column = self.form.malformed
+        if column != FAIL:
+            is_bad = pa.array([row in bad for row in range(len(data))], pa.bool_())
+            kept = pc.if_else(is_bad, data, pa.scalar(None, pa.binary()))
+            columns[column] = pc.coalesce(columns.get(column, kept), kept)
+        elif bad:
+            raise self.unreadable_error(batch, data.to_pylist(), bad, stream)
 
     def unreadable_error(
         self, batch: pa.RecordBatch, data: Sequence[bytes | None], bad: RowProblems, stream: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -98,9 +98,7 @@ class _TopicReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         # If there were none, Spark would add a partition of another class.
-        return [_TaskRanges(ranges) for ranges in split_into_tasks(self.ranges)] or [
-            _TaskRanges(())
-        ]
+        return list(map(_TaskRanges, split_into_tasks(self.ranges) or [()]))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, _TaskRanges)
@@ -126,9 +124,10 @@ def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...
             few.append(wanted)
         else:
             edges = [wanted.start + width * i // count for i in range(count)] + [wanted.end]
-            shares += [(replace(wanted, start=start, end=end),) for start, end in pairwise(edges)]
+            for start, end in pairwise(edges):
+                shares.append((replace(wanted, start=start, end=end),))
     if few:
-        return [*shares, tuple(few)]
+        shares.append(tuple(few))
     return shares
 
 
@@ -140,22 +139,19 @@ def read_record_batches(
     """
     declared = topic.declared
     raw = declared.key is None and declared.headers is None and isinstance(declared.value, Raw)
-    decoded: Callable[[Any], Any]
-    if raw:
-        decoded = partial(_raw_records, declared)
-    else:
+    decoded: record_formats.BatchFunction = partial(_raw_records, declared)
+    if not raw:
         decoded = record_formats.create_decoder(declared, str(topic))
     for wanted, got in read_ranges(topic, ranges):
         kept = got
         headers = [message.headers() for message in got]
-        if any(headers) and any(map(is_marker, headers)):
+        if any(map(is_marker, headers)):
             kept = [message for message in got if not is_marker(message.headers())]
             headers = [message.headers() for message in kept]
         if kept:
             check_key_partitions(topic, wanted.partition, kept)
-            yield decoded(
-                _batch_from_messages(kept, headers, wanted.partition, declared.headers is not None)
-            )
+            with_headers = declared.headers is not None
+            yield decoded(_batch_from_messages(kept, headers, wanted.partition, with_headers))
 
 
 def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -181,32 +177,27 @@ def _batch_from_messages(
     `__headers` is null unless `with_headers`.
     """
     count = len(got)
-    header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
-    shown = (
-        [{"name": name, "value": value} for name, value in of_message or ()]
-        for of_message in headers
-    )
+    header = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
+    shown = pa.nulls(count, header)
+    if with_headers:
+        shown = pa.array(list(map(_name_parts, headers)), header)
+    epochs = np.zeros(count, np.int32)
+    if any(headers):
+        epochs = np.array(list(map(_epoch_of, headers)), np.int32)
     columns = {
         PARTITION: pa.array(np.full(count, partition, np.int32)),
         OFFSET: pa.array([message.offset() for message in got], pa.int64()),
         TIMESTAMP: _timestamps([message.timestamp()[1] for message in got]),
         KEY: pa.array([message.key() for message in got], pa.binary()),
         VALUE: pa.array([message.value() for message in got], pa.binary()),
-        HEADERS: (
-            pa.array(list(shown), pa.list_(header))
-            if with_headers
-            else pa.nulls(count, pa.list_(header))
-        ),
-        EPOCH: pa.array(
-            (
-                [_epoch_of(of_message) for of_message in headers]
-                if any(headers)
-                else np.zeros(count, np.int32)
-            ),
-            pa.int32(),
-        ),
+        HEADERS: shown,
+        EPOCH: pa.array(epochs),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _name_parts(headers: list[tuple[str, bytes | None]] | None) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in headers or ()]
 
 
 def _timestamps(ms: list[int]) -> pa.Array:
@@ -223,7 +214,8 @@ def _timestamps(ms: list[int]) -> pa.Array:
 
 
 def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
-    epoch = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
-    if epoch and epoch.isdigit() and len(epoch) < 10:
-        return int(epoch)
+    for name, value in headers or ():
+        if name == EPOCH_HEADER:
+            is_number = value is not None and value.isdigit() and len(value) < 10
+            return int(value or b"0") if is_number else 0
     return 0

@@ -113,13 +113,12 @@ class DeclaredTopics:
 
     def topics(self) -> dict[str, str]:
         """Return the topic names of the streams that were declared or created, by stream."""
-        created = {
-            stream: self._parse_created(stream, stored).topic
-            for stream, stored in self._namespace.read().items()
-        }
-        return created | {
-            stream: topic.name_for(stream) for stream, topic in self._settings.topics.items()
-        }
+        names = {}
+        for stream, stored in self._namespace.read().items():
+            names[stream] = self._parse_created(stream, stored).topic
+        for stream, topic in self._settings.topics.items():
+            names[stream] = topic.name_for(stream)
+        return names
 
     def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> KafkaTopic:
         """Return the topic declaration of a stream that is to have these columns, key and
@@ -171,17 +170,16 @@ class DeclaredTopics:
 
     def _build_created(self, stream: str, declaration: StreamDeclaration) -> _CreatedStream:
         topic = check_topic_name(self._settings.prefix + stream)
-        others = self._settings.topics.items()
-        other = next((name for name, known in others if known.name_for(name) == topic), None)
-        if other is not None:
-            raise errors.ConfigurationError(
-                f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is"
-                f" stream {other!r}.",
-                f"Use stream {other!r}, or another name.",
-                system=self._settings.name,
-                stream=self._qualified(stream),
-                topic=topic,
-            )
+        for other, known in self._settings.topics.items():
+            if known.name_for(other) == topic:
+                raise errors.ConfigurationError(
+                    f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is"
+                    f" stream {other!r}.",
+                    f"Use stream {other!r}, or another name.",
+                    system=self._settings.name,
+                    stream=self._qualified(stream),
+                    topic=topic,
+                )
         return _CreatedStream(topic=topic, declaration=declaration)
 
     def _find_created(self, snapshot: NamespaceSnapshot, stream: str) -> _CreatedStream | None:
@@ -221,9 +219,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         self.settings = settings
         self.admin = KafkaAdmin(settings)
         self._declarations = DeclaredTopics(lake, settings)
-        self._answers: dict[object, object] | None = (
-            None  # set in a snapshot: the answers that it has had
-        )
+        # Set in a snapshot: the answers that it has had.
+        self._answers: dict[object, object] | None = None
         self._keys_checked_for = ""
 
     def list_streams(self) -> list[str]:
@@ -232,12 +229,11 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """
         topics = self._declarations.topics()
         there = set(self.admin.topics())
-        taken = set(topics.values())
-        named = {stream for stream, topic in topics.items() if topic in there}
-        return sorted(
-            named
-            | {topic for topic in there - taken if _is_stream_name(topic) and topic not in topics}
-        )
+        names = {stream for stream, topic in topics.items() if topic in there}
+        for topic in there.difference(topics.values(), topics):
+            if _is_stream_name(topic):
+                names.add(topic)
+        return sorted(names)
 
     def create(
         self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
@@ -265,22 +261,20 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         policies = {policy.strip() for policy in facts.config.get("cleanup.policy", "").split(",")}
         # With cleanup.policy=compact,delete a topic does not keep the newest record of every key.
         compacted = policies == {"compact"}
-        kept = timedelta(
-            milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS))
-        )
+        kept = None
+        if compacted:
+            kept_ms = int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS))
+            kept = timedelta(milliseconds=kept_ms)
         declared = facts.declared
-        of_records = (
+        return StreamInfo(
+            stream,
+            facts.partitions,
             declared.key_names,
             declared.partitioner,
             declared.schema(),
             declared.default_offset,
-        )
-        return StreamInfo(
-            stream,
-            facts.partitions,
-            *of_records,
             compacted,
-            kept if compacted else None,
+            kept,
             facts.identity,
         )
 
@@ -317,10 +311,12 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """
         if not ranges:
             return 0
-        got = consume.read_ranges(*self._ranges(ranges))
-        return sum(
-            not consume.is_marker(message.headers()) for _, messages in got for message in messages
-        )
+        count = 0
+        for _, messages in consume.read_ranges(*self._ranges(ranges)):
+            for message in messages:
+                if not consume.is_marker(message.headers()):
+                    count += 1
+        return count
 
     def read(
         self,
@@ -480,33 +476,19 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         raises MalformedDocumentError.
         """
         facts = self.topic(stream)
-        starts = dict.fromkeys(range(facts.partitions), 0)
-        if since is not None:
-            mine = {
-                ssp: offset for ssp, offset in since.items() if ssp.qualified_stream == str(facts)
-            }
-            starts = {
-                ssp.partition: system.parse_offset(offset, str(ssp)) for ssp, offset in mine.items()
-            }
+        starts = {}
+        if since is None:
+            starts = dict.fromkeys(range(facts.partitions), 0)
+        else:
+            for ssp, offset in since.items():
+                if ssp.qualified_stream == str(facts):
+                    starts[ssp.partition] = system.parse_offset(offset, str(ssp))
         oldest = self.admin.oldest(facts.topic, starts)
         upcoming = self.admin.upcoming(facts.topic, starts)
-        ranges = [
-            TopicRange(p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())
-        ]
-        found: list[Marker] = []
-        malformed: dict[int, errors.MalformedDocumentError] = {}
-        for wanted, got in consume.read_ranges(facts, ranges):
-            ssp = facts.ssp(wanted.partition)
-            for message in got:
-                if consume.is_marker(message.headers()):
-                    try:
-                        found.append(consume.marker_from_message(message, ssp))
-                        malformed.pop(wanted.partition, None)
-                    except errors.MalformedDocumentError as error:
-                        malformed.setdefault(wanted.partition, error)
-                elif wanted.partition in malformed:
-                    raise malformed[wanted.partition]
-        errors.raise_first(list(malformed.values()))
+        ranges = []
+        for p, at in sorted(starts.items()):
+            ranges.append(TopicRange(p, max(at, oldest[p]), upcoming[p]))
+        found = _find_markers(facts, ranges)
         return sorted(found, key=lambda marker: (marker.ssp.partition, int(marker.offset)))
 
     def _task_append(
@@ -625,9 +607,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             described = self.admin.describe(topic)
             if described is None:
                 raise self._not_found(stream, topic)
-            settings = replace(
-                self.settings, topics={}
-            )  # tasks do not need the declarations of other streams
+            # Tasks do not need the declarations of other streams.
+            settings = replace(self.settings, topics={})
             return TopicFacts(
                 settings,
                 stream,
@@ -641,14 +622,13 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
 
     def _not_found(self, stream: str, topic: str) -> errors.StreamNotFoundError:
         there = self.list_streams()
-        some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
+        some = ", ".join(there[:20]) or "there are none"
+        if len(there) > 20:
+            some += f" and {len(there) - 20} more"
         problem = (
             f"there is no stream {stream!r} in {self.settings.where}: it would be topic {topic!r}."
         )
-        step = (
-            "Declare the stream's topic, create it, or use another stream:"
-            f" {some or 'there are none'}."
-        )
+        step = f"Declare the stream's topic, create it, or use another stream: {some}."
         return errors.StreamNotFoundError(problem, step, stream=f"{self.name}.{stream}")
 
     def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
@@ -719,6 +699,27 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             )
             wanted.append(TopicRange(ssp.partition, start, end))
         return facts, wanted
+
+
+def _find_markers(facts: TopicFacts, ranges: Sequence[TopicRange]) -> list[Marker]:
+    """Return the markers in these ranges. Raises MalformedDocumentError for one that no other
+    follows.
+    """
+    found: list[Marker] = []
+    malformed: dict[int, errors.MalformedDocumentError] = {}
+    for wanted, got in consume.read_ranges(facts, ranges):
+        partition = wanted.partition
+        for message in got:
+            if consume.is_marker(message.headers()):
+                try:
+                    found.append(consume.marker_from_message(message, facts.ssp(partition)))
+                    malformed.pop(partition, None)
+                except errors.MalformedDocumentError as error:
+                    malformed.setdefault(partition, error)
+            elif partition in malformed:
+                raise malformed[partition]
+    errors.raise_first(list(malformed.values()))
+    return found
 
 
 def _is_stream_name(topic: str) -> bool:

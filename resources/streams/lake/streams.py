@@ -323,10 +323,10 @@ def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
     The positions of named readers stay, so that these notice that the stream was deleted.
     """
     log = streams.log(stream)
-    sizes = commit_log.list_log_objects(log)
-    for key in list(sizes):
-        if key.startswith(f"{log.prefix}/readers/"):
-            del sizes[key]
+    sizes = {}
+    for key, size in commit_log.list_log_objects(log).items():
+        if not key.startswith(f"{log.prefix}/readers/"):
+            sizes[key] = size
     return sizes
 
 
