@@ -76,6 +76,12 @@ def shopping(world: StepWorld, name: str, default_offset: Any = "oldest") -> App
     return app
 
 
+@pytest.fixture(autouse=True)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here batches are committed without a lease: renaming waits as for a lease that was deleted."""
+    monkeypatch.setenv("ADJUNCT_RUN_TTL", "1")
+
+
 def world_in(folder: Path, spark: Any) -> StepWorld:
     folder.mkdir()
     world = StepWorld(open_lake(folder / "lake"), folder, lambda: spark)
