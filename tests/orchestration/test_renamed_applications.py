@@ -77,9 +77,9 @@ def shopping(world: StepWorld, name: str, default_offset: Any = "oldest") -> App
 
 
 @pytest.fixture(autouse=True)
-def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here batches are committed without a lease: renaming waits as for a lease that was deleted."""
-    monkeypatch.setenv("ADJUNCT_RUN_TTL", "1")
+def no_wait_for_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here batches are committed without a lease, as if it had been deleted while a run lives."""
+    monkeypatch.setattr(RunLease, "_wait_for_writes", lambda *_: None)
 
 
 def world_in(folder: Path, spark: Any) -> StepWorld:
