@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.application.graph import (
     is_advanced_by_partition,
 )
 from dagster_adjunct.orchestration.application.table_registry import read_table_notes
+from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.cli.dagster_events import reporting
 from dagster_adjunct.orchestration.cli.maintenance import show_stage
@@ -103,7 +104,8 @@ def plan(
     _check_plan_options(form, against, verify=verify)
     app = load_application(reference)
     systems = systems_for(app, lake=lake)
-    planned = plan_application(app, systems=systems)
+    writes_as = application_state(lake, app.name).writes_as if lake.exists() else None
+    planned = plan_application(app, systems=systems, writes_as=writes_as)
     lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
     if not verify:  # with --verify Spark parses all SQL itself
         check_syntax(app)

@@ -380,10 +380,10 @@ def _adds(changed: ChangedColumns | None) -> bool:
 
 
 def plan_tables(
-    app: Application, catalog: Catalog, columns: Mapping[str, Columns]
+    app: Application, catalog: Catalog, columns: Mapping[str, Columns], *, writer: str
 ) -> tuple[PlannedTable, ...]:
     """Return the sends to remote tables with the guaranteed order of records; `columns` are those
-    after each operator.
+    after each operator, and `writer` is the name by which tables know the application.
 
     Raises PlanningError for a table that can't mark records: their offsets are not numbers, or a
     replay can't be recognised. For a strict application, it is also raised for an order per source
@@ -392,7 +392,7 @@ def plan_tables(
     read: dict[str, _Origin] = {}
     tables = []
     sent = _find_send_conflicts(app, columns)
-    writers = name_writers(app, app.name)
+    writers = name_writers(app, writer)
     again = trace_records_read_again(app)
     for operator in app.operators:
         read[operator.id] = _trace_origin(operator, app, catalog, read)

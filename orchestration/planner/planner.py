@@ -82,16 +82,21 @@ def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict
 
 @validated
 def plan_application(
-    app: Application, *, lake: Lake | None = None, systems: Mapping[str, StreamSystem] | None = None
+    app: Application,
+    *,
+    lake: Lake | None = None,
+    systems: Mapping[str, StreamSystem] | None = None,
+    writes_as: str | None = None,
 ) -> ExecutionPlan:
     """Return the application's plan over the current streams; raises PlanningError if it can't be
     planned.
 
     `systems` defaults to those of the application in `lake`, and `lake` to `open_lake()`.
+    `writes_as` is the former name of a renamed application, by which tables know its marks.
     """
-    return build_plan(
-        app, read_catalog(app, systems_for(app, lake=lake) if systems is None else systems)
-    )
+    if systems is None:
+        systems = systems_for(app, lake=lake)
+    return build_plan(app, read_catalog(app, systems), writes_as=writes_as)
 
 
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
@@ -149,9 +154,12 @@ def _stream_names(app: Application) -> set[str]:
     }
 
 
-def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionPlan:
+def build_plan(
+    app: Application, facts: Mapping[str, StreamFacts], *, writes_as: str | None = None
+) -> ExecutionPlan:
     """Return the plan of an application; `facts` are those of the existing streams, by name.
 
+    `writes_as` is the name by which remote tables know the application, if it is another one.
     Inputs and source streams of datasets must exist; outputs may. Raises
     PartitionCountMismatchError if partition counts can't agree, and PlanningError for anything else
     that can't work: a missing stream, a missing or duplicate column, a join that is not
@@ -185,7 +193,7 @@ def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionP
         flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
         draft = replace(draft, flows=flows)
     streams = tuple(draft.streams.values())
-    tables = notes.plan_tables(app, catalog, columns)
+    tables = notes.plan_tables(app, catalog, columns, writer=writes_as or app.name)
     calls = (operator.spec.call(operator.id, app) for operator in app.operators)
     return ExecutionPlan(
         application=app.name,

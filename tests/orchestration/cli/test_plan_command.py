@@ -279,3 +279,32 @@ def test_a_plan_is_refused_where_java_has_other_rules_of_a_zone(
     error = invoke(project, "plan", "shop_days:app").exception
     assert isinstance(error, ZoneRulesError)
     assert error.zone == "America/New_York"
+
+
+def test_the_marks_of_a_renamed_application_are_those_of_its_former_name(
+    project: Project, tmp_path: Path
+) -> None:
+    table = """
+from dagster_adjunct.tables import RemoteTable, SqliteTable
+columns = {"k": "string", "n": "bigint"}
+store = SqliteTable("t.sqlite", "t", "k", columns=columns, create=True)
+totals = app.table(RemoteTable("t", key="k", write_function=store, idempotent=True))
+stream.update(totals, add={"n": "n"}, if_missing=[])
+"""
+    module = project.folder / "shop_app.py"
+    module.write_text(APP.format(more="") + table)
+    forget()
+    file = str(tmp_path / "plan.json")
+    printed(project, "plan", "shop_app:app", "--format", "json", "--output", file)
+    module.write_text(module.read_text().replace('Application("shop")', 'Application("stand")'))
+    forget()
+
+    def marks_differ() -> bool:
+        result = invoke(project, "plan", "shop_app:app", "--against", file, "--json")
+        return any("marks" in line for line in json.loads(result.output)["differences"])
+
+    assert marks_differ(), "an application of another name"
+    log = BatchLog(project.lake, "stand")
+    logged = log.read()
+    log.commit(logged, logged.state.model_copy(update={"writes_as": "shop"}), by="a test")
+    assert not marks_differ()
