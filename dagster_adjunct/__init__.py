@@ -23,6 +23,8 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
     "dagster_adjunct.assets.bounded.advance": ("advance_version_set",),
     "dagster_adjunct.assets.declaration.dataset": (
         "AdjunctDataset",
+        "BoundedDataset",
+        "UnboundedDataset",
         "bounded_dataset",
         "unbounded_dataset",
         "version_set",

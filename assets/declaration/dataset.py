@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypedDict, TypeGuard, Unpack
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
 from dagster_adjunct.assets.declaration.policies import (
     ChangeStreamOptions,
@@ -473,6 +474,18 @@ class UnboundedDataset(AdjunctDataset):
     def compaction(self) -> DeltaCompaction:
         """When its deltas are compacted."""
         return self.following.compaction
+
+    @property
+    def dead_letters(self) -> str | None:
+        """The stream of the changes that can't be applied, if they are not to fail."""
+        dead = self.following.on_bad_change
+        return dead.stream if isinstance(dead, DeadLetters) else None
+
+    @property
+    def transactions(self) -> str | None:
+        """The stream that says which transactions of the input are complete."""
+        changes = self.following.changes
+        return changes.transactions if isinstance(changes, DebeziumEnvelope) else None
 
     @property
     def over_time(self) -> bool:

@@ -114,6 +114,19 @@ def _build_arrow_dead_letters(
     return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
 
 
+def check_letter_columns(spec: UnboundedDataset, columns: Schema | None) -> None:
+    """Raise DatasetError if the existing stream of the dataset's dead letters has other columns."""
+    if columns == DEAD_LETTERS:
+        return
+    wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
+    raise DatasetError(
+        f"dataset {spec.name!r} sends bad changes to {spec.dead_letters}, which is not a stream of"
+        f" dead letters: {wrong}.",
+        "Name a new stream, which is then created.",
+        dataset=spec.name,
+    )
+
+
 def send_dead_letters(
     systems: Mapping[str, StreamSystem],
     spec: UnboundedDataset,
@@ -137,10 +150,7 @@ def send_dead_letters(
         columns = system.info(stream).schema
     except StreamNotFoundError:
         columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
-    if columns != DEAD_LETTERS:
-        wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
-        problem = f"{what}, which is not a stream of dead letters: {wrong}."
-        raise DatasetError(problem, "Name a new stream, which is then created.", dataset=spec.name)
+    check_letter_columns(spec, columns)
     order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
     return system.append(
         stream, letters, producer=producer, sequence=sequence, order_by=order_by

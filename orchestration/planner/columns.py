@@ -24,6 +24,7 @@ from dagster_adjunct.assets.sources.entries import (
     derive_row_schema,
     derive_stored_schema,
 )
+from dagster_adjunct.assets.unbounded.dead_letters import check_letter_columns
 from dagster_adjunct.assets.validation.validators import (
     check_validator_columns,
     is_left_to_spark,
@@ -44,6 +45,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     Columns,
     StreamFacts,
     new_stream_defaults,
+    require_facts,
 )
 from dagster_adjunct.orchestration.planner.advances import check_order_paths
 from dagster_adjunct.resources.code_lines import CodeLine
@@ -265,6 +267,20 @@ def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Cat
         check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
         if facts.schema is not None:
             check_order_paths(dataset, facts.schema)
+    if isinstance(dataset, UnboundedDataset):
+        _check_streams_beside(dataset, catalog)
+
+
+def _check_streams_beside(dataset: UnboundedDataset, catalog: Catalog) -> None:
+    """Raise PlanningError if the stream of transactions is missing, or if that of dead letters has
+    other columns than these.
+    """
+    transactions = dataset.transactions
+    if transactions is not None and transactions in catalog.missing:
+        require_facts(catalog, transactions, f"dataset {dataset.name!r}, by transactions=,")
+    letters = catalog.get(dataset.dead_letters) if dataset.dead_letters is not None else None
+    if letters is not None:
+        check_letter_columns(dataset, letters.schema)
 
 
 def _check_projection(dataset: AdjunctDataset, projection: Projection, records: Schema) -> None:

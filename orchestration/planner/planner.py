@@ -76,8 +76,8 @@ def systems_for(app: Application, *, lake: Lake | None = None) -> dict[str, Stre
 
 
 def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
-    """Return the stream systems of the datasets' source streams by their names."""
-    return open_systems(lake, (dataset.stream for dataset in datasets if dataset.stream))
+    """Return the stream systems of the datasets' streams by their names."""
+    return open_systems(lake, _dataset_streams(datasets))
 
 
 @validated
@@ -147,11 +147,17 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
 
 
 def _stream_names(app: Application) -> set[str]:
-    return {
-        *app.inputs,
-        *app.outputs,
-        *(dataset.stream for dataset in app.datasets if dataset.stream),
-    }
+    return {*app.inputs, *app.outputs, *_dataset_streams(app.datasets)}
+
+
+def _dataset_streams(datasets: Iterable[AdjunctDataset]) -> set[str]:
+    """Return the streams that advancing these datasets reads and writes."""
+    names: set[str | None] = set()
+    for dataset in datasets:
+        names.add(dataset.stream)
+        if isinstance(dataset, UnboundedDataset):
+            names |= {dataset.dead_letters, dataset.transactions}
+    return {name for name in names if name is not None}
 
 
 def build_plan(
