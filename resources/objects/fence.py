@@ -184,7 +184,7 @@ class Fence:
             except errors.AdjunctError as error:
                 left = 0.0
                 cause = error
-                problem = f"it can't be read: {error.problem}".removesuffix(".")
+                problem = f"it can't be read: {error.problem.rstrip('.')}"
             if left > 0:
                 _KNOWN[lease] = deadline = Deadline(began, left)
                 return deadline
