@@ -7,7 +7,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.operators.made_records import (
     NULL_TIME,
     REPLAYED_REASON,
 )
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.operators.windows.assignment import (
     PARTLY_LATE,
     Windows,
@@ -44,7 +45,7 @@ from tests.orchestration.window_oracle import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from dagster_adjunct.assets.unbounded.local_table import StateSpec
 
@@ -113,9 +114,13 @@ class State:
 
 
 class Batches:
-    """A batch after another, as far as windows ask for them."""
+    """A batch after another, as far as windows ask for them.
+
+    It is also the facts that are planned of a batch, its records, and its state.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
+        self.planned = self.records = self.state = self
         self.spark, self.tables, self.number = spark, {}, 0
         self.clock = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
         self.states: list[State] = []
@@ -135,7 +140,7 @@ class Batches:
     def watermarks(self, name: str) -> Watermarks:
         return self.marks
 
-    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> State:
+    def table(self, name: str, spec: StateSpec, *, of: str | None = None) -> State:
         self.states.append(State(self.spark, spec, self.tables.setdefault(name, {}), self.marks))
         return self.states[-1]
 
@@ -153,13 +158,19 @@ class Batches:
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         return frame.localCheckpoint()
 
+    def check_zone_rules(self, name: str, zone: str, outdated: Column) -> None:
+        pass
+
+    def columns(self, frame: DataFrame) -> Columns:
+        return Columns.of_frame(frame)
+
     def required_partitioning(self, operator: str) -> tuple[str, ...]:
         return ()
 
     def partitions_at(self, operator: str) -> int:
         return 2
 
-    def sensitive(self, operator: str) -> frozenset[str]:
+    def sensitive(self, operator: str, *arriving: Collection[str]) -> frozenset[str]:
         return frozenset()
 
 
