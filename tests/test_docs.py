@@ -5,8 +5,10 @@ setting out.
 from __future__ import annotations
 
 import builtins
+import inspect
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +19,10 @@ from markdown.extensions.toc import slugify, unique
 from dagster_adjunct import errors
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.objects.lake import LakeSettings
+from docs.hooks.page_signatures import names_on, with_signatures
 from tests.doc_blocks import ROOT, PageReader, blocks_of, printed
 from tests.kept_processes import without_kept_processes
-from tests.public_names import names_in
+from tests.public_names import names_in, public_modules
 
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
@@ -83,6 +86,24 @@ def test_every_page_is_linked_from_the_index() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     pages = [page.name for page in DOCS.glob("*.md") if page.name != "index.md"]
     assert [name for name in pages if f"({name})" not in index] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_signatures_on_a_page_are_those_of_the_code(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert with_signatures(text) == text, "run: python -m docs.hooks.page_signatures"
+
+
+def test_each_public_function_has_its_signature_on_one_page() -> None:
+    on_pages = [name for page in PAGES for name in names_on(page.read_text(encoding="utf-8"))]
+    assert [name for name, count in Counter(on_pages).items() if count > 1] == []
+    public = {
+        f"{module}.{name}"
+        for module, own in public_modules().items()
+        for name in names_in(own)
+        if inspect.isfunction(getattr(own, name))
+    }
+    assert public - set(on_pages) == set()
 
 
 def test_the_page_on_the_command_line_has_every_command() -> None:
