@@ -47,7 +47,17 @@ Row = tuple[Any, ...]
 
 
 def ignore(event: StepEvent) -> None:
-    """Hear nothing."""
+    """Receive events, and do nothing."""
+
+
+def crash_at(what: str) -> Callable[[Any], None]:
+    """Return a receiver of events at whose first event of this name the process dies."""
+
+    def receive(event: Any) -> None:
+        if getattr(event, "what", None) == what:
+            raise Crash(what)
+
+    return receive
 
 
 def batch_inputs(

@@ -42,7 +42,7 @@ from tests.orchestration.cli.commands import document, printed
 from tests.orchestration.offsets.offsets_world import OffsetsWorld, two_partitions
 from tests.orchestration.offsets.test_lost_open_batches import S0, S1, dies_open, reader
 from tests.orchestration.seen_times import at
-from tests.orchestration.step_world import StepWorld
+from tests.orchestration.step_world import StepWorld, crash_at
 
 WHO: dict[str, Any] = {"by": "ada", "reason": "ticket 7"}
 VISITS = {"shop": "string", "n": "int", "at": "timestamp"}
@@ -183,20 +183,12 @@ def test_batches_and_replays_of_a_renamed_application_are_repeated_as_ever(
     for world, name in ((renamed, "new"), (kept, "old")):
         send(world, 12)
         with pytest.raises(Crash):
-            run(world, shopping(world, name), on_event=dying("outputs"))
+            run(world, shopping(world, name), on_event=crash_at("outputs"))
         run(world, shopping(world, name))
         latest = Startpoints(shopping(world, name), lake=world.lake)
         latest.request("lake.visits", StartpointSpecific(offset="2"), **WHO)
         run(world, shopping(world, name))
     assert everything(renamed) == everything(kept)
-
-
-def dying(what: str) -> Callable[[Any], None]:
-    def die(event: Any) -> None:
-        if getattr(event, "what", None) == what:
-            raise Crash(what)
-
-    return die
 
 
 @pytest.mark.spark

@@ -16,13 +16,10 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.streams.lake.manifest import Retention
-from tests.orchestration.step_world import StepWorld
+from tests.faulty_store import Crash
+from tests.orchestration.step_world import StepWorld, crash_at
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
-
-
-class Crash(Exception):
-    """Ends a run where a test wants it to end."""
 
 
 def planes(*, bootstrap: bool = True) -> AdjunctDataset:
@@ -48,14 +45,6 @@ def enriching(
 
 def enriched(world: StepWorld) -> list[tuple[int, int | None]]:
     return sorted((row["v"], row["seats"]) for row in world.rows("out"))
-
-
-def crash_at(what: str):
-    def heard(event: StepEvent) -> None:
-        if event.what == what:
-            raise Crash
-
-    return heard
 
 
 def test_a_step_reads_nothing_while_a_dataset_it_must_wait_for_has_no_version(

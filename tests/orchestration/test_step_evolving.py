@@ -14,21 +14,10 @@ from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import PlanningError, ProducerConflictError, StreamExistsError
 from dagster_adjunct.resources.schemas.schema import Schema
-from tests.orchestration.step_world import StepWorld
+from tests.faulty_store import Crash
+from tests.orchestration.step_world import StepWorld, crash_at
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
-
-
-class Crash(Exception):
-    """Ends a run where a test wants it to end."""
-
-
-def crash_at(what: str) -> Callable[[StepEvent], None]:
-    def heard(event: StepEvent) -> None:
-        if event.what == what:
-            raise Crash
-
-    return heard
 
 
 def sending(*expressions: str, hidden: Callable[[Any], Any] | None = None) -> Application:

@@ -40,9 +40,9 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.manifest import Retention, list_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import on_clock
-from tests.faulty_store import Fault, FaultyStore
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.executed_plans import executed_plans
-from tests.orchestration.step_world import StepWorld
+from tests.orchestration.step_world import StepWorld, crash_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,10 +51,6 @@ pytestmark = pytest.mark.spark
 
 Heard = Callable[[StepEvent | AdvanceReport], None]
 MINUTES = timedelta(minutes=10)
-
-
-class Crash(Exception):
-    """Ends a run where a test wants it to end."""
 
 
 @pytest.fixture
@@ -95,14 +91,6 @@ def after_batch(number: int, do: Callable[[], None]) -> Heard:
     def heard(event: StepEvent | AdvanceReport) -> None:
         if isinstance(event, StepEvent) and (event.what, event.batch) == ("batch", number):
             do()
-
-    return heard
-
-
-def crash_at(what: str) -> Heard:
-    def heard(event: StepEvent | AdvanceReport) -> None:
-        if isinstance(event, StepEvent) and event.what == what:
-            raise Crash
 
     return heard
 

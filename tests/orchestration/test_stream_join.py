@@ -5,7 +5,6 @@ whatever dies.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -17,14 +16,13 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
-from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.windows import Count, Tumbling
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, joined_rows, meeting
 from tests.orchestration.seen_times import at
-from tests.orchestration.step_world import StepWorld
+from tests.orchestration.step_world import StepWorld, crash_at
 
 pytestmark = pytest.mark.spark
 
@@ -55,7 +53,7 @@ def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_go
     send(step_world, chance, 0, 60)
     with pytest.raises(Crash):
         step_world.run(
-            app, run="dies", on_event=dying("outputs")
+            app, run="dies", on_event=crash_at("outputs")
         )  # its output and its state are in, and it is open
     step_world.run(app, run="goes on")
     first = expected(step_world, "full")[0]
@@ -64,7 +62,7 @@ def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_go
 
     send(step_world, chance, 100, 60)
     with pytest.raises(Crash):
-        step_world.run(app, run="dies", on_event=dying("outputs"))
+        step_world.run(app, run="dies", on_event=crash_at("outputs"))
     BatchLog(step_world.lake, app.name).abandon(reason="a mistake", by="me", skip=False)
     step_world.run(app, run="later")
     wanted, counts = expected(step_world, "full")
@@ -96,14 +94,6 @@ def test_pairs_alone_move_no_more_than_the_plan_lists(step_world: StepWorld) -> 
         send(step_world, random.Random(round), 30 * round, 30)
         step_world.run(app, run=f"{round}")  # strict: what is not in the plan is an error
     assert joined_rows(step_world, "inner") == expected(step_world, "inner")[0]
-
-
-def dying(what: str) -> Callable[[StepEvent], None]:
-    def die(event: StepEvent) -> None:
-        if event.what == what:
-            raise Crash
-
-    return die
 
 
 @pytest.mark.long  # the kinds by themselves; "full" has the results of all of them

@@ -7,20 +7,18 @@ The results are those of plain Python over the whole input, which knows no batch
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash
 from tests.orchestration.meeting_streams import KINDS, create, drawn, expected, joined_rows, meeting
 from tests.orchestration.seen_times import at
-from tests.orchestration.step_world import Row, StepWorld
+from tests.orchestration.step_world import Row, StepWorld, crash_at
 
 pytestmark = pytest.mark.spark
 
@@ -88,21 +86,15 @@ def rounds(
         if crashes and chance.random() < 0.5:
             with suppress(Crash):
                 world.run(
-                    app, run=f"dies-{number}", on_event=dying(chance.choice(["intent", "outputs"]))
+                    app,
+                    run=f"dies-{number}",
+                    on_event=crash_at(chance.choice(["intent", "outputs"])),
                 )
         world.run(app, run=f"round-{number}")
         if number in (1, len(sizes) - 2):
             wanted = expected(world, how, idle=True)[0]
             assert joined_rows(world, how) == wanted
     return world
-
-
-def dying(what: str) -> Callable[[StepEvent], None]:
-    def die(event: StepEvent) -> None:
-        if event.what == what:
-            raise Crash
-
-    return die
 
 
 def check(world: StepWorld, how: str, least: int) -> None:

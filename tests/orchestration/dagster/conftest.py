@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from dagster import DagsterInstance
+
+from dagster_adjunct import Lake, open_lake
+from tests.orchestration.dagster import small
+from tests.orchestration.dagster.lab import SCHEMA, Lab, running_lab
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,3 +39,19 @@ def instance() -> Iterator[DagsterInstance]:
     """An instance in memory."""
     with DagsterInstance.ephemeral() as instance:
         yield instance
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """A lake with the streams of the small application, all empty."""
+    lake = open_lake(tmp_path / "lake")
+    small.create_streams(lake)
+    return lake
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """A lab with an empty stream of orders."""
+    with running_lab(tmp_path) as lab:
+        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
+        yield lab

@@ -4,9 +4,7 @@ found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,15 +20,7 @@ from dagster_adjunct.assets.validation.validators import (
     unique_keys,
 )
 from dagster_adjunct.resources.errors import ConfigurationError
-from tests.orchestration.dagster.lab import (
-    APPLES,
-    SCHEMA,
-    FinishedRun,
-    Lab,
-    check_of,
-    key_of,
-    running_lab,
-)
+from tests.orchestration.dagster.lab import APPLES, FinishedRun, Lab, check_of, key_of
 
 ITEMS = bounded_dataset(
     "items",
@@ -41,13 +31,6 @@ ITEMS = bounded_dataset(
 )
 PRICES = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
 WHY = {"reason": "ticket 7", "by": "ada"}
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with running_lab(tmp_path) as lab:
-        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
-        yield lab
 
 
 def accept_all(candidate: Candidate) -> bool:

@@ -4,7 +4,6 @@ on a schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.exchange import IcebergTable
 from dagster_adjunct.resources.errors import ConfigurationError
 from tests.assets.unbounded.test_unbounded_handover import configured
-from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, FinishedRun, Lab, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, FinishedRun, Lab
 
 duckdb = pytest.importorskip("duckdb")
 pytest.importorskip("pyiceberg.catalog.sql")
@@ -30,13 +29,6 @@ PRICES = unbounded_dataset(
     compaction=DeltaCompaction(inside_commit=False),
 )
 TABLES = {"prices": IcebergTable("reference.prices", catalog="lakehouse")}
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with running_lab(tmp_path) as lab:
-        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
-        yield lab
 
 
 @pytest.fixture

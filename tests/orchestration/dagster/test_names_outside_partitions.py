@@ -4,7 +4,6 @@ in a declared zone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,11 @@ from dagster_adjunct import (
 from dagster_adjunct.orchestration.code_location.dataset_assets import dagster_partitions
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.sources import FileSource
-from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, NO_SPARK, SCHEMA, Lab, key_of
 from tests.orchestration.dagster.ticking import BOTH, Ticker
 
 BY_DAY = VersionPartitions("day", start="2026-11-01")
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with running_lab(tmp_path) as lab:
-        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
-        yield lab
 
 
 def deliver(folder: Path, *names: str) -> None:

@@ -253,13 +253,6 @@ def test_ages_are_asked_for_once_each_in_order_and_only_until_one_is_old() -> No
 # -- ticks on a lake
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    lake = open_lake(tmp_path / "lake")
-    small.create_streams(lake)
-    return lake
-
-
 def copying(name: str = "copy", *streams: str) -> Application:
     app = Application(name)
     for number, stream in enumerate(streams or ("lake.orders",)):

@@ -4,8 +4,6 @@ never going backwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -28,15 +26,7 @@ from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources.errors import StoreUnavailableError
-from tests.orchestration.dagster.lab import (
-    APPLES,
-    SCHEMA,
-    FinishedRun,
-    Lab,
-    key_of,
-    running_lab,
-    steps_run_by,
-)
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, steps_run_by
 
 DAYS = [f"2026-01-{day:02d}" for day in range(1, 6)]
 START, END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
@@ -87,13 +77,6 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     ANSWERS.begin()
     monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._RETRY_SECONDS", 0.01)
     return ANSWERS
-
-
-@pytest.fixture
-def lab(tmp_path: Path, answers: Answers) -> Iterator[Lab]:
-    with running_lab(tmp_path) as lab:
-        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
-        yield lab
 
 
 def build(lab: Lab, day: str, dataset: AdjunctDataset = ITEMS, **options: Any) -> FinishedRun:

@@ -5,7 +5,6 @@ it is missing.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,12 +23,6 @@ from tests.orchestration.dagster.ticking import BOTH, Ticker
 WRONG = ConfigurationError("the column 'n' is missing.", "Add it.")
 SCHEMA = Schema.of(item="string")
 FAILED = Failure("0123456789", 100.0, "the column is missing. Add it.")
-
-
-@pytest.fixture
-def instance() -> Iterator[DagsterInstance]:
-    with DagsterInstance.ephemeral() as instance:
-        yield instance
 
 
 def append(lake: Lake, stream: str, number: int, marker: str | None = None) -> None:

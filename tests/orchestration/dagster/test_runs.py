@@ -42,13 +42,6 @@ class Unwanted(SparkResource):
         raise AssertionError("a run with nothing to do asked for Spark")
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    lake = open_lake(tmp_path / "lake")
-    small.create_streams(lake)
-    return lake
-
-
 def run(
     lake: Lake, app: Application, spark: SparkResource | None = None, **resources: object
 ) -> ExecuteInProcessResult:

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from dagster import DagsterInstance, DagsterRun, ExecuteInProcessResult
 
-from dagster_adjunct import Application, Lake, build_definitions, open_lake
+from dagster_adjunct import Application, Lake, build_definitions
 from dagster_adjunct.orchestration.batch_log.run_lease import (
     Claim,
     Holder,
@@ -20,14 +19,6 @@ from dagster_adjunct.orchestration.batch_log.run_lease import (
     RunLease,
     describe_runner,
 )
-from tests.orchestration.dagster import small
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    lake = open_lake(tmp_path / "lake")
-    small.create_streams(lake)
-    return lake
 
 
 def run(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,29 +24,13 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.streams.lake.manifest import Retention
 from dagster_adjunct.startpoints import MetadataStore, StartpointManager, StartpointOldest
 from tests.assets.acting import acting, failing
-from tests.orchestration.dagster.lab import (
-    APPLES,
-    SCHEMA,
-    FinishedRun,
-    Lab,
-    Row,
-    check_of,
-    key_of,
-    running_lab,
-)
+from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, Row, check_of, key_of
 from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
 FULL = DatasetError("the disk is full.", "Make room.")
 PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, chunk=2)
 MORE: list[Row] = [*APPLES, ("c", "Cheese", 3), ("d", "Dates", 4)]
 COPY = AssetKey(["lake", "copy"])
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with running_lab(tmp_path) as lab:
-        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
-        yield lab
 
 
 def facts(finished: FinishedRun, check: str = "prices bootstrapped") -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +13,11 @@ from dagster_adjunct import bounded_dataset
 from dagster_adjunct.assets.declaration.dataset import version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.validation.validators import min_rows
-from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, key_of, running_lab
+from tests.orchestration.dagster.lab import APPLES, FinishedRun, Lab, key_of
 
 ITEMS = bounded_dataset("items", input="lake.items", key="item", partitions=2)
 NEWEST_ONLY = replace(ITEMS, discard=DiscardPolicy(keep=1, grace=timedelta(0)))
 PRICES = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    with running_lab(tmp_path) as lab:
-        lab.streams.create("orders", schema=SCHEMA, key=["item"], partitions=1)
-        yield lab
 
 
 def job(lab: Lab, defs: Definitions, name: str, op: str, **config: Any) -> FinishedRun:
