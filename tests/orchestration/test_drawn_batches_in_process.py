@@ -206,7 +206,7 @@ def named(seed: int) -> Iterator[None]:
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.parametrize("part", range(rounds(3, 100)))
+@pytest.mark.parametrize("part", range(rounds(1, 100)))
 def test_drawn_applications_leave_what_python_makes_of_their_records(
     part: int, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.changes.changing import VALUES, dataset, send
 from tests.assets.conftest import World
+from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,9 +103,10 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.lengthy
+@pytest.mark.rounds
 @pytest.mark.parametrize("dead", [DEAD, "fail"], ids=["letters", "fail"])
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(rounds(1, 4)))
 def test_every_cut_of_drawn_rows_gives_what_one_append_gives(
     tmp_path: Path, name: str, dead: Any, seed: int
 ) -> None:

@@ -16,6 +16,7 @@ from dagster._daemon.types import DaemonHeartbeat
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.cli import doctor
 from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 from dagster_adjunct.orchestration.code_location.pools import keeps_slots
@@ -127,9 +128,10 @@ def test_a_folder_of_files_that_is_not_there_is_told_by_doctor_plan_and_advance(
 def test_the_former_name_of_an_application_fails(project: Project) -> None:
     assert project.findings("shop_doctor:app", code=1)["name"]["state"] == "ok"
     for name in ("shop", "kiosk"):
-        BatchLog(project.lake, name).commit(
-            BatchLog(project.lake, name).read(), ApplicationState(batch=3), by="me"
-        )
+        with RunLease(project.lake, name, "me", Claim()):
+            BatchLog(project.lake, name).commit(
+                BatchLog(project.lake, name).read(), ApplicationState(batch=3), by="me"
+            )
         if name == "shop":
             rename_application(project.lake, "shop", "stand", reason="better", by="me")
     found = project.findings("shop_doctor:app", code=1)["name"]

@@ -21,6 +21,12 @@ from dagster_adjunct.orchestration.batch_log.run_lease import (
 )
 
 
+@pytest.fixture(autouse=True)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run that takes over wait for ten seconds at most."""
+    monkeypatch.setenv("ADJUNCT_RUN_TTL", "10")
+
+
 def run(
     lake: Lake, instance: DagsterInstance, config: Mapping[str, Any] = {}
 ) -> ExecuteInProcessResult:
@@ -58,7 +64,7 @@ def test_what_a_run_held_that_dagster_has_ended_is_taken_when_it_can_not_write(
 ) -> None:
     lost = DagsterRun("copy")
     elsewhere = Process(host="gone", pid=7, boot="b", namespace="n", started="1")
-    held = {"id": "x", "run": lost.run_id, "dagster": lost.run_id, "epoch": 1, "ttl": 25.0}
+    held = {"id": "x", "run": lost.run_id, "dagster": lost.run_id, "epoch": 1, "ttl": 8.0}
     holder = Holder.model_validate({**held, "process": elsewhere, "since": datetime.now(UTC)})
     lake.store.put("applications/copy/run.json", holder.model_dump_json().encode())
     instance.add_run(lost)
