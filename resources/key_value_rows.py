@@ -59,9 +59,13 @@ from dagster_adjunct.resources.backends.write_plan import (
     ValidEntries,
     WritePlan,
 )
-from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value import run_count, segment
 from dagster_adjunct.resources.key_value.fencing import TableFences
-from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
+from dagster_adjunct.resources.key_value.manager import (
+    KeyValueTableManager,
+    TableInfo,
+    ensure_table,
+)
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
@@ -703,32 +707,44 @@ class KeyValueRows(StoreTable):
         return super().problem_of(error, sent=sent and not isinstance(error, errors.AdjunctError))
 
     async def inspect(self) -> Presence:
-        return await asyncio.to_thread(self._look_up)
+        found = await self._find()
+        if found is None:
+            return NO_TABLE
+        try:
+            runs = await run_count.read_runs(await self._opened(make=False))
+        except errors.KeyValueTableNotFoundError:
+            self._open = None  # it was deleted, and may have been created again
+            runs = None
+        return Presence(exists=True, id=found.incarnation, runs=runs)
 
     async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
-        def begin() -> Presence:
-            if create and self.create:
-                ensure_table(self._manager(make=True), self.scope, self.table, self.partitions)
-            return self._look_up()
-
-        presence = await asyncio.to_thread(begin)
-        if not presence.exists:
+        if create and self.create:
+            await asyncio.to_thread(
+                lambda: ensure_table(
+                    self._manager(make=True), self.scope, self.table, self.partitions
+                )
+            )
+        found = await self._find()
+        if found is None:
             problem = f"{self._label} does not exist in {self._url}."
             step = "Correct scope and table, or declare it with create=True."
             raise errors.TableNotFoundError(problem, step, table=self.table)
-        return presence
+        runs = await run_count.count_run(await self._opened(make=False))
+        return Presence(exists=True, id=found.incarnation, runs=runs)
 
-    def _look_up(self) -> Presence:
-        """Return what the lake says about the table, from a manager of its own, which opens no
-        segment.
+    async def _find(self) -> TableInfo | None:
+        """Return what the lake says about the table; None if it does not exist or is being
+        deleted.
         """
-        try:
-            found = self._manager(make=False).describe(self.scope, self.table)
-        except _NOT_CREATED:
-            return NO_TABLE
-        if found.state == "deleting":
-            return NO_TABLE
-        return Presence(exists=True, id=found.incarnation)
+
+        def find() -> TableInfo | None:
+            try:
+                found = self._manager(make=False).describe(self.scope, self.table)
+            except _NOT_CREATED:
+                return None
+            return None if found.state == "deleting" else found
+
+        return await asyncio.to_thread(find)
 
     async def open(self) -> None:
         """Look up the table in the lake, unless the first write may have to create it. Raises

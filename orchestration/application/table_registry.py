@@ -386,8 +386,8 @@ def _loss_error(
             "the table with its marks is gone, so that repeated messages would be applied again"
         ),
         "older": (
-            f"it is restored from an older backup: it counts {now.runs} run(s), and"
-            f" {before.runs} have begun"
+            f"it is restored from an older backup, or was emptied: it counts {now.runs} run(s),"
+            f" and {before.runs} have begun"
         ),
     }[loss]
     moved = "" if here == written_as else f" Applications have written it as {written_as}."

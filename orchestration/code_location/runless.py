@@ -218,7 +218,9 @@ class RunlessReporter:
         assets = self._graph.applications.get(self._app.name)
         if assets is None:
             return
-        planned = plan_application(self._app, systems=self._systems)
+        planned = plan_application(
+            self._app, systems=self._systems, writes_as=report.state.writes_as
+        )
         waiting = assets.report_inputs(self._op)
         described = assets.describe_outputs(self._op, report, planned, waiting)
         self._log_all(assets.report_outputs(self._op.context, report, described))

@@ -577,7 +577,8 @@ def note_nondeterministic_results(
                 operator,
                 f"{operator.id} gives other records when a batch is repeated after a crash, because"
                 f" of {', '.join(changing)}: an output stream that has the first ones rejects the"
-                " others (ProducerConflictError), and a remote table gets both.",
+                " others (ProducerConflictError), and a remote table gets both, unless it is"
+                " idempotent.",
                 "Take the value from the record, such as the time that its producer gave it.",
             )
 

@@ -398,7 +398,7 @@ def _escape(text: str) -> str:
 AS_OF_NOTE = (
     "A record later than the dataset's last change of its key is joined with the last known entry."
     " Output that is written does not change when the dataset learns of an earlier change later; a"
-    " replay rewrites it."
+    " replay writes it again, to an output stream as further records."
 )
 _WITHOUT_ENTRY = {
     "null": "nothing",

@@ -29,6 +29,7 @@ from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.lineage import find_input_streams
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
@@ -477,7 +478,8 @@ _SHOWN = 5
 
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     """Return notes for the plan on why a run would be rejected: the application was renamed, or has
-    never run while another one has written its outputs."""
+    never run while another one has written its outputs, and no startpoints say where it begins.
+    """
     if not lake.exists():
         return []
     commit, state = BatchLog(lake, app.name).read()
@@ -486,10 +488,11 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
             f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its"
             " former name."
         ]
-    writers = [] if commit is not None else _find_writers(app, list_application_states(lake))
+    if commit is not None:
+        return []
     return [
         f"{summary} (adjunct app rename {name} {app.name} --reason …)."
-        for name, _, summary in writers
+        for name, _, summary in _find_writers(lake, app, list_application_states(lake))
     ]
 
 
@@ -511,56 +514,78 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
             )
             step = f"Finish it: adjunct app rename {name} {app.name} --reason …."
             raise errors.ConfigurationError(problem, step, application=app.name)
-    writers = [] if adopt else list(_find_writers(app, others))
-    if not writers:
+    for name, stream, summary in () if adopt else _find_writers(lake, app, others):
+        step = (
+            "If it is the same application, take over its log: adjunct app rename"
+            f" {name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
+            f" set MODULE:APP {stream} --upcoming --reason …), or let it add all records to the"
+            " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op)."
+        )
+        raise errors.ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
+
+
+def _find_writers(
+    lake: Lake, app: Application, others: Mapping[str, ApplicationState]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield each application that has written outputs of `app` and read inputs of `app`, the first
+    of these, and a summary.
+
+    Where startpoints of `app` say where all partitions of those inputs begin, it is left out.
+    """
+    found = list(_list_writers(app, others))
+    if not found:
         return
     stored = open_startpoints(lake, app).read()
     handed = [request for held in stored.handed.values() for request in held.values()]
     asked = {request.ssp for request in (*stored.waiting, *handed) if request.until is None}
-    for name, partitions, summary in writers:
+    for name, partitions, summary in found:
         if not asked.issuperset(partitions):
-            stream = partitions[0].qualified_stream
-            step = (
-                "If it is the same application, take over its log: adjunct app rename"
-                f" {name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
-                f" set MODULE:APP {stream} --upcoming --reason …), or let it add all records to the"
-                " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op)."
-            )
-            raise errors.ConfigurationError(
-                f"{summary}.", step, application=app.name, stream=stream
-            )
+            yield name, partitions[0].qualified_stream, summary
 
 
-def _find_writers(
+def _list_writers(
     app: Application, others: Mapping[str, ApplicationState]
 ) -> Iterator[tuple[str, tuple[SystemStreamPartition, ...], str]]:
-    """Yield each application that has written outputs of `app` from inputs of `app`, those
-    partitions, and a summary.
+    """Yield each application that has written outputs of `app` and read inputs of `app`, the
+    partitions of these, and a summary.
 
-    The summary says what a run of `app` would write again.
+    If it reads several streams, it is not known from which of them an output was made.
     """
-    outputs: set[str] = set()
-    for operator in app.operators:
-        target = operator.spec.target(app)
-        if target is not None and target.kind in _SHARED:
-            outputs.add(target.name)
+    inputs_of = {
+        node.name: streams
+        for node, streams in find_input_streams(app).items()
+        if node.kind in _SHARED
+    }
     for name, state in others.items():
-        # Totals are by output, except "lost_offsets", which are by input: an output may have an
-        # input's name.
-        written = []
-        for output in sorted(outputs):
-            if state.totals.get(output, {}).keys() - {"lost_offsets"}:
-                written.append(output)
-        read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
+        known = {ssp.qualified_stream for ssp in state.checkpoint}
+        written = [
+            output
+            for output, streams in sorted(inputs_of.items())
+            if streams & known and _has_written(state, output)
+        ]
+        again = frozenset().union(*(inputs_of[output] for output in written))
+        read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in again))
         if name == app.name or not written or not read:
             continue
         streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
         shown = ", ".join(written[:_SHOWN])
         if len(written) > _SHOWN:
             shown += ", …"
+        if len(known) == 1:
+            done = f"written {shown} from {streams}"
+            effect = "would read and write these records again"
+        else:
+            done = f"read {streams}, and written {shown}"
+            effect = "may read and write the same records again"
         summary = (
-            f"application {app.name!r} has never run, and application {name!r} has written"
-            f" {shown} from {streams} ({state.batch:,} batches): a run would read and write"
-            " these records again"
+            f"application {app.name!r} has never run, and application {name!r} has {done}"
+            f" ({state.batch:,} batches): a run {effect}"
         )
         yield name, read, summary
+
+
+def _has_written(state: ApplicationState, output: str) -> bool:
+    # Totals are by output, except "lost_offsets", which are by input: an output may have an input's
+    # name.
+    totals = state.totals.get(output, {})
+    return any(count for counter, count in totals.items() if counter != "lost_offsets")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -30,6 +30,7 @@ from dagster_adjunct.orchestration.application.table_registry import (
     RegisteredTables,
     register_tables,
 )
+from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 from dagster_adjunct.orchestration.batch_log.run_lease import (
     DEFAULT_WAIT,
     Claim,
@@ -340,9 +341,15 @@ def run_batches(
             *app.inputs,
             *(dataset.stream for dataset in app.datasets if dataset.stream is not None),
         }
-        return build_plan(app, catalog), {
-            name: facts.identity for name, facts in catalog.items() if name in read
-        }
+        plan = build_plan(app, catalog, writes_as=former_name())
+        return plan, {name: facts.identity for name, facts in catalog.items() if name in read}
+
+    @cache
+    def former_name() -> str | None:
+        """Return the name by which tables know a renamed application; no one renames it while this
+        run has the lease.
+        """
+        return application_state(lake, app.name).writes_as
 
     def refresh() -> bool:
         """Advance the datasets; return whether the plan still holds, and change nothing if not."""

@@ -1,7 +1,7 @@
 """`DynamoDbTable`: records as items of a DynamoDB table.
 
 `dynamodb_items.py` defines how values are stored, `dynamodb_requests.py` what conditions store with
-a record.
+a record, `dynamodb_run_count.py` the item that `create` adds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -27,6 +28,7 @@ from dagster_adjunct.resources.backends.dynamodb_connection import (
 from dagster_adjunct.resources.backends.dynamodb_epochs import NAME, FencedWrites
 from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec, key_attribute_type
 from dagster_adjunct.resources.backends.dynamodb_requests import Problems, TableRequests
+from dagster_adjunct.resources.backends.dynamodb_run_count import RunCount
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
 from dagster_adjunct.resources.objects.fence import Fence
@@ -188,8 +190,8 @@ class DynamoDbTable(StoreTable):
     `key` names the partition key, or partition key and sort key (then keys are tuples). `columns`
     gives the columns' types; without it a record may have any columns, and the key's types come
     from the table, or from `key` as a mapping: key={"id": "string"}. With `create` the first write
-    creates a missing table, billed per request; it needs the key's types. A table with another key
-    is rejected.
+    creates a missing table, billed per request; it needs the key's types. An item of the table then
+    counts the runs of applications that write it. A table with another key is rejected.
 
     Gets are strongly consistent unless `consistent_reads` is false. Up to `threads` requests are
     under way at a time in each event loop. A request has up to 100 gets, or 25 puts or deletes
@@ -305,7 +307,11 @@ class DynamoDbTable(StoreTable):
         requests = await self._get_client(make=create)
         if fence is not None:
             await self._run_in_thread(self._begin_fenced_run, requests.client, fence)
-        return await self._run_in_thread(self._presence, requests)
+        presence = await self._run_in_thread(self._presence, requests)
+        if not presence.exists or not (self.create or presence.runs):
+            return presence
+        count = partial(self._translated, self._run_count(requests).add)
+        return replace(presence, runs=await self._run_in_thread(count))
 
     def _begin_fenced_run(self, client: DynamoDBClient, fence: Fence) -> None:
         """Store the run's epoch in the table of epochs, which is created if this table is
@@ -332,9 +338,14 @@ class DynamoDbTable(StoreTable):
         description = self._translated(partial(_describe_table, requests.client, self.table))
         if description is None or description["TableStatus"] == "DELETING":
             return NO_TABLE
-        return Presence(
-            exists=True, id=description.get("TableId") or str(description["CreationDateTime"])
-        )
+        runs = None
+        with suppress(errors.TableAccessError):  # a writer need not have the right to read
+            runs = self._translated(self._run_count(requests).read)
+        id = description.get("TableId") or str(description["CreationDateTime"])
+        return Presence(exists=True, id=id, runs=runs)
+
+    def _run_count(self, requests: TableRequests) -> RunCount:
+        return RunCount(requests.client, self._label, self.table, requests.codec.key_types)
 
     async def open(self) -> None:
         """Connect. A missing table with `create` is no error: the first write creates it."""

@@ -249,6 +249,14 @@ _MAX_KEY_BYTES = (2048, 1024)  # of the partition key and of the sort key
 
 KeyItem = dict[str, AttributeValue]
 
+RUNS_ATTRIBUTE = f"{OWN_PREFIX}runs"
+COUNT_KEY: Item = {
+    "S": {"S": RUNS_ATTRIBUTE},
+    "N": {"N": str(_GREATEST.copy_negate())},
+    "B": {"B": RUNS_ATTRIBUTE.encode()},
+}
+"""The key of the item that counts runs (`dynamodb_run_count.py`), by the type of a key's column."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedChanges:
@@ -304,6 +312,7 @@ class ItemCodec(RowCodec):
         if columns is None:
             self._check = _AnyColumn(self._check)
         self.key_types = dict(key)
+        self._count_key: Row = tuple(COUNT_KEY[tag] for tag in key.values())
         # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects
         # larger sums itself, and for 64-bit integers, which no counter exceeds: the check would
         # make an increment some 4% more expensive.
@@ -329,6 +338,11 @@ class ItemCodec(RowCodec):
                 )
                 step = "Shorten the key, for example to a hash of it."
                 raise SchemaMismatchError(text, step, column=name) from OutOfRangeError(text)
+        if row == self._count_key:
+            text = f"{self.table}: the key {key!r} is reserved for the item that counts runs."
+            raise SchemaMismatchError(
+                text, "Rename the key.", column=self.key[0]
+            ) from OutOfRangeError(text)
         return row
 
     def key_item(self, key: Row) -> KeyItem:

@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from tests.orchestration.step_world import StepWorld
 
 PRICES = unbounded_dataset(
@@ -322,3 +323,21 @@ def test_a_late_correction_is_joined_from_then_on_and_a_plain_join_uses_the_curr
     sales.send_to(plain.output_stream("lake.plain-out", key="item", partitions=2))
     world.run(plain)
     assert met(world, "plain") == {0: 2, 1: 2, 2: 2}
+
+
+@pytest.mark.lengthy
+@in_process_at_first
+def test_a_replay_appends_what_a_late_correction_changes_as_the_plan_says(world: StepWorld) -> None:
+    send_changes(world, [("a", 1, moment(10))])
+    world.send("sales", (0, "a", moment(15)))
+    app = application(PRICES)
+    assert "as further records" in plan_application(app, systems=world.systems).render()
+    world.run(app)
+    send_changes(world, [("a", 9, moment(14))])
+    world.run(app)
+    assert met(world) == {0: 1}, "what is written does not change"
+    Startpoints(app, lake=world.lake).request(
+        "lake.sales", StartpointOldest(), reason="to correct", by="test"
+    )
+    world.run(app)
+    assert sorted(row["price"] for row in world.rows("app-out")) == [1, 9]

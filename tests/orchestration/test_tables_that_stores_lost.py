@@ -4,8 +4,10 @@ store, until accepted.
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +19,7 @@ import pytest
 
 from dagster_adjunct.errors import (
     KeyValueTableNotFoundError,
+    SchemaMismatchError,
     TableAccessError,
     TableNotFoundError,
     TableReplacedError,
@@ -34,7 +37,7 @@ from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.presence import Presence, find_loss
-from dagster_adjunct.resources.tables.table import BlockingTable
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.cli.commands import document
 from tests.orchestration.table_runs import COLUMNS, TableRuns
 from tests.servers.dynamodb import DynamoDbServer
@@ -422,6 +425,62 @@ def test_the_file_of_key_value_rows_that_is_gone_is_an_error(tmp_path: Path) -> 
         runs.run()
 
 
+@pytest.mark.parametrize("place", ["the lake's file", "another lake"])
+def test_an_older_copy_of_key_value_rows_is_an_error_until_it_is_accepted(
+    tmp_path: Path, place: str
+) -> None:
+    lake = tmp_path / ("lake" if place == "the lake's file" else "rows")
+    files = [lake.with_name(f"{lake.name}.key-values.sqlite")]
+    if place == "another lake":
+        files.append(lake)
+    runs = TableRuns(
+        tmp_path,
+        lambda: KeyValueRows(str(lake), "lost", "totals", "id", columns=COLUMNS, create=True),
+    )
+    runs.send(("a", 1))
+    runs.run()
+    older = copy_of(files, tmp_path / "older")
+    runs.send(("a", 10))
+    runs.run()
+    newer = copy_of(files, tmp_path / "newer")
+    restore(files, older)
+    runs.send(("a", 100))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert (refused.value.loss, refused.value.table) == ("older", "totals")
+    restore(files, newer)
+    runs.run()
+    assert runs.totals() == {"a": 111}
+    restore(files, older)
+    reset_table(runs.lake, "totals", by="test")
+    runs.send(("a", 1000))
+    runs.run()
+    assert runs.totals() == {"a": 1001}
+
+
+def copy_of(files: Sequence[Path], folder: Path) -> Path:
+    """Copy files and folders into a folder."""
+    folder.mkdir()
+    for file in files:
+        if file.is_dir():
+            shutil.copytree(file, folder / file.name)
+        else:
+            shutil.copy(file, folder)
+    return folder
+
+
+def restore(files: Sequence[Path], folder: Path) -> None:
+    """Replace files and folders by what `copy_of` has copied."""
+    for file in files:
+        if file.is_dir():
+            shutil.rmtree(file)
+            shutil.copytree(folder / file.name, file)
+            continue
+        for part in file.parent.glob(f"{file.name}*"):
+            part.unlink()
+        shutil.copy(folder / file.name, file)
+
+
 @pytest.mark.server
 def test_a_dynamodb_table_restored_from_a_backup_is_an_error(
     dynamodb: DynamoDbServer, tmp_path: Path
@@ -452,3 +511,138 @@ def test_a_dynamodb_table_restored_from_a_backup_is_an_error(
     with pytest.raises(TableReplacedError) as refused:
         runs.run()
     assert refused.value.loss == "replaced"
+
+
+KEYS: dict[str, dict[str, str]] = {
+    "text": {"id": "string"},
+    "number": {"id": "bigint"},
+    "decimal": {"id": "decimal(38,0)"},
+    "bytes": {"id": "binary"},
+    "time": {"id": "timestamp"},
+    "text and number": {"id": "string", "part": "bigint"},
+    "number and bytes": {"id": "bigint", "part": "binary"},
+}
+
+
+def begin_and_look(store: DynamoDbTable, *, counts: bool) -> Presence:
+    """Return what DynamoDB says of a table, after it has counted a run or not."""
+
+    async def ask() -> Presence:
+        try:
+            if counts:
+                return await store.begin_run(create=True, marks=False)
+            return await store.inspect()
+        finally:
+            await store.close()
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("key", list(KEYS))
+def test_runs_are_counted_in_a_dynamodb_table_of_any_key(
+    dynamodb: DynamoDbServer, key: str
+) -> None:
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": dynamodb.endpoint}
+    name = f"counted-{next(_names)}"
+    columns = {**KEYS[key], "total": "bigint"}
+
+    def store(*, create: bool) -> DynamoDbTable:
+        return DynamoDbTable(name, list(KEYS[key]), columns=columns, create=create, **where)
+
+    assert begin_and_look(store(create=True), counts=False).exists is False
+    assert begin_and_look(store(create=True), counts=True).runs == 1
+    assert begin_and_look(store(create=False), counts=True).runs == 2
+    assert begin_and_look(store(create=False), counts=False).runs == 2
+    (item,) = dynamodb.client().scan(TableName=name)["Items"]
+    assert set(item) == {*KEYS[key], "adjunct_runs"}
+
+
+@pytest.mark.server
+def test_a_dynamodb_table_of_somebody_else_gets_no_count(dynamodb: DynamoDbServer) -> None:
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": dynamodb.endpoint}
+    name = f"counted-{next(_names)}"
+    dynamodb.client().create_table(
+        TableName=name,
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    store = DynamoDbTable(name, "id", columns=COLUMNS, **where)
+    assert begin_and_look(store, counts=True).runs == 0
+    assert dynamodb.client().scan(TableName=name)["Items"] == []
+
+
+@pytest.mark.server
+def test_the_key_of_a_dynamodb_tables_count_is_reserved(dynamodb: DynamoDbServer) -> None:
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": dynamodb.endpoint}
+    store = DynamoDbTable(f"counted-{next(_names)}", "id", columns=COLUMNS, create=True, **where)
+    begin_and_look(store, counts=True)
+    table = RemoteTable("totals", key="id", read_function=store, write_function=store)
+    with BlockingTable(table) as blocking:
+        with pytest.raises(SchemaMismatchError):
+            blocking.put("adjunct_runs", {"total": 1})
+        assert blocking.get("adjunct_runs") is None
+    assert begin_and_look(store, counts=False).runs == 1
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("first", ["nothing", "every item"], ids=["over it", "after deleting"])
+def test_old_items_written_back_into_a_dynamodb_table_are_an_error(
+    dynamodb: DynamoDbServer, tmp_path: Path, first: str
+) -> None:
+    name = f"restored-{next(_names)}"
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": dynamodb.endpoint}
+    runs = TableRuns(
+        tmp_path, lambda: DynamoDbTable(name, "id", columns=COLUMNS, create=True, **where)
+    )
+    client = dynamodb.client()
+
+    def write_back(items: Sequence[Any]) -> None:
+        if first == "every item":
+            delete_items(client, name)
+        for item in items:
+            client.put_item(TableName=name, Item=item)
+
+    runs.send(("a", 1))
+    runs.run()
+    older = client.scan(TableName=name)["Items"]
+    runs.send(("a", 10), ("b", 1))
+    runs.run()
+    newer = client.scan(TableName=name)["Items"]
+    write_back(older)
+    runs.send(("a", 100))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert (refused.value.loss, refused.value.table) == ("older", "totals")
+    write_back(newer)
+    runs.run()
+    assert runs.totals() == {"a": 111, "b": 1}
+    write_back(older)
+    reset_table(runs.lake, "totals", by="test")
+    runs.send(("a", 1000))
+    runs.run()
+    assert runs.totals()["a"] == 1001
+
+
+@pytest.mark.server
+def test_a_dynamodb_table_whose_items_were_all_deleted_is_an_error(
+    dynamodb: DynamoDbServer, tmp_path: Path
+) -> None:
+    name = f"emptied-{next(_names)}"
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": dynamodb.endpoint}
+    runs = TableRuns(
+        tmp_path, lambda: DynamoDbTable(name, "id", columns=COLUMNS, create=True, **where)
+    )
+    runs.send(("a", 1))
+    runs.run()
+    delete_items(dynamodb.client(), name)
+    runs.send(("a", 10))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert refused.value.loss == "older"
+
+
+def delete_items(client: Any, table: str) -> None:
+    for item in client.scan(TableName=table)["Items"]:
+        client.delete_item(TableName=table, Key={"id": item["id"]})

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,10 @@ from dagster_adjunct import (
 from dagster_adjunct.orchestration.cli.dagster_events import NO_HOME, find_dagster_home
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.code_location import runless
+from dagster_adjunct.orchestration.maintenance.rename import rename_application
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.validators import min_rows
 from tests.kept_processes import program
 from tests.orchestration.dagster.lab import NO_SPARK
@@ -138,6 +144,57 @@ def test_a_command_stores_what_a_run_in_dagster_stores(
             "lake/priced match_rate_items",
         }
         assert told.get_runs() == []
+
+
+def counting(name: str) -> Application:
+    """Return an application that adds up orders in a table with marks."""
+    app = Application(name, engine="auto")
+    store = SqliteTable(
+        Path(os.environ["COUNTS"]), "counts", "item", columns={"item": "string", "n": "int"},
+        create=True,
+    )  # fmt: skip
+    table = RemoteTable(
+        "counts", key="item", read_function=store, write_function=store, idempotent=True
+    )
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    orders.update(app.table(table), add={"n": "price"}, if_missing=[])
+    return app
+
+
+def planned_marks(instance: DagsterInstance, asset: str) -> str | None:
+    """Return the name of the marks in the plan that was stored last with an asset."""
+    known = instance.get_latest_materialization_event(dg.AssetKey(asset.split("/")))
+    assert known is not None
+    assert known.asset_materialization is not None
+    document = known.asset_materialization.metadata["adjunct/plan_document"].value
+    (table,) = ExecutionPlan.from_json(document).tables
+    return table.marks
+
+
+@pytest.mark.lengthy
+def test_plans_in_dagster_name_the_marks_of_a_renamed_application_as_tables_do(
+    lake: Lake, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COUNTS", str(tmp_path / "counts.sqlite"))
+    monkeypatch.setattr(f"{__name__}.sums", counting("sums"), raising=False)
+    assert command(lake, "run", f"{__name__}:sums").exit_code == 0
+    rename_application(lake, "sums", "totals", by="a test", reason="to see")
+    append(lake, "orders", 2)
+    monkeypatch.setattr(f"{__name__}.totals", counting("totals"), raising=False)
+    result = command(lake, "run", f"{__name__}:totals")
+    assert result.exit_code == 0, result.output
+    with DagsterInstance.get() as told, DagsterInstance.ephemeral() as ran:
+        assert planned_marks(told, "tables/counts") == "sums"
+        append(lake, "orders", 3)
+        defs = build_definitions(counting("totals"), lake=lake.url, spark=NO_SPARK)
+        assert defs.resolve_job_def("totals").execute_in_process(instance=ran).success
+        assert planned_marks(ran, "tables/counts") == "sums"
+    with closing(sqlite3.connect(tmp_path / "counts.sqlite")) as connection:
+        (marks,) = connection.execute(
+            "SELECT group_concat(applied) FROM counts__adjunct"
+        ).fetchone()
+    assert "sums/" in marks
+    assert "totals/" not in marks
 
 
 @pytest.mark.lengthy

@@ -7,6 +7,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -30,6 +31,7 @@ from dagster_adjunct.resources.tables.operation import (
     UpdateMessage,
 )
 from dagster_adjunct.resources.tables.retry import RetryPolicy
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.resources.backends import hammer
 from tests.resources.backends.every_type import RECORD, TYPES, blocking
 from tests.resources.key_value_backends.test_sqlite_rights import only_reading, readable_folder
@@ -525,3 +527,24 @@ def test_a_file_that_is_removed_while_it_is_open_takes_no_more_writes(tmp_path):
         (tmp_path / "moved.sqlite").rename(path)
         table.put(3, {"s": "z"})
         assert sorted(table.get_all([1, 2, 3])) == [1, 3]
+
+
+def test_decimals_sort_in_sql_as_the_plans_note_says(tmp_path: Path) -> None:
+    columns = {"k": "string", "price": "decimal(10,2)", "n": "bigint"}
+    store = SqliteTable(tmp_path / "t.sqlite", "prices", "k", columns=columns, create=True)
+    (note,) = store.storage_notes()
+    assert "CAST(price AS REAL)" in note
+    values = [Decimal("10.00"), Decimal("9.00"), Decimal("-1.50"), Decimal("100.25")]
+    table = RemoteTable("prices", key="k", read_function=store, write_function=store)
+    with BlockingTable(table) as blocking:
+        blocking.put_all([(str(n), {"price": one, "n": 1}) for n, one in enumerate(values)])
+
+    def sorted_by(order: str) -> list[Decimal]:
+        with closing(sqlite3.connect(tmp_path / "t.sqlite")) as connection:
+            rows = connection.execute(f"SELECT price FROM prices ORDER BY {order}").fetchall()
+        return [Decimal(price) for (price,) in rows]
+
+    assert sorted_by("price") == sorted(values, key=str)
+    assert sorted_by("CAST(price AS REAL)") == sorted(values)
+    others = SqliteTable(tmp_path / "t.sqlite", "o", "k", columns={"k": "string", "n": "bigint"})
+    assert others.storage_notes() == []

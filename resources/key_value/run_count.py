@@ -1,0 +1,50 @@
+"""The count of the runs that have begun to write the rows of a key-value table: an entry of its
+first segment.
+
+    key      0xff ff ff ff ff | "runs"       which no entry of a user can have, and no fence
+    value    the number of runs, as text
+
+It is stored with the entries, so a copy of them that is restored has an earlier count
+(`presence.py`).
+"""
+
+from __future__ import annotations
+
+from dagster_adjunct.resources.errors import TableUnavailableError
+from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    FENCES,
+    ConditionsFailed,
+    SegmentChange,
+)
+from dagster_adjunct.resources.key_value.table import OpenTable
+
+_KEY = FENCES + b"\xffruns"
+_SEGMENT = 0
+_ROUNDS = 20
+
+
+async def read_runs(table: OpenTable[str, bytes]) -> int:
+    """Return how many runs have begun to write the table."""
+    (stored,) = await table.segment(_SEGMENT).get([_KEY])
+    return 0 if stored is None else int(stored.value or b"0")
+
+
+async def count_run(table: OpenTable[str, bytes]) -> int:
+    """Count a run; return how many have begun. Raises TableUnavailableError if other runs always
+    come first.
+    """
+    for _ in range(_ROUNDS):
+        (stored,) = await table.segment(_SEGMENT).get([_KEY])
+        runs = 1 if stored is None else int(stored.value or b"0") + 1
+        expected = ABSENT if stored is None else stored.version
+        change = SegmentChange(_KEY, str(runs).encode(), b"", expected)
+        try:
+            await table.apply(_SEGMENT, *segment.with_versions([change]))
+        except ConditionsFailed:
+            continue
+        return runs
+    label = f"key-value table {table.id}"
+    problem = f"{label}: other runs were counted first {_ROUNDS} times."
+    raise TableUnavailableError(problem, "It is retried.", table=label)
