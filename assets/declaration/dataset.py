@@ -41,6 +41,7 @@ from dagster_adjunct.resources.schemas.schema import (
     check_key_types,
     repeated_names,
 )
+from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -424,6 +425,8 @@ class BoundedDataset(AdjunctDataset):
         if self.valid_from is not None:
             check_valid_from(self.name, self.valid_from)
         check_validators(f"dataset {self.name!r}", self.validators)
+        if not isinstance(self.input, str):
+            _check_source_columns(self, self.input.schema)
         return iter(())
 
     @property
@@ -503,6 +506,41 @@ class LocalTable(AdjunctDataset):
     input: OwnedBy
     bootstrap: bool = False
     compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
+
+
+def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
+    """Raise ConfigurationError for columns that a dataset names and its files or its query, with
+    these columns, do not have, and for a key that can't be compared.
+    """
+    what = f"dataset {dataset.name!r} (input {dataset.input})"
+    argument = "extractor"
+    try:
+        entries = records
+        if dataset.extractor is not None:
+            entries = dataset.extractor.schema(records, what)
+        argument = "columns"
+        _check_known(what, dataset.columns or (), entries.names)
+        argument = "key"
+        _check_known(what, dataset.key, entries.names)
+        check_key_types(entries, dataset.key, what)
+        argument = "sensitive"
+        _check_known(what, dataset.sensitive, (*records.names, *entries.names))
+    except SchemaMismatchError as error:
+        raise ConfigurationError(
+            error.problem,
+            error.next_step,
+            argument=argument,
+            dataset=dataset.name,
+            column=error.column,
+        ) from error
+
+
+def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> None:
+    for column in columns:
+        if column not in known:
+            problem = f"{what} has no column {column!r}: it has {', '.join(dict.fromkeys(known))}."
+            step = f"{did_you_mean(column, known)}Correct the name."
+            raise SchemaMismatchError(problem, step, column=column)
 
 
 def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:

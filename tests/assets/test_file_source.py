@@ -22,9 +22,11 @@ from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     FileSource,
+    QuerySource,
     bounded_dataset,
     version_set,
 )
+from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources import file_source
@@ -48,7 +50,7 @@ from dagster_adjunct.resources.errors import (
     SourceChangedError,
 )
 from dagster_adjunct.resources.files.tree import LocalTree
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World, no_spark
 
@@ -730,18 +732,28 @@ def test_files_that_are_not_as_declared_are_named_with_dataset_version_and_colum
     assert str(caught.value.file).endswith("/v1/part 0.csv")
 
 
-def test_a_dataset_of_files_is_refused_by_name_where_its_key_is_not_in_them(place: Place) -> None:
-    source = FileSource(place.url, "csv", PLANES)
-    named: dict[str, dict[str, Any]] = {
-        "tail": {"key": "tail"},
-        "seat": {"key": "tailnum", "columns": ["tailnum", "seat"]},
-        "Seats": {"key": "tailnum", "sensitive": ["Seats"]},
-    }
-    for column, options in named.items():
-        spec = bounded_dataset("planes", input=source, broadcast=True, **options)
-        with pytest.raises(SchemaMismatchError) as caught:
-            FileVersions(spec, source)
-        assert caught.value.column == column
+@pytest.mark.parametrize(
+    ("argument", "column", "options"),
+    [
+        ("key", "tail", {"key": "tail"}),
+        ("columns", "seat", {"key": "tailnum", "columns": ["tailnum", "seat"]}),
+        ("sensitive", "Seats", {"key": "tailnum", "sensitive": ["Seats"]}),
+        ("extractor", "N", {"key": "tailnum", "extractor": Projection("tailnum string, N int")}),
+        ("key", "seats", {"key": "seats", "extractor": Projection("tailnum string")}),
+        ("key", "weight", {"key": "weight"}),
+    ],
+)
+@pytest.mark.parametrize("source", ["files", "query"])
+def test_columns_that_files_or_a_query_do_not_have_are_refused_when_declared(
+    source: str, argument: str, column: str, options: dict[str, Any]
+) -> None:
+    schema = Schema((*PLANES.fields, Field("weight", "double")))
+    given = FileSource("planes", "csv", schema) if source == "files" else QuerySource("x", schema)
+    with pytest.raises(ConfigurationError) as caught:
+        bounded_dataset("planes", input=given, broadcast=True, **options)
+    error = caught.value
+    assert (error.dataset, error.argument, error.column) == ("planes", argument, column)
+    assert error.next_step
 
 
 # -- on S3

@@ -68,9 +68,9 @@ def test_a_column_that_neither_files_nor_query_have_is_named() -> None:
     assert failure.value.operator == "join-2-planes"
     assert failure.value.column == "engines"
     with pytest.raises(PlanningError) as failure:
-        planned(planes(QUERY, key="tail"), on={"tailnum": "tail"})
+        planned(planes(QUERY), select=["engines"])
     assert failure.value.operator == "join-2-planes"
-    assert failure.value.dataset == "planes"
+    assert failure.value.column == "engines"
 
 
 @pytest.mark.parametrize(
