@@ -45,6 +45,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, Field, dataclass, fields
@@ -126,7 +127,13 @@ class PermanentError(AdjunctError):
 
 
 class TransientError(AdjunctError):
-    """The same call may succeed later."""
+    """The same call may succeed later.
+
+    `needs_action` is True where it can't succeed within seconds, because somebody has to act first,
+    such as make room on a disk: nothing waits for that, and a later run goes on.
+    """
+
+    needs_action: bool | None = None
 
 
 class ConfigurationError(PermanentError):
@@ -446,6 +453,13 @@ class TableUnavailableError(TransientError):
 # Errors of the local file system.
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+# What concerns the files and limits of this process, wherever it was raised.
+OF_FILES = (*DISK_FULL_ERRNOS, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS)
+# Below these, a file system is short of room or of inodes. What was refused may be more than what
+# is free, and what failed has freed its own by the time somebody looks.
+_SHORT_OF_BYTES = 64 * 1024
+_SHORT_OF_INODES = 16
+_FILES_AT_ONCE = 4  # that a library opens for one of its own: SQLite the log and its index, too
 # Permanent until somebody changes permissions, paths or limits. Other errors (a full or failing
 # disk) may pass.
 REFUSED_ERRNOS = (
@@ -460,6 +474,17 @@ REFUSED_ERRNOS = (
 )
 
 
+def needs_action(error: BaseException | None) -> bool:
+    """Whether the error, or a cause of it, passes only once somebody has acted."""
+    while error is not None:
+        if isinstance(error, TransientError) and error.needs_action:
+            return True
+        if isinstance(error, OSError) and needs_room(error):
+            return True
+        error = error.__cause__
+    return False
+
+
 def describe_file_error(error: OSError, place: str | Path) -> tuple[str, str]:
     """Return the reason of an error of the file system at `place`, and what to do about it."""
     reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
@@ -471,6 +496,13 @@ def describe_file_error(error: OSError, place: str | Path) -> tuple[str, str]:
                 " service."
             ),
         )
+    if error.errno == errno.ENFILE:
+        return reason, "Let this machine have more open files (fs.file-max), then run it again."
+    if error.errno == errno.EFBIG:
+        return (
+            reason,
+            "Let this process write larger files: ulimit -f, or LimitFSIZE= of a service.",
+        )
     if error.errno == errno.EDQUOT:
         return (
             reason,
@@ -480,7 +512,7 @@ def describe_file_error(error: OSError, place: str | Path) -> tuple[str, str]:
             ),
         )
     if error.errno == errno.ENOSPC:
-        if not _has_inodes(place):
+        if _lacks_inodes(place):
             reason = f"{reason}: no inode is free, though there may be room"
         return reason, "Make room on that disk, then run it again. What was committed is kept."
     if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
@@ -497,14 +529,55 @@ def describe_file_error(error: OSError, place: str | Path) -> tuple[str, str]:
     )
 
 
-def _has_inodes(place: str | Path) -> bool:
+def _lacks_inodes(place: str | Path) -> bool:
+    found = _read_file_system(place)
+    if found is None or found.f_files == 0:  # some file systems have no such limit
+        return False
+    has_room = found.f_bavail * found.f_frsize >= _SHORT_OF_BYTES
+    return found.f_favail == 0 or (has_room and found.f_favail < _SHORT_OF_INODES)
+
+
+def _read_file_system(place: str | Path) -> os.statvfs_result | None:
+    """Return the facts of the file system at `place`, or at the nearest folder that exists."""
     for folder in (Path(place), *Path(place).parents):
         try:
-            found = os.statvfs(folder)
+            return os.statvfs(folder)
         except OSError:
             continue
-        return found.f_favail > 0 or found.f_files == 0  # some file systems have no such limit
-    return True
+    return None
+
+
+def find_file_error(path: str | Path) -> OSError | None:
+    """Return what keeps this process from writing the file at `path` now, None if nothing is found.
+
+    For libraries that do not report the error of the file system. Opens no file: closing one would
+    release the locks that this process has on it.
+    """
+    folder = Path(path).parent
+    opened: list[int] = []
+    try:
+        while len(opened) < _FILES_AT_ONCE:
+            opened.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        found = os.statvfs(folder)
+        largest = max(
+            (each.stat().st_size for each in folder.glob(f"{Path(path).name}*")), default=0
+        )
+    except OSError as error:
+        return error
+    finally:
+        for each in opened:
+            os.close(each)
+    if found.f_flag & os.ST_RDONLY:
+        return OSError(errno.EROFS, os.strerror(errno.EROFS))
+    places = [each for each in (Path(path), folder) if each.exists()]
+    if not all(os.access(each, os.R_OK | os.W_OK, effective_ids=True) for each in places):
+        return OSError(errno.EACCES, os.strerror(errno.EACCES))
+    if found.f_bavail * found.f_frsize < _SHORT_OF_BYTES or _lacks_inodes(folder):
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and largest + _SHORT_OF_BYTES > limit:
+        return OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return None
 
 
 def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
@@ -520,8 +593,18 @@ def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
             f"{what}: {place} can't be accessed: {reason}.", step, url=str(place)
         )
     return StoreUnavailableError(
-        f"{what}: the file system failed at {place}: {reason}.", step, url=str(place)
+        f"{what}: the file system failed at {place}: {reason}.",
+        step,
+        url=str(place),
+        needs_action=needs_room(error),
     )
+
+
+def needs_room(error: OSError) -> bool | None:
+    """Return True for an error of a full disk, a quota or a limit of files' sizes, None for others:
+    the field `needs_action` of ours.
+    """
+    return True if error.errno in (*DISK_FULL_ERRNOS, errno.EFBIG) else None
 
 
 @contextmanager

@@ -9,7 +9,29 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from dagster_adjunct.resources import errors
+
 T = TypeVar("T")
+
+
+def open_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop. Raises ConfigurationError if this process may open no more files."""
+    try:
+        return asyncio.new_event_loop()
+    except OSError as error:
+        reason, step = errors.describe_file_error(error, "/")
+        raise errors.ConfigurationError(
+            f"No event loop can be opened: {reason}.", step, setting="ulimit -n"
+        ) from error
+
+
+def run_in_new_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run the coroutine in a loop of its own, as `asyncio.run` does."""
+    try:
+        with asyncio.Runner(loop_factory=open_loop) as runner:
+            return runner.run(coroutine)
+    finally:
+        coroutine.close()  # it has not begun where no loop could be opened
 
 
 class LoopThread:
@@ -29,7 +51,11 @@ class LoopThread:
 
     def run(self, operation: Coroutine[Any, Any, T]) -> T:
         """Return what the coroutine returns, or raise what it raises."""
-        mine = self._enter()
+        try:
+            mine = self._enter()
+        except BaseException:
+            operation.close()
+            raise
         try:
             pending = asyncio.run_coroutine_threadsafe(operation, mine.loop)
             try:
@@ -89,7 +115,7 @@ class _Running:
     """A loop with its thread; `callers` are the threads that wait for it."""
 
     def __init__(self, name: str) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = open_loop()
         self.callers: list[int] = []
         self.thread = threading.Thread(
             target=_run_until_stopped, args=(self.loop,), name=name, daemon=True

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -108,6 +107,9 @@ class PageReader:
             "PATH": os.pathsep.join([*map(str, programs()), kept.get("PATH", "")]),
             "ADJUNCT_SPARK_MASTER": "local[2]",
             "COLUMNS": "100",
+            # A module that was edited within a second, to the same size, would be taken for the one
+            # that the command before has compiled.
+            "PYTHONDONTWRITEBYTECODE": "1",
             **(env or {}),
         }
 
@@ -140,10 +142,6 @@ class PageReader:
             )
 
     def _commanded(self, block: Block) -> str:
-        # Python would take a module that is edited within the second of the last command for the
-        # one it has compiled.
-        for compiled in [*self._folder.rglob("__pycache__")]:
-            shutil.rmtree(compiled)
         process = subprocess.Popen(
             ["sh", "-e", "-c", block.text],
             cwd=self._folder,

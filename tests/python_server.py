@@ -160,6 +160,7 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     path = os.environ.get("PYTHONPATH")
     sys.path[:0] = path.split(os.pathsep) if path else []
     sys.modules["__main__"] = ModuleType("__main__")

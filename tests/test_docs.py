@@ -148,6 +148,21 @@ def test_pages_name_only_errors_that_exist() -> None:
         assert named <= known, page.name
 
 
+@pytest.mark.lengthy
+def test_a_module_that_a_page_edits_at_once_is_read_again(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    command = "python -c 'import edited; print(edited.number)'"
+    seconds = "touch -d @1700000000 edited.py"
+    edit = "sed -i s/1/2/ edited.py"
+    page.write_text(
+        f"```python\n# edited.py\nnumber = 1\n```\n\n```console\n{seconds}\n{command}\n"
+        f"{edit}\n{seconds}\n{command}\n```\n\n```text\n1\n2\n```\n"
+    )
+    with PageReader(tmp_path, tmp_path / "session.log") as reader:
+        for block in blocks_of(page):
+            reader.follow(block)
+
+
 def test_what_a_page_shows_is_compared_part_by_part() -> None:
     assert printed("a  b\n… d", "x\na b\nc\nd")
     assert not printed("a b … e", "a b c d")

@@ -611,10 +611,11 @@ def _data_files(
         if isinstance(view, VersionReader) and isinstance(error, ValueError):
             _check_stored_types(view, [listed[path][1] for path in paths])
         problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
-        step = (
-            "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the"
-            f" version itself: adjunct dataset verify {view.dataset}."
-        )
+        step = "Check the catalogue's settings for the lake (s3.endpoint, credentials)"
+        if isinstance(view, VersionReader):
+            step += f", and the version itself: adjunct dataset verify {view.dataset}."
+        else:
+            step += ", and read the stream without Iceberg: its error names a damaged file."
         raise errors.ManifestMismatchError(
             problem, step, dataset=view.dataset, version=view.version
         ) from error

@@ -97,7 +97,7 @@ def _check_table(used: UsedFunction) -> None:
         except Exception as error:
             problem = function.problem_of(error, sent=False)
             waited = time.monotonic() - began
-            if problem.may_pass:
+            if problem.may_pass and not errors.needs_action(error):
                 pause = retry.wait(attempts, waited, problem.retry_after or 0.0)
             else:
                 pause = None
@@ -127,7 +127,11 @@ def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> erro
         else:
             reason = f"{type(error).__name__}: {error}"
         problem = f"{used.operator}: table {table}: {reason.removesuffix('.')}."
-        return kind(problem, f"Check its store. {step}", table=table, operator=used.operator)
+        if isinstance(error, OSError) and error.errno in errors.OF_FILES:
+            advice = errors.describe_file_error(error, error.filename or "/")[1]
+        else:
+            advice = "Check its store."
+        return kind(problem, f"{advice} {step}", table=table, operator=used.operator)
     problem = f"{used.operator}: {error.problem}"
     next_step = f"{error.next_step} {step}"
     return error.reworded(problem, next_step, table=table, operator=used.operator)

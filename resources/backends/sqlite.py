@@ -13,6 +13,7 @@ Values are stored as SQLite's text, integer, real and blob, or:
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sqlite3
@@ -798,6 +799,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
                     "The request is retried; if it keeps failing, find the long transaction or the"
                     " stopped process that holds the lock, or raise busy_timeout."
                 )
+            elif (of_file := sqlite_file_error(error, self.path, self._label)) is not None:
+                raise of_file from error
             elif requests is not None and requests.committing:
                 kind = errors.TableUnavailableError
                 what = "may have committed the request or not"
@@ -811,6 +814,42 @@ class SqliteTable(SqlTable[SqliteRequests]):
                     " reading needs that."
                 )
             raise kind(f"{self._label} {what} ({error}).", step, table=self._label) from error
+
+
+# Errors of SQLite behind which is one of the file system, which it does not report.
+_OF_FILE_SYSTEM = (
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+)
+
+
+def sqlite_file_error(
+    error: sqlite3.Error, path: str, label: str
+) -> errors.TableUnavailableError | errors.TableAccessError | None:
+    """Return the table's error if the file system keeps this process from writing the file at
+    `path`: the disk is full, read-only or denied, or too many files are open. Else None.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code not in _OF_FILE_SYSTEM:
+        return None
+    found = errors.find_file_error(path)
+    if found is None and code == sqlite3.SQLITE_FULL:
+        found = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if found is None:
+        return None
+    reason, step = errors.describe_file_error(found, path)
+    if found.errno in (errno.EACCES, errno.EROFS):
+        step = (
+            "Check that this user may write the file and its folder. In write-ahead (WAL) mode even"
+            " reading needs that."
+        )
+    problem = f"{label} can't be written: {reason} ({error})."
+    if errors.needs_room(found):
+        return errors.TableUnavailableError(problem, step, table=label, needs_action=True)
+    return errors.TableAccessError(problem, step, table=label)
 
 
 def file_identity(path: str) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, PositiveInt
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import StoredDocument
@@ -848,9 +848,13 @@ class KeyValueTableManager:
         return require_stored_table(self._entry(table), table)
 
 
+def _may_pass_soon(error: BaseException) -> bool:
+    return isinstance(error, errors.TransientError) and not errors.needs_action(error)
+
+
 def _retrying() -> Retrying:
     return Retrying(
-        retry=retry_if_exception_type(errors.TransientError),
+        retry=retry_if_exception(_may_pass_soon),
         wait=wait_random_exponential(multiplier=0.1, max=5),
         stop=stop_after_delay(_PATIENCE),
         reraise=True,

@@ -709,6 +709,8 @@ class _Attempts:
         """
         if isinstance(error, ReplyLostError):
             self.lost = error
+        elif errors.needs_action(error):
+            raise error
         seconds = random.uniform(0, self._bound)
         self._bound = min(2 * self._bound, _LONGEST_PAUSE)
         limit = min(self._horizon, RETRY_SECONDS) if self.lost is None else self._horizon

@@ -20,7 +20,7 @@ import tenacity
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error, check_seconds
-from dagster_adjunct.resources.backends.sqlite import file_identity
+from dagster_adjunct.resources.backends.sqlite import file_identity, sqlite_file_error
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
@@ -58,7 +58,6 @@ _UNUSABLE = (
     sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_FULL,
 )
 # Seconds that SQLite itself waits for a lock. Its pauses grow to a tenth of a second, in which the
 # last writers write again: of eight busy processes some waited six seconds, and with short pauses
@@ -235,9 +234,9 @@ def is_busy(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
-def translate_sqlite_error(error: sqlite3.Error, label: str) -> errors.AdjunctError:
-    """Return the table's error for one of SQLite, of a request that changed nothing; `label`
-    names file and table.
+def translate_sqlite_error(error: sqlite3.Error, path: str, label: str) -> errors.AdjunctError:
+    """Return the table's error for one of SQLite, of a request to the file at `path` that changed
+    nothing; `label` names file and table.
     """
     if is_busy(error):
         step = (
@@ -247,6 +246,9 @@ def translate_sqlite_error(error: sqlite3.Error, label: str) -> errors.AdjunctEr
         return errors.TableUnavailableError(
             f"{label} is locked by another process ({error}).", step, table=label
         )
+    of_file = sqlite_file_error(error, path, label)
+    if of_file is not None:
+        return of_file
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNUSABLE:
         next_step = "Check that it is a writable SQLite file, and that its disk has space."
         return errors.TableAccessError(f"{label} can't be used ({error}).", next_step, table=label)
@@ -495,12 +497,13 @@ class SqliteSegment:
         Then whatever is not committed is rolled back. Raises the table's errors instead of
         SQLite's.
         """
+        path = self._connections.path
         try:
             connection = self._connections.take()
         except sqlite3.Error as error:
-            if not Path(self._connections.path).exists():
+            if not Path(path).exists():
                 raise segment.missing_table_error(self._table, self._label) from error
-            raise translate_sqlite_error(error, self._label) from error
+            raise translate_sqlite_error(error, path, self._label) from error
         try:
             return ask(connection)
         except sqlite3.Error as error:
@@ -510,7 +513,7 @@ class SqliteSegment:
                         raise segment.deleted_table_error(self._table, self._label) from error
             if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_TRIGGER and SEALED in str(error):
                 raise segment.sealed_table_error(self._table, self._label) from error
-            raise translate_sqlite_error(error, self._label) from error
+            raise translate_sqlite_error(error, path, self._label) from error
         finally:
             self._connections.give(connection)
 
@@ -587,7 +590,7 @@ class SqliteSegments:
         try:
             self._connections.make_file()
         except sqlite3.Error as error:
-            raise translate_sqlite_error(error, label) from error
+            raise translate_sqlite_error(error, self.path, label) from error
         except OSError as error:
             raise errors.TableAccessError(
                 f"{label} can't be created: {error.strerror} ({error.filename}).",
@@ -654,7 +657,7 @@ class SqliteSegments:
             finally:
                 self._connections.give(connection)
         except sqlite3.Error as error:
-            raise translate_sqlite_error(error, self._label(table)) from error
+            raise translate_sqlite_error(error, self.path, self._label(table)) from error
 
     def _label(self, table: TableId) -> str:
         return f"key-value table {table} in {self.path}"

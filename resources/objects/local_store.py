@@ -238,8 +238,10 @@ class LocalStore(ObjectStore):
         problem = f"the file system of {self.url} failed at {what}: {reason}."
         # An object is made by the link or the rename at the end of a request, which need room
         # themselves.
-        full = error.errno in errors.DISK_FULL_ERRNOS
-        return errors.StoreUnavailableError(problem, step, url=self.url, without_effect=full)
+        full = errors.needs_room(error)
+        return errors.StoreUnavailableError(
+            problem, step, url=self.url, without_effect=full, needs_action=full
+        )
 
     def _open(self, key: str) -> BufferedReader:
         try:
@@ -309,39 +311,60 @@ class LocalStore(ObjectStore):
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def _create(self, temporary: Path, path: Path, key: str) -> str:
+        etag = _etag_of(temporary)
         while True:
-            self._make_folder(path, key)
             try:
-                os.link(temporary, path)
+                with self._folder_of(path, key) as folder:
+                    self._link(temporary, path, key)
+                    self._sync_folder(folder, path)
+                    return etag
             except FileNotFoundError:
                 if not temporary.exists():
                     raise
-                continue  # a delete removed the empty folder that we had just created
-            except FileExistsError:
-                self._raise_if_folder(path, key)
-                raise store.object_exists_error(self.url, key) from None
-            except OSError as error:
-                if error.errno in (*errors.DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
-                    raise
-                raise errors.ConditionalWritesUnsupportedError(
-                    f"the file system of {self.url} can't create files atomically: hard links fail"
-                    f" ({error.strerror}).",
-                    "Put the lake on a local disk, NFSv4 or s3://.",
-                    url=self.url,
-                ) from error
-            return self._sync_folder(path)
+                # Otherwise a delete removed the empty folder that we had just created.
+
+    def _link(self, temporary: Path, path: Path, key: str) -> None:
+        try:
+            os.link(temporary, path)
+        except FileNotFoundError:
+            raise
+        except FileExistsError:
+            self._raise_if_folder(path, key)
+            raise store.object_exists_error(self.url, key) from None
+        except OSError as error:
+            if error.errno in (*errors.DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
+                raise
+            raise errors.ConditionalWritesUnsupportedError(
+                f"the file system of {self.url} can't create files atomically: hard links fail"
+                f" ({error.strerror}).",
+                "Put the lake on a local disk, NFSv4 or s3://.",
+                url=self.url,
+            ) from error
 
     def _replace(self, temporary: Path, path: Path, key: str) -> str:
+        etag = _etag_of(temporary)
         while True:
-            self._make_folder(path, key)
-            self._raise_if_folder(path, key)
             try:
-                temporary.replace(path)
+                with self._folder_of(path, key) as folder:
+                    self._raise_if_folder(path, key)
+                    temporary.replace(path)
+                    self._sync_folder(folder, path)
+                    return etag
             except FileNotFoundError:
                 if not temporary.exists():
                     raise
-                continue
-            return self._sync_folder(path)
+
+    @contextlib.contextmanager
+    def _folder_of(self, path: Path, key: str) -> Iterator[int]:
+        """Make the folder of an object and open it, before the object gets its name: what fails
+        here has no effect.
+        """
+        self._make_folder(path, key)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
     def _make_folder(self, path: Path, key: str) -> None:
         while True:
@@ -362,28 +385,20 @@ class LocalStore(ObjectStore):
         step = "Use keys of which none is the folder of another."
         return errors.ConfigurationError(problem, step, url=self.url, key=key)
 
-    def _sync_folder(self, path: Path) -> str:
-        """Sync the folder, so that the file survives a power cut, and return the ETag.
+    def _sync_folder(self, folder: int, path: Path) -> None:
+        """Sync the open folder, so that the file in it survives a power cut.
 
         Raises StoreUnavailableError where that fails: the file has its name, so that the outcome
         has to be read.
         """
         try:
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-            info = _object_info("", path)
+            os.fsync(folder)
         except OSError as error:
             reason, step = errors.describe_file_error(error, self.url)
             problem = (
                 f"the file system of {self.url} failed to sync {path.parent.name!r}: {reason}."
             )
             raise errors.StoreUnavailableError(problem, step, url=self.url) from error
-        if info:
-            return info.etag
-        return ""
 
 
 def _object_info(key: str, path: Path) -> ObjectInfo | None:
@@ -398,6 +413,14 @@ def _object_info(key: str, path: Path) -> ObjectInfo | None:
     return ObjectInfo(
         key, stat.st_size, _etag(data, stat), datetime.fromtimestamp(stat.st_mtime, UTC)
     )
+
+
+def _etag_of(path: Path) -> str:
+    """Return the ETag of a file that no one else writes; it is the same under another name."""
+    info = _object_info("", path)
+    if info is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return info.etag
 
 
 def _etag(data: bytes, stat: os.stat_result) -> str:

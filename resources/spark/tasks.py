@@ -9,7 +9,6 @@ files and lost workers become errors of Adjunct too.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import re
 import tempfile
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.aws import STALE_CODES
 from dagster_adjunct.resources.errors import (
-    DISK_FULL_ERRNOS,
+    OF_FILES,
     AdjunctError,
     ManifestMismatchError,
     PlanningError,
@@ -196,7 +195,7 @@ def find_adjunct_error(error: BaseException) -> AdjunctError | None:
     """
     if isinstance(error, AdjunctError):
         return error
-    if isinstance(error, OSError) and error.errno in (*DISK_FULL_ERRNOS, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in OF_FILES:
         what = "a temporary file, or the output of this command"
         if error.filename:
             what = "a temporary file"

@@ -256,9 +256,12 @@ class TableFunction:
         """Whether the request that raised `error` may succeed if sent again unchanged.
 
         By default true for TransientError, and for OSError, which includes connection errors and
-        timeouts.
+        timeouts, but not what is refused until somebody changes rights, paths or limits (EACCES,
+        EROFS, EMFILE, …).
         """
-        return isinstance(error, (errors.TransientError, OSError))
+        if isinstance(error, OSError):
+            return error.errno not in errors.REFUSED_ERRNOS
+        return isinstance(error, errors.TransientError)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         """Return the problem of the entries whose request raised `error`.

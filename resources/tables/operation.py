@@ -42,6 +42,7 @@ from dagster_adjunct.resources.errors import (
     TableAccessError,
     TableError,
 )
+from dagster_adjunct.resources.event_loop import run_in_new_loop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.validation import validated
 
@@ -785,9 +786,9 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return run_in_new_loop(coroutine)
     with ThreadPoolExecutor(1, thread_name_prefix="adjunct-loop") as aside:
-        return aside.submit(asyncio.run, coroutine).result()
+        return aside.submit(run_in_new_loop, coroutine).result()
 
 
 class PerLoop(Generic[T]):

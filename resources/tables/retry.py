@@ -19,6 +19,7 @@ from dagster_adjunct.resources.errors import (
     RunLeaseLostError,
     TableError,
     TableUnavailableError,
+    needs_action,
 )
 from dagster_adjunct.resources.tables.functions import ATTEMPT, TimedAttempt
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -217,7 +218,7 @@ class RetryPolicy:
         if problem.is_answer:
             return False
         if self.retry_if is None:
-            return problem.may_pass
+            return problem.may_pass and not needs_action(problem.error)
         try:
             return bool(self.retry_if(problem))
         except Exception as wrong:

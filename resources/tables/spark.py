@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.event_loop import run_in_new_loop
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import named_column
@@ -200,7 +201,7 @@ def _reading_task(
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for part in batch.column("keys").to_pylist():
-                answer = pickle.dumps(asyncio.run(ask(pickle.loads(part))))
+                answer = pickle.dumps(run_in_new_loop(ask(pickle.loads(part))))
                 yield pa.RecordBatch.from_pydict({"answer": pa.array([answer], pa.binary())})
 
     return read

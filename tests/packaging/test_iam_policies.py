@@ -20,6 +20,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
 from dagster_adjunct import (
     IN_PROCESS,
@@ -36,7 +37,13 @@ from dagster_adjunct import (
     version_set,
 )
 from dagster_adjunct.code_location import LaunchWhen
-from dagster_adjunct.errors import ConfigurationError, DatasetError
+from dagster_adjunct.errors import ConfigurationError, DatasetError, StreamNotFoundError
+from dagster_adjunct.exchange import (
+    pyarrow_dataset,
+    register_in_iceberg,
+    release_from_iceberg,
+    stream_view,
+)
 from dagster_adjunct.key_value import (
     BlockingKeyValueTable,
     DynamoDbSegments,
@@ -46,6 +53,7 @@ from dagster_adjunct.key_value import (
     TextSerializer,
 )
 from dagster_adjunct.maintenance import delete_stream
+from dagster_adjunct.readers import list_readers, read_new, remove_reader
 from dagster_adjunct.resources.errors import ObjectExistsError
 from dagster_adjunct.resources.objects import store as stores
 from dagster_adjunct.resources.objects.fence import Fence
@@ -68,6 +76,9 @@ ROLES = {
     "code-location": ["code-location.json"],
     "read": ["read.json"],
     "read with leases": ["read.json", "read-leases.json"],
+    "read streams": ["read-streams.json"],
+    "read streams with holds": ["read-streams.json", "hold-streams.json"],
+    "read streams by name": ["read-streams.json", "named-readers.json"],
 }
 BUCKET, LAKE = "company-lake", "s3://company-lake/adjunct"
 IN_BUCKET = f"arn:aws:s3:::{BUCKET}/adjunct/"
@@ -119,7 +130,12 @@ def orders(patch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def roles(policed_s3: PolicedS3Server, patch: pytest.MonkeyPatch, orders: Any) -> Roles:
+def roles(
+    policed_s3: PolicedS3Server,
+    patch: pytest.MonkeyPatch,
+    orders: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Roles:
     """All roles, after each has done its work once."""
     policed_s3.server.client().create_bucket(Bucket=BUCKET)
     roles, app, deliver = Roles(policed_s3), orders("pipeline").app, orders("deliver")
@@ -168,6 +184,7 @@ def roles(policed_s3: PolicedS3Server, patch: pytest.MonkeyPatch, orders: Any) -
         for dataset in current_versions(lake, prices).values():
             assert dataset.get("apple") is not None
             dataset.close()
+    use_streams(roles, patch, tmp_path_factory.mktemp("catalog"))
     return roles
 
 
@@ -191,6 +208,37 @@ def upload_in_parts(key: str, patch: pytest.MonkeyPatch) -> None:
                 store.upload(path, key)
     finally:
         path.unlink()
+
+
+def use_streams(roles: Roles, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Read a stream, hold its files for an Iceberg table, and read it as a named reader."""
+    stream = PRICES[0]
+    with roles.as_role("read streams", patch):
+        lake = open_lake(create=False)
+        streams = LakeStreams(lake)
+        assert streams.read_arrow(streams.all_ranges(stream)).num_rows
+        assert pyarrow_dataset(stream_view(lake, stream)).count_rows()
+        with pytest.raises(StreamNotFoundError):
+            stream_view(lake, "nowhere")
+    with roles.as_role("read streams with holds", patch):
+        lake = open_lake(create=False)
+        of_lake = {
+            "s3.endpoint": os.environ["ADJUNCT_S3_ENDPOINT"],
+            "s3.region": os.environ["ADJUNCT_S3_REGION"],
+        }
+        catalog = SqlCatalog(
+            "iam", uri=f"sqlite:///{folder}/catalog.db", warehouse=str(folder), **of_lake
+        )
+        catalog.create_namespace("streams")
+        assert register_in_iceberg(stream_view(lake, stream), catalog, "streams.fares").new
+        assert release_from_iceberg(lake, f"lake.{stream}", "streams.fares")
+    with roles.as_role("read streams by name", patch):
+        lake = open_lake(create=False)
+        with read_new(lake, stream, reader="report") as batch:
+            assert batch.records
+            batch.commit()
+        assert [reader.name for reader in list_readers(lake, stream)] == ["report"]
+        remove_reader(lake, stream, "report")
 
 
 def look_and_request(app: Any) -> None:
@@ -257,6 +305,13 @@ REFUSED = [
     ("code-location", WRITES, "exchanges/1/messages/1"),
     ("read with leases", WRITES, "exchanges/1/messages/1"),
     ("run", WRITES, "../other/CURRENT"),
+    ("read streams", READS, "datasets/products/data/1/part"),
+    ("read streams", WRITES, "streams/orders/holds/1.json"),
+    ("read streams with holds", WRITES, "streams/orders/CURRENT"),
+    ("read streams with holds", "s3:DeleteObject", "streams/orders/data/1/part"),
+    ("read streams with holds", WRITES, "streams/orders/readers/report/CURRENT"),
+    ("read streams by name", WRITES, "streams/orders/CURRENT"),
+    ("read streams by name", WRITES, "streams/orders/holds/1.json"),
 ]
 
 

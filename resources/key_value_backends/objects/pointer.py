@@ -32,7 +32,12 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
-from dagster_adjunct.resources.errors import AdjunctError, PreconditionFailedError, TransientError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    PreconditionFailedError,
+    TransientError,
+    needs_action,
+)
 from dagster_adjunct.resources.key_value.segment import TOKEN_BYTES, VERSION_BYTES, ReplyLostError
 from dagster_adjunct.resources.key_value_backends.objects.runs import (
     REMOVED,
@@ -405,6 +410,8 @@ class PointerObject:
                 problem = problem or error
                 pause()
             except TransientError as error:
+                if problem is None and needs_action(error):  # as on a full disk: nothing was sent
+                    raise
                 problem = error
             except AdjunctError as error:
                 if problem is None:

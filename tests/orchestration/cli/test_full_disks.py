@@ -7,11 +7,10 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from dagster_adjunct import (
 from dagster_adjunct.errors import ConfigurationError, StoreUnavailableError
 from dagster_adjunct.orchestration.cli.main import root
 from tests.orchestration.dagster.ticking import Ticker
+from tests.resources.small_disks import more_open_files, mounted
 
 pytestmark = [pytest.mark.lengthy, pytest.mark.timeout(120)]
 SCHEMA = Schema.of(k="string", n="bigint")
@@ -60,23 +60,6 @@ COMMANDS = {
         "a test",
     ),
 }
-
-
-@contextmanager
-def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """Mount a small file system in memory at a folder, if this user may."""
-    folder.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if (
-        sys.platform != "linux"
-        or os.geteuid() != 0
-        or subprocess.run(mount, check=False, capture_output=True).returncode
-    ):
-        pytest.skip("only root may mount a file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
@@ -166,18 +149,6 @@ def test_a_command_on_a_disk_that_may_not_be_written_ends(
             assert fleet.get("1") is not None
 
 
-@contextmanager
-def no_more_open_files() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open("/dev/null", os.O_RDONLY)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_may_open_no_more_files_ends(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -188,7 +159,7 @@ def test_a_command_that_may_open_no_more_files_ends(
     streams = LakeStreams(lake)
     streams.append("changes", [{"k": "4", "n": 4}], producer="p", sequence=4)
     (tmp_path / "more.csv").write_text("k,n\ny,1\n")
-    with no_more_open_files():
+    with more_open_files(0):
         error = result(lake, command).exception
     assert isinstance(error, ConfigurationError), repr(error)
     assert "Too many open files" in error.problem
