@@ -151,7 +151,6 @@ class Joins:
                 run="benchmark",
                 clock=datetime.now(UTC),
                 ranges=self._streams.all_ranges("facts"),
-                versions={},
             ),
             views,
         )

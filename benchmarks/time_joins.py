@@ -123,7 +123,6 @@ class World:
                     run="benchmark",
                     clock=datetime.now(UTC),
                     ranges=self._streams.all_ranges(f"{name}-{records}"),
-                    versions={},
                 ),
                 views,
             ),

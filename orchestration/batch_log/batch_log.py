@@ -22,7 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Annotated, NamedTuple
+from functools import partial
+from typing import Annotated, NamedTuple, TypeVar
 
 from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator, ValidationError
@@ -31,7 +32,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import require_reason
 from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
-from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -58,6 +59,23 @@ def _parse_partition(stored: object) -> SystemStreamPartition:
 Partition = Annotated[
     SystemStreamPartition, PlainValidator(_parse_partition), PlainSerializer(str, return_type=str)
 ]
+
+
+T = TypeVar("T")
+
+
+def of_stream(
+    by_partition: Mapping[SystemStreamPartition, T], stream: str
+) -> dict[SystemStreamPartition, T]:
+    """Return the values of the partitions of one stream ("lake.flights")."""
+    return {ssp: value for ssp, value in by_partition.items() if ssp.qualified_stream == stream}
+
+
+def without_stream(
+    by_partition: Mapping[SystemStreamPartition, T], stream: str
+) -> dict[SystemStreamPartition, T]:
+    """Return the values of the partitions of all other streams."""
+    return {ssp: value for ssp, value in by_partition.items() if ssp.qualified_stream != stream}
 
 
 class RequestedPosition(StoredDocument):
@@ -157,17 +175,22 @@ class OffsetState(StoredDocument):
     taken: dict[Partition, tuple[str, ...]] = Default(default_factory=dict)
     furthest: dict[Partition, str] = Default(default_factory=dict)
 
+    def has_begun(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
+        """Return whether this startpoint is the latest one applied to the partition, or has started
+        its replay.
+        """
+        applied = self.applied.get(ssp)
+        if applied is not None and applied.id == startpoint_id:
+            return True
+        return replay_id(ssp, startpoint_id) in self.begun
+
     def has_taken(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
         """Return whether a commit has applied this startpoint of a partition, or has started its
         replay.
         """
-        applied = self.applied.get(ssp)
-        known = applied is not None and applied.id == startpoint_id
-        return (
-            known
-            or replay_id(ssp, startpoint_id) in self.begun
-            or startpoint_id in self.taken.get(ssp, ())
-        )
+        if startpoint_id in self.taken.get(ssp, ()):
+            return True
+        return self.has_begun(ssp, startpoint_id)
 
     def next_epoch(self, ssp: SystemStreamPartition) -> int:
         """Return the epoch that the next startpoint of this partition opens."""
@@ -183,37 +206,35 @@ class OffsetState(StoredDocument):
         epochs = dict(self.epochs)
         opened = dict(self.opened)
         resolved = dict(self.resolved)
-        taken = dict[SystemStreamPartition, str]()
+        taken = []
         for ssp, startpoint_id in startpoints.items():
             start = resolved.get(ssp)
             if start is None or start.id != startpoint_id:
                 continue
             del resolved[ssp]
-            taken[ssp] = start.id
+            taken.append((ssp, start.id))
             epochs[ssp] = opened[ssp] = self.next_epoch(ssp)
             about = start.model_dump(include={"id", "position", "offset", "by", "reason"})
             applied[ssp] = AppliedStartpoint(**about, epoch=epochs[ssp], batch=batch, applied_at=at)
         update = {"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened}
         return self.model_copy(update={**update, "taken": self._add_taken(taken)})
 
-    def with_replays(self, replays: Sequence[Replay]) -> OffsetState:
+    def with_replays(self, replays: Iterable[Replay]) -> OffsetState:
         """Return the state with more replays, whose epochs are opened; a replay of no offsets
         has ended already.
         """
-        under_way = {replay.id: replay for replay in replays if replay.start != replay.until}
-        return self.model_copy(
-            update={
-                "replays": {**self.replays, **under_way},
-                "opened": {
-                    **self.opened,
-                    **{replay.ssp: replay.epoch for replay in under_way.values()},
-                },
-                "begun": self.begun | {replay.id for replay in replays},
-                "taken": self._add_taken(
-                    {replay.ssp: replay.id.removesuffix(f"@{replay.ssp}") for replay in replays}
-                ),
-            }
-        )
+        under_way = dict(self.replays)
+        opened = dict(self.opened)
+        begun = set(self.begun)
+        taken = []
+        for replay in replays:
+            begun.add(replay.id)
+            taken.append((replay.ssp, replay.id.removesuffix(f"@{replay.ssp}")))
+            if replay.start != replay.until:
+                under_way[replay.id] = replay
+                opened[replay.ssp] = replay.epoch
+        update = {"replays": under_way, "opened": opened, "begun": frozenset(begun)}
+        return self.model_copy(update={**update, "taken": self._add_taken(taken)})
 
     def with_abandoned(
         self,
@@ -231,41 +252,38 @@ class OffsetState(StoredDocument):
         under_way = dict(self.replays)
         for ssp, epoch in epochs.items():
             opened[ssp] = max(self.opened.get(ssp, 0), epoch)
-            if ssp in self.resolved and ssp not in replays:
+            replay = replays.get(ssp)
+            if replay is None and ssp in self.resolved:
                 continue  # its startpoint opens the next epoch
             opened[ssp] += 1
-            if ssp not in replays:
+            if replay is None:
                 now[ssp] = opened[ssp]
-            elif replays[ssp] in under_way:
-                under_way[replays[ssp]] = under_way[replays[ssp]].model_copy(
-                    update={"epoch": opened[ssp]}
-                )
+            elif replay in under_way:
+                under_way[replay] = under_way[replay].model_copy(update={"epoch": opened[ssp]})
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": under_way})
 
     def with_taken_back(
-        self, startpoints: Iterable[tuple[SystemStreamPartition, str]]
+        self, startpoints: Sequence[tuple[SystemStreamPartition, str]]
     ) -> OffsetState:
         """Return the state in which these startpoints (partition and id) are not applied any more.
 
         Their ids count as taken, so that a run or a fan-out that still has them drops them.
         """
-        state = self
+        resolved = dict(self.resolved)
         for ssp, startpoint_id in startpoints:
-            taken = state._add_taken({ssp: startpoint_id})
-            resolved = dict(state.resolved)
             found = resolved.get(ssp)
             if found is not None and found.id == startpoint_id:
                 del resolved[ssp]
-            state = state.model_copy(update={"resolved": resolved, "taken": taken})
-        return state
+        taken = self._add_taken(startpoints)
+        return self.model_copy(update={"resolved": resolved, "taken": taken})
 
     def _add_taken(
-        self, ids: Mapping[SystemStreamPartition, str]
+        self, ids: Iterable[tuple[SystemStreamPartition, str]]
     ) -> dict[SystemStreamPartition, tuple[str, ...]]:
-        added = {
-            ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()
-        }
-        return {**self.taken, **added}
+        taken = dict(self.taken)
+        for ssp, newest in ids:
+            taken[ssp] = (*taken.get(ssp, ()), newest)[-_MAX_TAKEN:]
+        return taken
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
         """Return the state after a batch that advanced these replays (by id) to these offsets;
@@ -305,10 +323,9 @@ class PartitionTimes(StoredDocument):
         Each startpoint that moves forward adds a span. Of more than MAX_SKIPPED spans the lowest
         are dropped, and count as read.
         """
-        gaps = [*self.skipped, (self.read_to, start)]
-        parts = [
-            part for low, high in gaps for part in ((low, min(high, start)), (max(low, end), high))
-        ]
+        parts: list[tuple[int, int]] = []
+        for low, high in (*self.skipped, (self.read_to, start)):
+            parts += [(low, min(high, start)), (max(low, end), high)]
         return tuple(part for part in parts if part[0] < part[1])[-MAX_SKIPPED:]
 
 
@@ -318,19 +335,11 @@ class TimeState(StoredDocument):
     partitions: dict[Partition, PartitionTimes] = Default(default_factory=dict)
     operators: dict[str, datetime] = Default(default_factory=dict)
 
-    def without_streams(self, streams: Iterable[str]) -> TimeState:
-        """Return the state without these streams, which were recreated, so that their former
-        offsets mean nothing.
+    def without_stream(self, stream: str) -> TimeState:
+        """Return the state without a stream that was recreated, so that its former offsets mean
+        nothing.
         """
-        recreated = {*streams}
-        remaining = {
-            ssp: times
-            for ssp, times in self.partitions.items()
-            if ssp.qualified_stream not in recreated
-        }
-        if len(remaining) == len(self.partitions):
-            return self
-        return self.model_copy(update={"partitions": remaining})
+        return self.model_copy(update={"partitions": without_stream(self.partitions, stream)})
 
     def carry_over(self, stream: str, went_on: Mapping[SystemStreamPartition, str]) -> TimeState:
         """Return the state after the stream was repartitioned into partitions that continue at
@@ -339,24 +348,19 @@ class TimeState(StoredDocument):
         Any record may be in any partition now, so each has come as far as the one that was farthest
         behind.
         """
-        before = [times for ssp, times in self.partitions.items() if ssp.qualified_stream == stream]
+        before = of_stream(self.partitions, stream).values()
         if not before:
             return self
         newest = [times.newest for times in before if times.newest is not None]
         marks = [times.watermark for times in before if times.watermark is not None]
-        all_known = len(newest) == len(before)
-        carried = {
-            ssp: PartitionTimes(
-                active_at=max(times.active_at for times in before),
-                newest=min(newest) if all_known else None,
-                watermark=min(marks) if all_known else None,
-                read_to=int(offset) if offset.isdecimal() else 0,
-            )
-            for ssp, offset in went_on.items()
-        }
-        return self.model_copy(
-            update={"partitions": {**self.without_streams([stream]).partitions, **carried}}
-        )
+        carried = PartitionTimes(active_at=max(times.active_at for times in before))
+        if len(newest) == len(before):
+            carried = carried.model_copy(update={"newest": min(newest), "watermark": min(marks)})
+        partitions = without_stream(self.partitions, stream)
+        for ssp, offset in went_on.items():
+            read_to = int(offset) if offset.isdecimal() else 0
+            partitions[ssp] = carried.model_copy(update={"read_to": read_to})
+        return self.model_copy(update={"partitions": partitions})
 
 
 Counters = dict[str, dict[str, int]]
@@ -366,19 +370,38 @@ NAMES = "applications/_names"
 """The folder in the lake with an empty object for each application that has a batch log."""
 
 
+class JoinedVersions(StoredDocument):
+    """The dataset versions that the joins of a batch read.
+
+    - `versions`: the version of each dataset; None if there is none to read.
+    - `over_time`: all versions of each bounded dataset that is joined by time.
+    - `reading`: which versions the joins use; `JoinVersions` describes the choices.
+    """
+
+    versions: dict[str, str | None] = Default(default_factory=dict)
+    over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
+    reading: JoinVersions = AS_OF
+
+    def list_all(self) -> dict[str, tuple[str, ...]]:
+        """Return all versions that are read, by dataset; () for one without a version."""
+        read: dict[str, tuple[str, ...]] = {}
+        for name, version in self.versions.items():
+            known = () if version is None else (version,)
+            read[name] = tuple(dict.fromkeys((*known, *self.over_time.get(name, ()))))
+        return read
+
+
 class Intent(StoredDocument):
     """What one batch is going to do, committed before it reads anything.
 
     - `ranges`: the offsets that it reads of each partition.
-    - `versions`: the version that it reads of each dataset; None if there is none to read.
+    - `joined`: the dataset versions that it reads.
     - `startpoints`: the ids of the startpoints that it applies.
     - `epochs`: the epoch of each partition's records; 0 for partitions that are not listed.
     - `lost`: offsets that retention deleted before they were read, of inputs that declare on_lost.
     - `replays`: the ids of the replays that it reads. Such a batch reads nothing else and moves no
       checkpoint.
     - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
-    - `reading`: which dataset versions its joins use; `JoinVersions` describes the choices.
-    - `over_time`: all versions of each bounded dataset that is joined by time.
     - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
       count as idle.
     - `cut`: whether retention deleted some of its records before it finished. Outputs that were
@@ -389,28 +412,28 @@ class Intent(StoredDocument):
     run: str
     clock: datetime
     ranges: dict[Partition, OffsetRange]
-    versions: dict[str, str | None]
+    joined: JoinedVersions = JoinedVersions()
     startpoints: dict[Partition, str] = Default(default_factory=dict)
     epochs: dict[Partition, int] = Default(default_factory=dict)
     lost: dict[Partition, OffsetRange] = Default(default_factory=dict)
     replays: dict[Partition, str] = Default(default_factory=dict)
     tasks: int | None = None
-    reading: JoinVersions = AS_OF
-    over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     waiting: tuple[Partition, ...] = ()
     cut: bool = False
 
     @property
-    def all_versions(self) -> dict[str, tuple[str, ...]]:
-        """All versions that the batch reads, by dataset; () for one without a version."""
-        return {
-            name: tuple(
-                dict.fromkeys(
-                    [*([] if version is None else [version]), *self.over_time.get(name, ())]
-                )
-            )
-            for name, version in self.versions.items()
-        }
+    def versions(self) -> dict[str, str | None]:
+        """The version that the batch reads of each dataset; None if there is none to read."""
+        return self.joined.versions
+
+    @property
+    def streams(self) -> set[str]:
+        """The streams that the batch reads."""
+        return {ssp.qualified_stream for ssp in self.ranges}
+
+    def ranges_of(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+        """Return the offsets that the batch reads of one stream."""
+        return of_stream(self.ranges, stream)
 
 
 class ClosedBatch(StoredDocument):
@@ -455,12 +478,20 @@ class ApplicationState(StoredDocument):
 
         It can't be stopped any more then.
         """
-        applied = self.offsets.applied.get(ssp)
-        if applied is not None and applied.id == startpoint_id:
-            return True
-        if replay_id(ssp, startpoint_id) in self.offsets.begun:
+        if self.offsets.has_begun(ssp, startpoint_id):
             return True
         return self.open is not None and self.open.startpoints.get(ssp) == startpoint_id
+
+    @property
+    def has_just_replayed(self) -> bool:
+        """Whether the batch before the next one was a bounded replay."""
+        if self.last is None or self.last.intent.batch != self.batch:
+            return False
+        return bool(self.last.intent.replays)
+
+    def has_position_in(self, stream: str) -> bool:
+        """Return whether the checkpoint has partitions of this stream."""
+        return any(ssp.qualified_stream == stream for ssp in self.checkpoint)
 
 
 class LoggedState(NamedTuple):
@@ -528,24 +559,25 @@ class BatchLog:
         `times` are the event times after it, if they change. `checks` may prevent it, by raising.
         """
         state = logged.state
-        checkpoint, offsets = _apply_batch(state, done.intent, done.closed_at)
-        lost = [
-            f"{ssp} from {span.start} up to {span.end}"
-            for ssp, span in sorted(done.intent.lost.items())
-        ]
+        intent = done.intent
+        checkpoint, offsets = _apply_batch(state, intent, done.closed_at)
         closed = ApplicationState(
             checkpoint=checkpoint,
-            batch=done.intent.batch,
+            batch=intent.batch,
             records=state.records + done.records,
-            open=None,
             last=done,
             totals=add_counters(state.totals, done.counters),
             offsets=offsets,
-            times=state.times if times is None else times,
+            times=times or state.times,
             writes_as=state.writes_as,
         )
-        note = f"lost to retention: {', '.join(lost)}" if lost else None
-        return self.commit(logged, closed, by=done.intent.run, note=note, checks=checks)
+        note = None
+        if intent.lost:
+            lost = (
+                f"{ssp} from {at.start} up to {at.end}" for ssp, at in sorted(intent.lost.items())
+            )
+            note = f"lost to retention: {', '.join(lost)}"
+        return self.commit(logged, closed, by=intent.run, note=note, checks=checks)
 
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
@@ -559,11 +591,10 @@ class BatchLog:
         require_reason(reason, what, "abandoned", application=self._application)
         logged = self.read()
         state = logged.state
-        intent = logged.state.open
+        intent = state.open
         if intent is None:
-            problem = f"application {self._application!r} has no open batch to abandon."
             raise errors.ConfigurationError(
-                problem,
+                f"application {self._application!r} has no open batch to abandon.",
                 f"See its state: adjunct checkpoint show {self._application}.",
                 application=self._application,
             )
@@ -572,15 +603,12 @@ class BatchLog:
         if skip:
             update["checkpoint"], update["offsets"] = _apply_batch(state, intent, self._lake.now())
         else:
-            again = {
-                ssp: intent.epochs.get(ssp, 0)
-                for ssp, span in intent.ranges.items()
-                if span.start != span.end
-            }
-            update |= {
-                "offsets": state.offsets.with_abandoned(again, intent.replays),
-                "given_up": intent.batch,
-            }
+            again = {}
+            for ssp, span in intent.ranges.items():
+                if span.start != span.end:
+                    again[ssp] = intent.epochs.get(ssp, 0)
+            update["offsets"] = state.offsets.with_abandoned(again, intent.replays)
+            update["given_up"] = intent.batch
         self.commit(logged, state.model_copy(update=update), by=by, note=note)
         return intent
 
@@ -593,20 +621,18 @@ class BatchLog:
         next commit. It starts again without them. Before the first commit of the application
         nothing is committed. Raises CommitConflictError if other commits come first every time.
         """
-        for attempt in range(1, _MAX_ATTEMPTS + 1):
+
+        def decide() -> Callable[[], LoggedState]:
             logged = self.read()
             state = logged.state
             stopped = [each for each in startpoints if not state.has_begun(*each)]
             if not stopped or logged.commit is None:
-                return logged
-            offsets = state.offsets.with_taken_back(stopped)
-            after = state.model_copy(update={"offsets": offsets})
-            try:
-                return self.commit(logged, after, by=by, note=f"startpoints taken back: {reason}")
-            except errors.CommitConflictError:
-                if attempt == _MAX_ATTEMPTS:
-                    raise
-        raise AssertionError("unreachable")
+                return lambda: logged
+            after = state.model_copy(update={"offsets": state.offsets.with_taken_back(stopped)})
+            note = f"startpoints taken back: {reason}"
+            return partial(self.commit, logged, after, by=by, note=note)
+
+        return retry_conflicts(decide, attempts=_MAX_ATTEMPTS)
 
     def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
         """Stop these bounded replays where they are; return those that were under way.
@@ -619,8 +645,7 @@ class BatchLog:
         stopped = [going.pop(key) for key in sorted(going.keys() & set(ids))]
         if not stopped:
             return []
-        reading = set() if state.open is None else set(state.open.replays.values())
-        if state.open is not None and not reading.isdisjoint(replay.id for replay in stopped):
+        if state.open is not None and not set(ids).isdisjoint(state.open.replays.values()):
             raise errors.ConfigurationError(
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay"
                 f" on {', '.join(str(replay.ssp) for replay in stopped)}.",
@@ -628,9 +653,8 @@ class BatchLog:
                 f" {self._application} --reason ….",
                 application=self._application,
             )
-        after = state.model_copy(
-            update={"offsets": state.offsets.model_copy(update={"replays": going})}
-        )
+        offsets = state.offsets.model_copy(update={"replays": going})
+        after = state.model_copy(update={"offsets": offsets})
         self.commit(logged, after, by=by, note=f"replays cancelled: {reason}")
         return stopped
 
@@ -644,9 +668,8 @@ class BatchLog:
         state = before.read().state
         update = {"writes_as": state.writes_as or old, "renamed_to": None, "note": note}
         self._register_name()
-        self._log.continue_from(
-            before._log, state.model_copy(update=update).model_dump(mode="json"), by=by
-        )
+        body = state.model_copy(update=update).model_dump(mode="json")
+        self._log.continue_from(before._log, body, by=by)
 
     def check_not_superseded(self, logged: LoggedState) -> None:
         """Raise CommitConflictError if another run has committed since: it owns the batch now.
@@ -683,15 +706,13 @@ class BatchLog:
 
     def _fenced(self, now: Commit | None) -> errors.CommitConflictError:
         by = f"{now.by} at {now.created_at}" if now else "nobody"
-        problem = (
+        return errors.CommitConflictError(
             f"application {self._application!r} was taken over by another run (last commit by"
-            f" {by})."
-        )
-        step = (
+            f" {by}).",
             "This run has no effect on the batch; let the other run finish, or stop it and start"
-            " again."
+            " again.",
+            application=self._application,
         )
-        return errors.CommitConflictError(problem, step, application=self._application)
 
     def _parse(self, commit: Commit | None) -> ApplicationState:
         if commit is None:
@@ -712,28 +733,25 @@ def _apply_batch(
     state: ApplicationState, intent: Intent, at: datetime
 ) -> tuple[dict[SystemStreamPartition, str], OffsetState]:
     """Return the checkpoint and the other positions after this batch."""
+    offsets = state.offsets
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
-    if intent.replays:
-        return state.checkpoint, state.offsets.with_replayed(
-            {intent.replays[ssp]: end for ssp, end in ends.items()}
-        )
-    return {**state.checkpoint, **ends}, state.offsets.with_applied(
-        intent.startpoints, intent.batch, at
-    )
+    if not intent.replays:
+        applied = offsets.with_applied(intent.startpoints, intent.batch, at)
+        return state.checkpoint | ends, applied
+    replayed = {intent.replays[ssp]: end for ssp, end in ends.items()}
+    return state.checkpoint, offsets.with_replayed(replayed)
 
 
 @validated
 def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
     """Return, by dataset and version, which batches of the retained log read it, oldest first."""
-    states = (state for _, state in BatchLog(lake, application).history(None))
-    batches = {
-        state.last.intent.batch: state.last.intent.versions
-        for state in states
-        if state.last is not None
-    }
+    batches: dict[int, Intent] = {}
+    for _, state in BatchLog(lake, application).history(None):
+        if state.last is not None:
+            batches[state.last.intent.batch] = state.last.intent
     served: dict[str, dict[str, list[int]]] = {}
-    for batch in sorted(batches):
-        for dataset, version in batches[batch].items():
+    for batch, intent in sorted(batches.items()):
+        for dataset, version in intent.versions.items():
             if version is not None:
                 served.setdefault(dataset, {}).setdefault(version, []).append(batch)
     return served
@@ -777,25 +795,22 @@ def check_application_known(lake: Lake, name: str) -> None:
     """
     known = list_applications(lake)
     if known and name not in known:
-        problem = (
+        raise errors.ConfigurationError(
             f"application {name!r} has never run in {lake.url};"
-            f" {describe_similar_names(lake, name)}."
+            f" {describe_similar_names(lake, name)}.",
+            "Check the name; for an application that has not run yet, pass the Application itself.",
+            application=name,
         )
-        step = (
-            "Check the name; for an application that has not run yet, pass the Application itself."
-        )
-        raise errors.ConfigurationError(problem, step, application=name)
 
 
 def check_not_renamed(name: str, state: ApplicationState) -> None:
     """Raise ConfigurationError if this is the former name of a renamed application."""
     if state.renamed_to is not None:
-        step = (
-            f"Use {state.renamed_to!r} here and in the code; choose another name for another"
-            " application."
-        )
         raise errors.ConfigurationError(
-            f"application {name!r} was renamed {state.renamed_to!r}.", step, application=name
+            f"application {name!r} was renamed {state.renamed_to!r}.",
+            f"Use {state.renamed_to!r} here and in the code; choose another name for another"
+            " application.",
+            application=name,
         )
 
 

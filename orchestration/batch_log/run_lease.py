@@ -222,13 +222,13 @@ class Claim:
 
     `dagster` is the id of this run in Dagster, if any; `finished` returns whether Dagster has ended
     a run of this id. `say` receives messages about which run it waits for or takes over from. A run
-    that `stays` ends for one that waits. `in_flight` is how many seconds a request of this run may
-    be under way.
+    that `stays` for some time ends for one that waits. `in_flight` is how many seconds a request of
+    this run may be under way.
     """
 
     wait: timedelta = DEFAULT_WAIT
     take_over: bool = False
-    stays: bool = False
+    stays: timedelta | None = None
     in_flight: float = 0.0
     dagster: str = ""
     finished: Callable[[str], bool] = lambda run: False
@@ -273,7 +273,7 @@ class RunLease:
             epoch=0,
             in_flight=claim.in_flight,
             dagster=claim.dagster,
-            stays=claim.stays,
+            stays=claim.stays is not None,
         )
         # Others take an expired lease by its ETag, so that its holder may still renew one that
         # nobody has taken.
@@ -316,7 +316,7 @@ class RunLease:
         self._heartbeat.on_loss = self._fence.expire
         self._heartbeat.start()
         before = None if taken_from is None else taken_from.holder
-        if self._claim.stays or (before is not None and before.stays):
+        if self._holder.stays or (before is not None and before.stays):
             self._store.delete(self._asked_key)
         has_ended = before is not None and before.ended
         if taken_from is not None and not has_ended:

@@ -285,7 +285,7 @@ class StepWork:
     adopt: bool
 
     def __call__(self, host: Host) -> "tuple[StepReport, ExecutionPlan]":
-        from dagster_adjunct.orchestration.step.run import run_batches
+        from dagster_adjunct.orchestration.step.run import RunCalls, run_batches
 
         runtime = host.runtime
         tell = host.tell
@@ -295,7 +295,7 @@ class StepWork:
         claim = Claim(
             wait=self.wait,
             take_over=self.take_over,
-            stays=lasts is not None,
+            stays=lasts,
             dagster=runtime.by,
             finished=host.has_ended,
             say=warn,
@@ -326,20 +326,15 @@ class StepWork:
             reports.flush()
             versions.flush()
 
-        return run_batches(
-            runtime,
-            app,
-            claim,
-            advance,
-            lasts=lasts,
-            adopt=self.adopt,
+        calls = RunCalls(
             on_event=partial(tell, "event"),
             on_advance=report_advance,
             warn=warn,
             say=partial(tell, "info"),
-            tick=flush,
             on_report=(lambda report: None) if lasts is None else reports.add,
+            tick=flush,
         )
+        return run_batches(runtime, app, claim, advance, calls, adopt=self.adopt)
 
 
 T = TypeVar("T")

@@ -119,7 +119,7 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
                 needed.setdefault(dataset, {})[version] = why
         if state.open is not None:
             why = f"open batch {state.open.batch} of application {application}"
-            for dataset, versions in state.open.all_versions.items():
+            for dataset, versions in state.open.joined.list_all().items():
                 for version in versions:
                     if not is_transient(version):
                         needed.setdefault(dataset, {})[version] = why

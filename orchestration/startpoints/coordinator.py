@@ -440,7 +440,9 @@ def start_run(
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(tuple(resolved.replays.values()))
-    times = state.times.without_streams(recreated)
+    times = state.times
+    for name in recreated:
+        times = times.without_stream(name)
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))

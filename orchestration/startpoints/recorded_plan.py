@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from pydantic import Field as Default
-
-from dagster_adjunct.orchestration.batch_log.batch_log import Partition
+from dagster_adjunct.orchestration.batch_log.batch_log import JoinedVersions, Partition
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.streams.system import OffsetRange
 
@@ -24,11 +22,10 @@ class RecordedPiece(StoredDocument):
 class RecordedPlan(StoredDocument):
     """The offsets to read again, in pieces, and the dataset versions that each batch read.
 
-    `spans` has, by partition, all offsets, `pieces` those of each batch. `versions` has, by batch
-    and dataset, the version that the batch read (None: the dataset had none); `over_time`, by batch
-    and dataset, all versions of bounded datasets that its as-of joins read. Requests that no run
-    has been handed by `expires_at` do not retain versions any more. `streams` has the identities of
-    the streams, which tell whether one was recreated.
+    `spans` has, by partition, all offsets, `pieces` those of each batch. `versions` has, by batch,
+    the versions that it read of datasets. Requests that no run has been handed by `expires_at` do
+    not retain versions any more. `streams` has the identities of the streams, which tell whether
+    one was recreated.
     """
 
     id: str
@@ -37,18 +34,17 @@ class RecordedPlan(StoredDocument):
     streams: dict[str, str]
     spans: dict[Partition, OffsetRange]
     pieces: dict[Partition, tuple[RecordedPiece, ...]]
-    versions: dict[int, dict[str, str | None]]
-    over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
+    versions: dict[int, JoinedVersions]
 
     def versions_read(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yield each dataset and version that the batches read, with the numbers of these
         batches.
         """
         batches_of: dict[tuple[str, str], list[int]] = {}
-        for batch, versions in sorted(self.versions.items()):
-            for dataset, version in versions.items():
-                for read in {version, *self.over_time.get(batch, {}).get(dataset, ())} - {None}:
-                    batches_of.setdefault((dataset, str(read)), []).append(batch)
+        for batch, joined in sorted(self.versions.items()):
+            for dataset, versions in joined.list_all().items():
+                for version in versions:
+                    batches_of.setdefault((dataset, version), []).append(batch)
         for (dataset, version), batches in sorted(batches_of.items()):
             yield dataset, version, batches
 
@@ -57,9 +53,8 @@ class RecordedPlan(StoredDocument):
         batches = sorted(self.versions)
         if not batches:
             return ()
-        if len(batches) == 1:
-            which = f"batch {batches[0]}"
-        else:
+        which = f"batch {batches[0]}"
+        if len(batches) > 1:
             which = f"{len(batches)} batches, {batches[0]} to {batches[-1]}"
         versions: dict[str, list[str]] = {}
         for dataset, version, _ in self.versions_read():

@@ -22,9 +22,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cmp_to_key, partial
+from functools import cache, cmp_to_key, partial
 
 from pydantic import ValidationError
 
@@ -37,8 +37,10 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     Intent,
+    JoinedVersions,
     application_state,
 )
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, offset_error
@@ -97,27 +99,18 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
     was stored before the discard, it is not, as long as its files exist: the discard has spared
     them because of the plan.
     """
-    manifests: dict[str, DatasetManifest | None] = {}
+    manifest_of = cache(lambda dataset: DatasetLog(lake, dataset).read()[1])
     for dataset, version, batches in plan.versions_read():
         if is_transient(version):
-            manifest = None
             why = "its table lived for one run"
-        else:
-            if dataset not in manifests:
-                manifests[dataset] = DatasetLog(lake, dataset).read()[1]
-            manifest = manifests[dataset]
+        elif (manifest := manifest_of(dataset)) is None:
             why = "the dataset was deleted"
-        if manifest is not None:
-            try:
-                manifest.check_kept(version)
-                continue
-            except VersionDiscardedError:
-                why = "it was discarded"
-            if or_spared and is_readable(lake, manifest, version):
-                continue
-        if len(batches) == 1:
-            met = f"batch {batches[0]}"
+        elif not _is_retained(lake, manifest, version, or_spared=or_spared):
+            why = "it was discarded"
         else:
+            continue
+        met = f"batch {batches[0]}"
+        if len(batches) > 1:
             met = f"batches {batches[0]} to {batches[-1]}"
         raise VersionDiscardedError(
             f"dataset {dataset!r}: version {version}, which {met} of application"
@@ -128,6 +121,14 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
             dataset=dataset,
             version=version,
         )
+
+
+def _is_retained(lake: Lake, manifest: DatasetManifest, version: str, *, or_spared: bool) -> bool:
+    try:
+        manifest.check_kept(version)
+    except VersionDiscardedError:
+        return or_spared and is_readable(lake, manifest, version)
+    return True
 
 
 def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
@@ -146,18 +147,19 @@ def load_plans(
     """Return, by id, the plans that requests at tasks name; for a plan that can't be used any
     more, the error.
     """
-    plans: dict[str, RecordedPlan | PermanentError] = {}
+    named: set[str | None] = set()
     for held in fan_out.tasks.values():
-        for request in held.values():
-            if request.recorded is not None and request.recorded not in plans:
-                try:
-                    plan = read_plan(lake, application, request.recorded)
-                    check_all_retained(lake, plan, or_spared=True)
-                    plans[plan.id] = plan
-                except ObjectNotFoundError:
-                    continue
-                except PermanentError as error:
-                    plans[request.recorded] = error
+        named |= {request.recorded for request in held.values()}
+    plans: dict[str, RecordedPlan | PermanentError] = {}
+    for plan_id in named - {None}:
+        try:
+            plan = read_plan(lake, application, str(plan_id))
+            check_all_retained(lake, plan, or_spared=True)
+            plans[plan.id] = plan
+        except ObjectNotFoundError:
+            continue
+        except PermanentError as error:
+            plans[str(plan_id)] = error
     return plans
 
 
@@ -166,12 +168,10 @@ def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]
     the version.
     """
     held: dict[str, dict[str, str]] = {}
-    for plan in _live_plans(lake, application):
+    for plan in _live_plans(lake, application, _list_plans(lake, application)):
+        where = ", ".join(map(str, sorted(plan.spans)[:3]))
         for dataset, version, _ in plan.versions_read():
-            why = (
-                f"a recorded replay of application {application},"
-                f" {', '.join(map(str, sorted(plan.spans)[:3]))}"
-            )
+            why = f"a recorded replay of application {application}, {where}"
             held.setdefault(dataset, {})[version] = why
     return held
 
@@ -179,14 +179,15 @@ def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]
 def purge_plans(lake: Lake, application: str) -> int:
     """Delete the plans that are no longer live; return how many."""
     stored = _list_plans(lake, application)
-    live = {plan.id for plan in _live_plans(lake, application)} if stored else set()
+    live = {plan.id for plan in _live_plans(lake, application, stored)}
     gone = [item.key for plan, item in stored.items() if plan not in live]
     lake.store.delete_many(gone)
     return len(gone)
 
 
-def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
-    stored = _list_plans(lake, application)
+def _live_plans(
+    lake: Lake, application: str, stored: Mapping[str, ObjectInfo]
+) -> list[RecordedPlan]:
     if not stored:
         return []
     now = read_store_clock(lake.store, f"{lake.application_prefix(application)}/clock")
@@ -195,17 +196,19 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
     startpoints = StartpointManager(MetadataStore(lake), application).read()
     replays = application_state(lake, application).offsets.replays.values()
     waiting = {request.recorded for request in (*startpoints.waiting, *startpoints.expired)}
-    used = {request.recorded for held in startpoints.handed.values() for request in held.values()}
-    used |= {replay.recorded for replay in replays}
+    used = {replay.recorded for replay in replays}
+    for held in startpoints.handed.values():
+        used |= {request.recorded for request in held.values()}
+    if startpoints.unreadable:  # they may name any plan
+        used |= stored.keys()
     plans = []
     for plan_id, item in stored.items():
         try:
             plan = read_plan(lake, application, plan_id)
         except ObjectNotFoundError:
             continue
-        is_young = item.modified > now - _GRACE
         is_asked = plan.id in waiting and now < plan.expires_at
-        if is_young or is_asked or plan.id in used or startpoints.unreadable:
+        if is_asked or plan.id in used or item.modified > now - _GRACE:
             plans.append(plan)
     return plans
 
@@ -254,21 +257,19 @@ def plan_recorded(
         lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
         lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
     )
-    batches, newest, oldest, gone = collect_main_batches(
-        BatchLog(lake, app.name).history(None), asked
-    )
-    reads = find_first_reads(batches, asked, gone)
-    joined_after_sends = frozenset[str]() if plan is None else plan.tables_joined_after_sends()
-    problems = explain_unread(asked, reads, newest, oldest, gone) | explain_cut(
-        asked, reads, joined_after_sends
-    )
+    history = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
+    reads = find_first_reads(history, asked)
+    problems = explain_unread(asked, reads, history)
+    if plan is not None:
+        problems |= explain_cut(asked, reads, plan.tables_joined_after_sends())
+    if problems:
+        return problems, None
     recorded = _build_plan(app, asked, reads, now)
-    if not problems:
-        try:
-            check_all_retained(lake, recorded)
-        except DatasetError as error:
-            problems = dict.fromkeys(spans, str(error))
-    return problems, None if problems else recorded
+    try:
+        check_all_retained(lake, recorded)
+    except DatasetError as error:
+        return dict.fromkeys(spans, str(error)), None
+    return {}, recorded
 
 
 def _build_plan(
@@ -285,21 +286,23 @@ def _build_plan(
             read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
         pieces[ssp] = tuple(read_pieces)
         spans[ssp] = OffsetRange(start=start, end=end if read_pieces else start)
-    joined = {dataset.name for dataset in app.datasets}
+    names = {dataset.name for dataset in app.datasets}
+    versions = {}
+    for batch, joined in reads.versions.items():
+        kept = {name: joined.versions[name] for name in joined.versions.keys() & names}
+        versions[batch] = joined.model_copy(update={"versions": kept, "reading": RECORDED})
+    streams = {}
+    for name, identity in asked.identities.items():
+        if identity is not None:
+            streams[name] = identity
     return RecordedPlan(
         id=uuid.uuid4().hex,
         application=app.name,
         expires_at=add_span(now, app.startpoints_expire_after),
-        streams={
-            name: identity for name, identity in asked.identities.items() if identity is not None
-        },
+        streams=streams,
         spans=spans,
         pieces=pieces,
-        versions={
-            batch: {name: version for name, version in met.items() if name in joined}
-            for batch, met in reads.versions.items()
-        },
-        over_time={batch: dict(met) for batch, met in reads.over_time.items()},
+        versions=versions,
     )
 
 
@@ -318,30 +321,42 @@ class AskedOffsets:
 
 
 @dataclass(frozen=True, slots=True)
+class MainBatches:
+    """The closed batches of the main position that may have read some offsets, from the batch log.
+
+    `intents` has them by number, `newest` is the newest state of the application (None before its
+    first commit), `oldest` the number of the oldest commit read. `gone` has, by partition, which of
+    the offsets may have been read by batches whose commits the log has deleted.
+    """
+
+    intents: Mapping[int, Intent]
+    newest: ApplicationState | None
+    oldest: int
+    gone: Mapping[SystemStreamPartition, Span] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class FirstReads:
     """Which batches read the requested offsets first.
 
     `pieces` has, by partition and in order of offsets, the end of each piece and the number of the
     batch that read it first. Pieces are contiguous except where `unread` has offsets, of which no
-    such batch is known. `versions` and `over_time` have the dataset versions that each batch read,
-    as in RecordedPlan. `cut` are the batches of which only a part is requested.
+    such batch is known. `versions` has the dataset versions that each batch read. `cut` are the
+    batches of which only a part is requested.
     """
 
     pieces: Mapping[SystemStreamPartition, tuple[tuple[str, int], ...]]
-    versions: Mapping[int, Mapping[str, str | None]]
-    over_time: Mapping[int, Mapping[str, tuple[str, ...]]]
+    versions: Mapping[int, JoinedVersions]
     unread: Mapping[SystemStreamPartition, tuple[Span, ...]]
     cut: tuple[int, ...]
 
 
 def collect_main_batches(
     history: Iterable[tuple[Commit, ApplicationState]], asked: AskedOffsets
-) -> tuple[dict[int, Intent], ApplicationState | None, int, dict[SystemStreamPartition, Span]]:
-    """Return, by number, the intents of closed batches (no replays) that may have read the offsets.
+) -> MainBatches:
+    """Return the closed batches (no replays) that may have read the offsets.
 
-    Also returns the newest state, the number of the oldest commit read, and, by partition, which of
-    the offsets may have been read by batches whose commits the log has deleted. `history` is newest
-    first; it is read only as far back as batches may have read the offsets.
+    `history` is newest first; it is read only as far back as batches may have read the offsets.
     """
     intents: dict[int, Intent] = {}
     newest = None
@@ -350,68 +365,57 @@ def collect_main_batches(
         newest = newest or state
         oldest = commit.number
         done = state.last.intent if state.last is not None else None
-        if done is not None and done.batch not in intents and not done.replays:
-            ranges = {
-                ssp: span
-                for ssp, span in done.ranges.items()
-                if _is_same_stream(state, asked, ssp.qualified_stream)
-            }
-            intents[done.batch] = done.model_copy(update={"ranges": ranges})
+        if done is not None and not done.replays:
+            intents.setdefault(done.batch, _drop_former_streams(done, state, asked))
         if all(_has_read_none(state, asked, ssp) for ssp in asked.spans):
-            break
-    else:
-        if oldest > 1:
-            return (
-                intents,
-                newest,
-                oldest,
-                {ssp: _read_up_to(state, asked, ssp) for ssp in asked.spans},
-            )
-    return intents, newest, oldest, {}
+            return MainBatches(intents, newest, oldest)
+    if oldest <= 1:
+        return MainBatches(intents, newest, oldest)
+    gone = {ssp: _read_up_to(state, asked, ssp) for ssp in asked.spans}
+    return MainBatches(intents, newest, oldest, gone)
 
 
-def find_first_reads(
-    batches: Mapping[int, Intent], asked: AskedOffsets, gone: Mapping[SystemStreamPartition, Span]
-) -> FirstReads:
+def _drop_former_streams(intent: Intent, state: ApplicationState, asked: AskedOffsets) -> Intent:
+    """Return the intent without ranges of streams that are not the requested ones."""
+    ranges = dict(intent.ranges)
+    for ssp in intent.ranges:
+        if not _is_same_stream(state, asked, ssp.qualified_stream):
+            del ranges[ssp]
+    return intent.model_copy(update={"ranges": ranges})
+
+
+def find_first_reads(history: MainBatches, asked: AskedOffsets) -> FirstReads:
     """Return which of these batches read each offset first.
 
-    `gone` has, by partition, the offsets that batches of deleted commits may have read before:
-    these are unread.
+    Offsets that batches of deleted commits may have read before are unread.
     """
-    unknown: dict[SystemStreamPartition, list[Span]] = {}
-    open_spans: dict[SystemStreamPartition, list[Span]] = {}
     read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {}
-    for ssp, asked_span in asked.spans.items():
-        before = gone.get(ssp, (asked_span[0], asked_span[0]))
-        unknown[ssp], open_spans[ssp] = _split_spans(asked.compare, ssp, [asked_span], before)
-        read[ssp] = []
-    first: dict[int, Intent] = {}
-    cut = []
-    for number, intent in sorted(batches.items()):
-        for ssp, span in intent.ranges.items():
-            if ssp not in open_spans or asked.compare(ssp, span.start, span.end) == 0:
-                continue
-            pieces, open_spans[ssp] = _split_spans(
-                asked.compare, ssp, open_spans[ssp], (span.start, span.end)
-            )
-            for piece in pieces:
-                read[ssp].append((piece, number))
-                first[number] = intent
-        if number in first and _is_cut(intent, read, number, asked):
-            cut.append(number)
     ends = {}
     unread = {}
-    for ssp, owned in read.items():
-        ends[ssp] = _list_ends(asked, ssp, owned)
-        if unknown[ssp] or open_spans[ssp]:
-            unread[ssp] = (*unknown[ssp], *open_spans[ssp])
-    return FirstReads(
-        ends,
-        {number: intent.versions for number, intent in first.items()},
-        {number: intent.over_time for number, intent in first.items() if intent.over_time},
-        unread,
-        tuple(cut),
-    )
+    numbers = set()
+    for ssp, (start, end) in asked.spans.items():
+        before = history.gone.get(ssp, (start, start))
+        unknown, left = _split_spans(asked.compare, ssp, [(start, end)], before)
+        read[ssp] = []
+        for number, intent in sorted(history.intents.items()):
+            span = intent.ranges.get(ssp)
+            if span is None:
+                continue
+            pieces, left = _split_spans(asked.compare, ssp, left, (span.start, span.end))
+            for piece in pieces:
+                read[ssp].append((piece, number))
+                numbers.add(number)
+        ends[ssp] = _list_ends(asked, ssp, read[ssp])
+        if unknown or left:
+            unread[ssp] = (*unknown, *left)
+    versions = {}
+    cut = []
+    for number in sorted(numbers):
+        intent = history.intents[number]
+        versions[number] = intent.joined
+        if _is_cut(intent, read, number, asked):
+            cut.append(number)
+    return FirstReads(ends, versions, unread, tuple(cut))
 
 
 def _list_ends(
@@ -424,38 +428,40 @@ def _list_ends(
 
 
 def explain_unread(
-    asked: AskedOffsets,
-    reads: FirstReads,
-    state: ApplicationState | None,
-    oldest: int,
-    gone: Mapping[SystemStreamPartition, Span],
+    asked: AskedOffsets, reads: FirstReads, history: MainBatches
 ) -> dict[SystemStreamPartition, str]:
     """Return, by partition with such offsets, an error text on why no batch is known that has read
     them first.
-
-    `state` is the newest state of the application. `oldest` and `gone` are those of
-    `collect_main_batches`.
     """
     errors = {}
     for ssp, spans in reads.unread.items():
         holes = [span for span in spans if asked.distance(ssp, *span)]
-        if not holes:
-            continue
-        start, end = holes[0]
-        why = "no batch of the main position has read them"
-        opened = state.open if state is not None else None
-        if ssp in gone and asked.compare(ssp, start, gone[ssp][1]) < 0:
-            why = f"the batch log's history from before its commit {oldest} is gone"
-        elif opened is not None and ssp in opened.ranges and not opened.replays:
-            why = f"the open batch {opened.batch}, or a later one, reads them first"
-        elif state is None or asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
-            why = "no batch has read them yet"
-        problem = (
-            f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}:"
-            f" {why}."
-        )
-        errors[ssp] = str(offset_error(ssp, problem, _NEXT, offset=start))
+        if holes:
+            start, end = holes[0]
+            problem = (
+                f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}:"
+                f" {_explain_hole(asked, history, ssp, start)}."
+            )
+            errors[ssp] = str(offset_error(ssp, problem, _NEXT, offset=start))
     return errors
+
+
+def _explain_hole(
+    asked: AskedOffsets, history: MainBatches, ssp: SystemStreamPartition, start: str
+) -> str:
+    """Return why no batch is known that has read the offsets from `start` on."""
+    gone = history.gone.get(ssp)
+    if gone is not None and asked.compare(ssp, start, gone[1]) < 0:
+        return f"the batch log's history from before its commit {history.oldest} is gone"
+    state = history.newest
+    if state is None:
+        return "no batch has read them yet"
+    opened = state.open
+    if opened is not None and ssp in opened.ranges and not opened.replays:
+        return f"the open batch {opened.batch}, or a later one, reads them first"
+    if asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
+        return "no batch has read them yet"
+    return "no batch of the main position has read them"
 
 
 def explain_cut(
@@ -471,24 +477,20 @@ def explain_cut(
         return {}
     problem = (
         f"only a part of batch {reads.cut[0]} is requested, and its joins read in"
-        f" {min(joined_after_sends)!r} "
+        f" {min(joined_after_sends)!r} what the whole batch had sent there before."
     )
-    problem += "what the whole batch had sent there before."
     step = (
         "Request whole batches, of all their partitions at once: adjunct checkpoint history"
-        " APPLICATION lists their "
+        " APPLICATION lists their offsets."
     )
-    step += "offsets."
     return {ssp: str(offset_error(ssp, f"{ssp}: {problem}", step)) for ssp in asked.spans}
 
 
 def _is_same_stream(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:
     """Return whether the state's offsets are of the same stream as the requested ones, not of a
     former stream of its name. True for a stream that is not requested."""
-    return (
-        stream not in asked.identities
-        or state.offsets.streams.get(stream) == asked.identities[stream]
-    )
+    known = state.offsets.streams.get(stream)
+    return known == asked.identities.get(stream, known)
 
 
 def _has_read_none(
@@ -498,10 +500,9 @@ def _has_read_none(
     partition's requested offsets.
     """
     start, end = asked.spans[ssp]
-    return (
-        asked.compare(ssp, start, end) == 0
-        or asked.compare(ssp, _reached(state, asked, ssp), start) <= 0
-    )
+    if asked.compare(ssp, start, end) == 0:
+        return True
+    return asked.compare(ssp, _reached(state, asked, ssp), start) <= 0
 
 
 def _read_up_to(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> Span:
@@ -529,17 +530,17 @@ def _split_spans(
     """Return the parts of these spans inside the span `read`, and the parts outside it, without
     empty ones.
     """
+    by_offset = cmp_to_key(partial(compare, ssp))
     within = []
     left = []
     for start, end in spans:
-        first = start if compare(ssp, start, read[0]) >= 0 else read[0]
-        last = end if compare(ssp, end, read[1]) <= 0 else read[1]
-        if compare(ssp, first, last) >= 0:
-            if compare(ssp, start, end) < 0:
-                left.append((start, end))
-            continue
-        within.append((first, last))
-        left += [(a, b) for a, b in ((start, first), (last, end)) if compare(ssp, a, b) < 0]
+        first = max(start, read[0], key=by_offset)
+        last = min(end, read[1], key=by_offset)
+        parts = [(start, end)]
+        if compare(ssp, first, last) < 0:
+            within.append((first, last))
+            parts = [(start, first), (last, end)]
+        left += [part for part in parts if compare(ssp, *part) < 0]
     return within, left
 
 

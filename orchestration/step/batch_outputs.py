@@ -5,7 +5,7 @@ What depends on the engine is behind two protocols, `Frames` and `Writes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,10 +19,8 @@ from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COL
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.step import lookups
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
-from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.errors import SchemaMismatchError
@@ -44,7 +42,6 @@ from dagster_adjunct.resources.streams.system import (
     AppendResult,
     OffsetRange,
     Sources,
-    StreamSystem,
     StreamWriter,
     SystemStreamPartition,
     require_writer,
@@ -164,6 +161,23 @@ class Append:
         with naming_records(self.system, self.name, rows):
             return self.system.append(self.name, rows, **self.options)
 
+    def find_previous(self) -> AppendResult | None:
+        """Return the result of this batch's earlier append; None if there was none."""
+        try:
+            producer = self.options["producer"]
+            return self.system.appended(self.name, producer, self.options["sequence"])
+        except (errors.StreamNotFoundError, errors.ConfigurationError):
+            return None  # a custom system may not support this
+
+    def ranges(self, result: AppendResult) -> dict[SystemStreamPartition, OffsetRange]:
+        """Return the offsets of the records that were appended with this result."""
+        system, name = split_stream_name(self.stream)
+        ranges = {}
+        for partition, start in result.first.items():
+            ssp = SystemStreamPartition(system, name, partition)
+            ranges[ssp] = OffsetRange(start, result.next[partition])
+        return ranges
+
 
 class Writes(Protocol[Frame]):
     """How records get out of an engine, and back from the streams that it has written."""
@@ -204,11 +218,8 @@ class WrittenOutputs(Generic[Frame]):
         append = self._begin_append(operator, stream)
         system = append.system
         is_cut = self.planned.inputs.intent.cut
-        producer = self.planned.producers[operator]
-        find = partial(find_previous_append, system, append.name, producer, self.planned.number)
-        sent: AppendResult | None = self.before_output(
-            stream, find if is_cut or system.evolves else _find_nothing
-        )
+        look = append.find_previous if is_cut or system.evolves else lambda: None
+        sent: AppendResult | None = self.before_output(stream, look)
         schema = self.frames.schema(frame)
         create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
         if sent is None:
@@ -228,64 +239,63 @@ class WrittenOutputs(Generic[Frame]):
 
     def _begin_append(self, operator: str, stream: str) -> Append:
         context = self.planned.context
-        name = split_stream_name(stream)[1]
         system = require_writer(self.planned.system_of(stream))
         # one snapshot for all requests: appending fails, and is retried, if the stream has changed
         if system.evolves:
-            system = require_writer(system.snapshot(name))
+            system = require_writer(system.snapshot(split_stream_name(stream)[1]))
         producer = self.planned.producers[operator]
-        is_main = producer == context.writer
-        options: dict[str, Any] = {
-            "producer": producer,
-            "sequence": self.planned.number,
-            "consumed": self.planned.inputs.consumed if is_main else None,
-        }
+        options: dict[str, Any] = {"producer": producer, "sequence": self.planned.number}
+        options["consumed"] = None
+        if producer == context.writer:
+            options["consumed"] = self.planned.inputs.consumed
         if context.fence is not None and system.accepts("fence"):
             options["fence"] = context.fence
-        sources = self.planned.sources(operator) if system.accepts("sources") else None
-        if sources:
+        sources = self.planned.sources(operator)
+        if sources and system.accepts("sources"):
             options["sources"] = sources
         return Append(system, stream, options)
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
         append, result = self._sent[operator]
         options: dict[str, Any] = {"positions": True} if append.system.accepts("sources") else {}
-        return self.writes.read(append, ranges=_appended_ranges(append, result), **options)
+        return self.writes.read(append, ranges=append.ranges(result), **options)
 
     def send_dead_letters(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         system = require_writer(self.planned.system_of(stream))
-        name = split_stream_name(stream)[1]
-        writer = self.planned.context.writer
-        sent = find_previous_append(system, name, writer, self.planned.number)
+        about = {"producer": self.planned.context.writer, "sequence": self.planned.number}
+        append = Append(system, stream, about)
+        sent = append.find_previous()
         if sent is None:
             self.send(operator, frame, stream, key=key, partitions=partitions)
             return
-        check_letters_sent(system, name, sent, self.frames.to_rows(frame), operator)
+        check_letters_sent(append, sent, self.frames.to_rows(frame), operator)
         self.counts.count(stream, {"rows": sent.rows, "duplicate_batches": 1})
 
     # -- remote tables
 
     def write(self, operator: str, frame: Frame, send: TableSend, *, sensitive: bool) -> None:
         self.before_output(send.table)
-        context = self.planned.context
+        planned = self.planned
+        context = planned.context
         table = context.app.tables[send.table]
-        if self.planned.inputs.consumed is None and table.on_replay == "skip":
+        if planned.inputs.consumed is None and table.on_replay == "skip":
             # The table has these records, or will get them from the main position. If the replay
             # left marks, what the main position writes could look old.
             self._letters[operator] = (send.table, ())
             self.counts.count(send.table, {"skipped": self.frames.count(frame)})
             return
+        update = send.update
         write = TableWrite(
             self._table_of_run(table),
             send.contract,
             send.on_null_key,
-            self.planned.partitions_at(operator),
-            " and ".join(self.planned.origins[operator].streams.values()),
-            self._marking(operator, frame, table),
-            send.update is not None,
-            () if send.update is None else send.update.remove,
+            planned.partitions_at(operator),
+            " and ".join(planned.origins[operator].streams.values()),
+            build_marking(planned, operator, table, self.frames.names(frame)),
+            update is not None,
+            update.remove if update is not None else (),
             send.args,
             send.dead_letters,
             sensitive=sensitive,
@@ -298,35 +308,16 @@ class WrittenOutputs(Generic[Frame]):
     def _table_of_run(self, table: AnyTable) -> AnyTable:
         """Return the table as this run may write it: within its rate, and by its fence."""
         context = self.planned.context
-        limited = with_credits(context, table, self.frames)
+        limited = context.open_tables.limit(table, self.frames.session)
         if context.fence is None:
             return limited
-        return limited.with_fence(context.fence, may_create=table.name not in context.begun_tables)
-
-    def _marking(self, operator: str, frame: Frame, table: AnyTable) -> Marking | None:
-        return build_marking(
-            table,
-            self.frames.names(frame),
-            self.planned.stream_of(operator),
-            self.planned.inputs,
-            self.planned.writers[operator],
-            made_of_one=self.planned.sources(operator) is not None,
-        )
+        has_begun = context.registered is not None and table.name in context.registered.begun
+        return limited.with_fence(context.fence, may_create=not has_begun)
 
     def refused_records(self, operator: str) -> Frame:
         before = self.planned.operator_before(operator)
         table, letters = self._letters.get(before, ("", ()))
         return self.frames.of_table(table_of_letters(table, letters))
-
-
-def _appended_ranges(
-    append: Append, result: AppendResult
-) -> dict[SystemStreamPartition, OffsetRange]:
-    system, name = split_stream_name(append.stream)
-    return {
-        SystemStreamPartition(system, name, partition): OffsetRange(start, result.next[partition])
-        for partition, start in result.first.items()
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,44 +356,27 @@ class TableLookups(Generic[Frame]):
 
     def look_up(self, operator: str, frame: Frame, lookup: TableLookup) -> Frame:
         context = self.planned.context
-        frame = self.frames.materialize(operator, frame)
-        sensitive = bool(self.planned.sensitive(operator, self.frames.names(frame)))
-        asked = lookups.describe_lookup(lookup, self.frames.types(frame))
-        record = RecordedAnswers(
-            context.lake, context.app.name, self.planned.number, operator, asked
+        frames = self.frames
+        frame = frames.materialize(operator, frame)
+        sensitive = bool(self.planned.sensitive(operator, frames.names(frame)))
+        asked = lookups.describe_lookup(lookup, frames.types(frame))
+        record = self.planned.recorded_answers(operator, asked)
+        table = context.app.tables[lookup.table]
+        reader = context.open_tables.reader(table, context.spark, frames.session)
+        keys = frames.distinct_keys(operator, frame, lookup, sensitive=sensitive)
+        answers, metrics = lookups.answer_keys(
+            keys, lookup, record, reader, frames.tasks_at(operator)
         )
-        table = with_credits(context, context.app.tables[lookup.table], self.frames)
-        reader = context.open_tables.reader(table, context.spark)
-        keys = self.frames.distinct_keys(operator, frame, lookup, sensitive=sensitive)
-        tasks = self.frames.tasks_at(operator)
-        answers, metrics = lookups.answer_keys(keys, lookup, record, reader, tasks)
         self.counts.measure(lookup.table, metrics, metrics.counts())
-        return self.frames.add_answers(operator, frame, lookup, answers)
+        return frames.add_answers(operator, frame, lookup, answers)
 
 
-def with_credits(context: StepContext, table: AnyTable, frames: Frames[Any]) -> AnyTable:
-    """Return the table as this session's tasks may use it: within the part of its rate that the
-    run has.
-    """
-    credits = context.credits
-    return table if credits is None else credits.with_credits(table, frames.session)
-
-
-def _find_nothing() -> None:
-    return None
-
-
-def find_previous_append(
-    system: StreamWriter, stream: str, producer: str, batch: int
-) -> AppendResult | None:
-    """Return the result of this batch's earlier append to a stream; None if there was none."""
-    try:
-        return system.appended(stream, producer, batch)
-    except (
-        errors.StreamNotFoundError,
-        errors.ConfigurationError,
-    ):  # a custom system may not support this
-        return None
+def _epochs_of(sources: Sources) -> dict[int, int]:
+    """Return the epoch of each partition that the batch reads."""
+    epochs = {}
+    for span in sources.ranges:
+        epochs[SystemStreamPartition.parse(span.source).partition] = span.epoch
+    return epochs
 
 
 def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
@@ -416,14 +390,11 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
         return records.drop(*POSITION)
     if SOURCE in records.columns:
         return records
-    epochs = {
-        SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges
-    }
     return records.withColumns(
         {
             SOURCE: F.concat(F.lit(f"{sources.stream}."), F.col(PARTITION).cast("string")),
             SOURCE_OFFSET: F.col(OFFSET),
-            SOURCE_EPOCH: number_by_partition(epochs).cast("int"),
+            SOURCE_EPOCH: number_by_partition(_epochs_of(sources)).cast("int"),
             READER: F.lit(sources.reader),
         }
     )
@@ -434,21 +405,20 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
     POSITION if it keeps these (`add_positions`)."""
     order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
     rows = records.sort_by([(name, "ascending") for name in order])
-    unsent = {*order, *BATCH_ONLY, *(POSITION if sources is None else ())}
-    if sources is not None and SOURCE not in rows.column_names:
-        epochs = {
-            SystemStreamPartition.parse(span.source).partition: span.epoch
-            for span in sources.ranges
-        }
+    unsent = {*order, *BATCH_ONLY}
+    if sources is None:
+        unsent |= {*POSITION}
+    elif SOURCE not in rows.column_names:
         partitions = rows.column(PARTITION)
         names = pc.binary_join_element_wise(sources.stream, partitions.cast(pa.string()), ".")
+        epochs = epochs_of_partitions(_epochs_of(sources), partitions)
         rows = (
             rows.append_column(SOURCE, names)
             .append_column(SOURCE_OFFSET, rows.column(OFFSET))
-            .append_column(SOURCE_EPOCH, epochs_of_partitions(epochs, partitions))
+            .append_column(SOURCE_EPOCH, epochs)
             .append_column(READER, pa.repeat(pa.scalar(sources.reader), rows.num_rows))
         )
-    return rows.drop_columns([name for name in rows.column_names if name in unsent])
+    return rows.select([name for name in rows.column_names if name not in unsent])
 
 
 @contextmanager
@@ -480,95 +450,79 @@ def epochs_of_partitions(epochs: Mapping[int, int], partitions: pa.ChunkedArray)
 
 def table_of_letters(table: str, letters: Letters) -> pa.Table:
     """Return dead letters as records of a stream, at the positions of the originals."""
-    rows = [
-        {
+    rows = []
+    for letter in letters:
+        timestamp = letter.get("timestamp")
+        row = {
             PARTITION: letter.get("partition", 0),
             OFFSET: letter.get("offset", 0),
-            TIMESTAMP: (
-                datetime.fromisoformat(letter["timestamp"]) if letter.get("timestamp") else None
-            ),
+            TIMESTAMP: datetime.fromisoformat(timestamp) if timestamp else None,
             TOMBSTONE: False,
             EPOCH: letter.get("epoch") or 0,
-            **{name: {**letter, "table": table}[name] for name in DEAD_LETTER_COLUMNS},
         }
-        for letter in letters
-    ]
+        about = {**letter, "table": table}
+        rows.append(row | {name: about[name] for name in DEAD_LETTER_COLUMNS})
     kinds = {**dict(RECORD_META_COLUMNS), **DEAD_LETTER_COLUMNS}
-    return pa.Table.from_pylist(
-        rows, pa.schema([(name, arrow_type(kind)) for name, kind in kinds.items()])
-    )
+    schema = pa.schema([(name, arrow_type(kind)) for name, kind in kinds.items()])
+    return pa.Table.from_pylist(rows, schema)
 
 
-def check_letters_sent(
-    system: StreamSystem, stream: str, sent: AppendResult, letters: Letters, what: str
-) -> None:
+def check_letters_sent(append: Append, sent: AppendResult, letters: Letters, what: str) -> None:
     """Raise TableError if a retried batch rejects records that its first run did not send as dead
     letters.
 
     A batch appends to a stream only once, so these records would be lost.
     """
-    ranges = {
-        SystemStreamPartition(system.name, stream, partition): OffsetRange(
-            start, sent.next[partition]
-        )
-        for partition, start in sent.first.items()
-    }
-    there = system.read_arrow(ranges) if ranges else None
-    if there is None:
-        present = set()
-    else:
-        present = {tuple(row[name] for name in _LETTER_IDENTITY) for row in there.to_pylist()}
-    lost = [
-        letter
-        for letter in letters
-        if tuple(letter[name] for name in _LETTER_IDENTITY) not in present
-    ]
+    ranges = append.ranges(sent)
+    present = set()
+    if ranges:
+        present = set(map(_identify, append.system.read_arrow(ranges).to_pylist()))
+    lost = [letter for letter in letters if _identify(letter) not in present]
     if lost:
-        problem = (
+        raise errors.TableError(
             f"{what}: this batch was retried, and table {lost[0]['table']} rejects"
             f" {len(lost)} record(s) that are not among the dead letters of its first run; the"
-            f" first has the key {lost[0]['key']}."
-        )
-        raise errors.TableError(
-            problem,
+            f" first has the key {lost[0]['key']}.",
             "Correct the records or the table, then run the batch again.",
             table=lost[0]["table"],
         )
 
 
+def _identify(letter: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(letter[name] for name in _LETTER_IDENTITY)
+
+
 def build_marking(
-    table: Any,
-    columns: Iterable[str],
-    stream: str | None,
-    inputs: BatchInputs,
-    writer: str,
-    *,
-    made_of_one: bool,
+    planned: PlannedBatch, operator: str, table: AnyTable, columns: Collection[str]
 ) -> Marking | None:
     """Return how a batch marks its records in a remote table with `idempotent` or `newest_by`; None
     for other tables.
 
     A mark says from which offset of which source a row was last written, so that the table can
-    ignore repeats and older records. `columns` are the columns of the records, `stream` is the
-    stream of their positions. Sources are named after `writer`, so that two applications that write
-    one table from one stream keep separate marks. A recreated stream gets new names too. So does a
-    bounded replay, which reads outside the main position, unless the table has on_replay="skip".
+    ignore repeats and older records. `columns` are those of the records of the `operator` that
+    writes them. Sources are named after this writer, so that two applications that write one table
+    from one stream keep separate marks. A recreated stream gets new names too. So does a bounded
+    replay, which reads outside the main position, unless the table has on_replay="skip".
     """
     if not table.idempotent and table.newest_by is None:
         return None
-    there = set(columns)
+    inputs = planned.inputs
+    writer = planned.writers[operator]
     per_epoch = table.idempotent and table.on_replay == "apply"
-    replays = inputs.consumed is None
     sources = {}
     for ssp in inputs.intent.ranges:
+        name = f"{writer}/{ssp}"
         identity = inputs.identities.get(ssp.qualified_stream)
+        if identity:
+            name += f"@{identity[:8]}"
         epoch = inputs.intent.epochs.get(ssp, 0) if per_epoch else 0
-        name = f"{writer}/{ssp}" + (f"@{identity[:8]}" if identity else "")
-        sources[str(ssp)] = (
-            MarkedSource(f"{name}~{epoch}", 0) if replays and epoch else MarkedSource(name, epoch)
-        )
-    if made_of_one and SOURCE in there:
-        return Marking((SOURCE,), SOURCE_OFFSET, sources, prefix=f"{writer}/")
-    if ORIGIN in there:
-        return Marking((ORIGIN, PARTITION), OFFSET, sources, prefix=f"{writer}/")
-    return Marking((PARTITION,), OFFSET, sources, stream or "", f"{writer}/")
+        if epoch and inputs.consumed is None:
+            name += f"~{epoch}"
+            epoch = 0
+        sources[str(ssp)] = MarkedSource(name, epoch)
+    prefix = f"{writer}/"
+    if SOURCE in columns and planned.sources(operator) is not None:
+        return Marking((SOURCE,), SOURCE_OFFSET, sources, prefix=prefix)
+    if ORIGIN in columns:
+        return Marking((ORIGIN, PARTITION), OFFSET, sources, prefix=prefix)
+    return Marking((PARTITION,), OFFSET, sources, planned.stream_of(operator) or "", prefix)

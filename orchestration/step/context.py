@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
@@ -23,12 +23,14 @@ from dagster_adjunct.assets.unbounded.transient_table import (
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.table_registry import RegisteredTables
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,
     Counters,
     Intent,
+    JoinedVersions,
     LoggedState,
     Replay,
     TimeState,
@@ -62,13 +64,13 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.streams.system import (
+    OffsetRange,
     SourceRange,
     Sources,
     StreamSystem,
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.tables.metrics import TableMetrics
-from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.threads import map_in_threads, requested_once
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+Spans = Mapping[SystemStreamPartition, OffsetRange]
 View = VersionReader | TransientVersion | None
 """A version of a dataset as joins read it; None if the dataset has none yet."""
 
@@ -84,14 +87,13 @@ View = VersionReader | TransientVersion | None
 class BatchInputs:
     """What one batch reads: its intent, and what the intent names, opened.
 
-    - `views`: the version of each dataset. It is None for a dataset without `bootstrap` that has no
-      version yet, in which joins find no match.
+    - `views`: the version of each dataset and state table. It is None for a dataset without
+      `bootstrap` that has no version yet, in which joins find no match.
     - `identities`: the identity of each input stream that has one; a recreated stream has another.
     - `records`: the number of input records, or of offsets where these may have gaps.
     - `few`: whether there are so few records that Spark uses one task a stage.
     - `interpreted`: whether Spark interprets its plans instead of compiling them.
     - `over_time`: all versions of each bounded dataset that is joined by time.
-    - `states`: the state tables at the start of the batch, by the name of their dataset.
     - `times`: the event times of the inputs at the start of the batch.
     - `streams`: the system of each input stream, as it was when the batch was planned.
     - `arrived`: the records of the input streams that this process has read already.
@@ -104,7 +106,6 @@ class BatchInputs:
     few: bool = False
     interpreted: bool = False
     over_time: Mapping[str, VersionsOverTime] = field(default_factory=dict)
-    states: Mapping[str, VersionReader | None] = field(default_factory=dict)
     times: TimeState = field(default_factory=TimeState)
     streams: Mapping[str, StreamSystem] = field(default_factory=dict)
     arrived: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -122,22 +123,15 @@ class BatchInputs:
         """Return the ranges that the batch reads of a stream, as outputs store them; None if
         offsets are no numbers.
         """
-        ranges = {
-            ssp: span for ssp, span in self.intent.ranges.items() if ssp.qualified_stream == stream
-        }
-        if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
-            return None
+        ranges = []
+        for ssp, span in sorted(self.intent.ranges_of(stream).items()):
+            if not (span.start.isdecimal() and span.end.isdecimal()):
+                return None
+            epoch = self.intent.epochs.get(ssp, 0)
+            ranges.append(SourceRange(str(ssp), int(span.start), int(span.end), epoch))
         identity = self.identities.get(stream)
-        return Sources(
-            stream,
-            f"{application}@{identity}" if identity else application,
-            tuple(
-                SourceRange(
-                    str(ssp), int(span.start), int(span.end), self.intent.epochs.get(ssp, 0)
-                )
-                for ssp, span in sorted(ranges.items())
-            ),
-        )
+        reader = f"{application}@{identity}" if identity else application
+        return Sources(stream, reader, tuple(ranges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +170,8 @@ class BatchVersions:
     def stored(self, name: str) -> StoredVersions:
         """Return the stored versions of a dataset or state table."""
         if name not in self._stored:
-            declared = next(
-                (dataset for dataset in self._app.datasets if dataset.name == name), name
-            )
-            self._stored[name] = StoredVersions(self._runtime.lake, declared)
+            declared = {dataset.name: dataset for dataset in self._app.datasets}
+            self._stored[name] = StoredVersions(self._runtime.lake, declared.get(name, name))
         return self._stored[name]
 
     def table(self, name: str, state: ApplicationState) -> TransientTable:
@@ -196,9 +188,9 @@ class BatchVersions:
         """Take over these readers, by dataset, so that `view` need not open their versions
         again.
         """
-        self._readers |= {
-            (name, reader.version): reader for name, reader in readers.items() if reader is not None
-        }
+        for name, reader in readers.items():
+            if reader is not None:
+                self._readers[name, reader.version] = reader
 
     def view(self, name: str, version: str | None, state: ApplicationState) -> View:
         """Return this version of a dataset as joins read it; None if `version` is None."""
@@ -243,31 +235,21 @@ class BatchVersions:
     def plan_of(self, replay: Replay) -> RecordedPlan:
         """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
         plan = replay.recorded or ""
-        app = self._app.name
         if plan not in self._plans:
             try:
-                self._plans[plan] = read_plan(self._runtime.lake, app, plan)
+                self._plans[plan] = read_plan(self._runtime.lake, self._app.name, plan)
             except ObjectNotFoundError as error:
-                problem = (
+                raise ConfigurationError(
                     f"{replay.describe()} can't continue: the plan of its versions is gone"
-                    f" ({error.key})."
-                )
-                step = (
+                    f" ({error.key}).",
                     f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …) and"
-                    " ask again."
-                )
-                raise ConfigurationError(problem, step, application=app) from error
+                    " ask again.",
+                    application=self._app.name,
+                ) from error
         return self._plans[plan]
 
-    def lease(
-        self,
-        versions: Mapping[str, str | None],
-        over_time: Mapping[str, Sequence[str]],
-        *,
-        reopened: bool = False,
-    ) -> list[str]:
-        """Lease the dataset versions that a batch reads; `over_time` has those that joins by time
-        read besides.
+    def lease(self, joined: JoinedVersions, *, reopened: bool = False) -> list[str]:
+        """Lease the dataset versions that a batch reads.
 
         Leases begin before the intent is committed; an open intent retains its versions, too.
         Raises VersionDiscardedError if a version can't be leased. For a `reopened` batch, whose
@@ -275,12 +257,9 @@ class BatchVersions:
         instead.
         """
         missing: dict[str, set[str]] = {}
-        for name, version in versions.items():
-            if version is None or is_transient(version):
-                continue
-            held = self._leases.get(name)
-            wanted = {version, *over_time.get(name, ())}
-            if held is None or held.lost or not wanted <= set(held.versions):
+        for name, versions in joined.list_all().items():
+            wanted = {version for version in versions if not is_transient(version)}
+            if not self._holds(name, wanted):
                 missing[name] = wanted
 
         def acquire(name: str) -> bool:
@@ -302,15 +281,21 @@ class BatchVersions:
         taken = map_in_threads(acquire, missing, requests_at_once(self._runtime.lake.store))
         return [name for name, done in zip(missing, taken, strict=True) if not done]
 
+    def _holds(self, name: str, wanted: set[str]) -> bool:
+        """Return whether the lease on a dataset has all these versions."""
+        if not wanted:
+            return True
+        held = self._leases.get(name)
+        return held is not None and not held.lost and wanted <= set(held.versions)
+
     def _forget_readers(self, name: str, wanted: Collection[str]) -> None:
         """Drop the readers of versions that the batch does not read: a run that stays sees
         thousands of versions.
         """
-        for key in list(
-            self._readers
-        ):  # several threads do so at the same time, of different datasets
-            if key[0] == name and key[1] not in wanted:
-                del self._readers[key]
+        # Several threads do so at the same time, of different datasets.
+        for dataset, version in list(self._readers):
+            if dataset == name and version not in wanted:
+                del self._readers[dataset, version]
 
     def check_leases(self) -> None:
         """Raise LeaseLostError if a lease on a version in use was lost."""
@@ -329,28 +314,39 @@ class BatchVersions:
                 table.release()
 
 
+@dataclass(frozen=True, slots=True)
+class RunHooks:
+    """What a run of the step calls.
+
+    - `on_event`: receives each event.
+    - `on_report`: receives the report after each batch.
+    - `between_batches`: called before each batch but the first.
+    - `wait`: called when there is nothing to read; waits, and returns whether the step goes on.
+    - `go_on`: called after each batch; returns whether the step goes on, without waiting.
+    """
+
+    on_event: Callable[[StepEvent], None] = lambda event: None
+    on_report: Callable[[StepReport], None] = lambda report: None
+    between_batches: Callable[[], None] = lambda: None
+    wait: Callable[[], bool] = lambda: False
+    go_on: Callable[[], bool] = lambda: True
+
+
 @dataclass(frozen=True)
 class StepContext:
     """What a run of the step works with.
 
     - `fan_out`: the startpoints that were handed to this run's tasks.
-    - `before_batch`: called with the fence before each batch's intent is committed; raises if a
-      remote table that it writes is gone.
-    - `begun_tables`: the remote tables that `before_batch` has found or created; no write creates
-      them again.
-    - `between_batches`: called before each batch but the first.
     - `still_ours`: called before each batch, output and commit; raises if another run may have
       taken over. It is None for a run without a lease, which fails as soon as another run has
       committed. A run with a lease starts again from that commit if it has not committed anything
       itself.
     - `lease`: the run's lease, whose fence its writes to tables carry; None for a run without one.
-    - `credits`: hands out the run's part of the tables' rate limits.
-    - `open_tables`: the tables of lookups, with their caches.
+    - `registered`: the remote tables whose stores are asked before each batch whether they still
+      hold them; no write creates again those that it has found or created.
+    - `open_tables`: the tables of lookups, with their caches, and the run's part of rate limits.
     - `writes_as`: the former name of a renamed application, which its outputs and state tables
       keep.
-    - `wait`: called when there is nothing to read; waits, and returns whether the step goes on.
-    - `go_on`: called after each batch; returns whether the step goes on, without waiting.
-    - `on_report`: receives the report after each batch.
     - `earlier`: the report of the run's former steps, to which this step adds.
     """
 
@@ -358,24 +354,23 @@ class StepContext:
     app: Application
     plan: ExecutionPlan
     fan_out: FanOut
-    on_event: Callable[[StepEvent], None] = lambda event: None
+    hooks: RunHooks = RunHooks()
     max_batches: int | None = None
-    between_batches: Callable[[], None] = lambda: None
     still_ours: Callable[[], None] | None = None
     lease: RunLease | None = None
-    credits: RunCredits | None = None
+    registered: RegisteredTables | None = None
     open_tables: OpenTables = field(default_factory=OpenTables)
     writes_as: str | None = None
-    wait: Callable[[], bool] = lambda: False
-    go_on: Callable[[], bool] = lambda: True
-    on_report: Callable[[StepReport], None] = lambda report: None
     earlier: StepReport | None = None
-    before_batch: Callable[[Fence | None], None] = lambda fence: None
-    begun_tables: Collection[str] = frozenset()
 
     @property
     def lake(self) -> Lake:
         return self.runtime.lake
+
+    @property
+    def at_once(self) -> int:
+        """How many requests to the lake are made at the same time."""
+        return requests_at_once(self.lake.store)
 
     @property
     def systems(self) -> Mapping[str, StreamSystem]:
@@ -426,16 +421,39 @@ class StepContext:
     @cached_property
     def states(self) -> tuple[str, ...]:
         """The names of the datasets that hold the state of the application's operators."""
-        names = (name for operator in self.app.operators for name in operator.spec.states)
-        return tuple(state_dataset_name(self.writer, name) for name in names)
+        names: list[str] = []
+        for operator in self.app.operators:
+            names += [state_dataset_name(self.writer, name) for name in operator.spec.states]
+        return tuple(names)
 
     @property
     def unit(self) -> str:
         """The unit in which inputs are counted: "offsets" where a system's offsets may have
         gaps, else "records".
         """
-        names = {split_stream_name(stream)[0] for stream in self.app.inputs}
-        return "records" if all(self.systems[name].counts_unread for name in names) else "offsets"
+        for stream in self.app.inputs:
+            if not self.system_of(stream).counts_unread:
+                return "offsets"
+        return "records"
+
+    def system_of(self, stream: str) -> StreamSystem:
+        """Return the system of a stream ("lake.flights")."""
+        return self.systems[split_stream_name(stream)[0]]
+
+    def count_offsets(self, ranges: Spans) -> dict[SystemStreamPartition, int]:
+        """Return the number of offsets in each of these ranges."""
+        return {
+            ssp: self.systems[ssp.system].distance(ssp, span.start, span.end)
+            for ssp, span in ranges.items()
+        }
+
+    def compare(self, ssp: SystemStreamPartition, left: str, right: str) -> int:
+        """Compare two offsets of a partition, which only its system can: below 0, 0 or above."""
+        return self.systems[ssp.system].compare(left, right)
+
+    def report(self, what: str, batch: int, **detail: Any) -> None:
+        """Send an event of this batch."""
+        self.hooks.on_event(StepEvent(what, batch, detail))
 
     def check(self) -> None:
         """Raise the error of `still_ours` if the run may not continue."""
@@ -463,7 +481,7 @@ class StepState:
         texts, too.
         """
         for text in texts:
-            context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
+            context.report("startpoint", self.logged.state.batch, text=text)
         told = (*self.report.startpoints, *texts)[-MAX_STARTPOINTS:]
         return replace(self, report=replace(self.report, startpoints=told))
 
@@ -474,14 +492,14 @@ class StepState:
         task a stage.
         """
         before = self.report
-        took = {**done.seconds, "commit": commit_seconds}
-        versions = {
-            name: before.versions.get(name, [])
-            for name in {**before.versions, **done.intent.versions}
-        }
+        versions = dict(before.versions)
         for name, version in done.intent.versions.items():
-            if version is not None and version not in versions[name]:
-                versions[name] = [*versions[name], version][-MAX_VERSIONS:]
+            known = versions.setdefault(name, [])
+            if version is not None and version not in known:
+                versions[name] = [*known, version][-MAX_VERSIONS:]
+        measured = dict(before.measured)
+        for name, metrics in outputs.measured.items():
+            measured[name] = measured.get(name, TableMetrics()) + metrics
         report = replace(
             before,
             batches=before.batches + 1,
@@ -489,12 +507,8 @@ class StepState:
             in_process_batches=before.in_process_batches + outputs.in_process,
             counters=add_counters(before.counters, done.counters),
             versions=versions,
-            seconds=sum_counters(before.seconds, took),
-            measured=before.measured
-            | {
-                name: before.measured.get(name, TableMetrics()) + metrics
-                for name, metrics in outputs.measured.items()
-            },
+            seconds=sum_counters(before.seconds, {**done.seconds, "commit": commit_seconds}),
+            measured=measured,
         )
         return replace(self, report=report)
 
@@ -502,7 +516,7 @@ class StepState:
         """Return the report of the run; send a "caught-up" event if it has caught up."""
         state = self.logged.state
         if caught_up:
-            context.on_event(StepEvent("caught-up", state.batch))
+            context.report("caught-up", state.batch)
         return replace(
             self.report,
             caught_up=caught_up,

@@ -248,9 +248,7 @@ def inputs_of_dry_run(
 ) -> BatchInputs:
     """Return the inputs of a batch that reads nothing: it is number 0."""
     ranges = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
-    return BatchInputs(
-        Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={}), views
-    )
+    return BatchInputs(Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges), views)
 
 
 def compare_plans(context: StepContext, inputs: BatchInputs) -> PhysicalProof:

@@ -20,7 +20,6 @@ from dagster_adjunct.orchestration.step.in_process_batch import (
 )
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache
 from dagster_adjunct.orchestration.step.physical_plan import PhysicalProof
-from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.small_spark_batch import read_small_batch, run_small_batch
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote, resolve_session
@@ -99,7 +98,7 @@ class SmallBatchesInProcess(BatchEngine):
             except NeedsSpark as reason:
                 need = str(reason)
                 text = f"Spark computes the batch, because of {need}"
-                context.on_event(StepEvent("again", inputs.intent.batch, {"text": text}))
+                context.report("again", inputs.intent.batch, text=text)
         if context.spark is IN_PROCESS:
             raise no_session_error(context.app.name, [need])
         if self._unproven is not None:

@@ -19,10 +19,10 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 from dagster_adjunct.assets.writing.generation import Runtime
@@ -64,52 +64,73 @@ _log = logging.getLogger("adjunct.run")
 Look = Callable[[], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a run that stays looks at.
+
+    - `streams` and `startpoints` return texts that change with what they look at.
+    - `asked`: returns who asks for the application, "" for nobody.
+    - `refresh`: called when a stream has changed; it advances the datasets, and returns whether the
+      step can go on, or has to begin again.
+    - `datasets`: streams that are looked at after each batch, too.
+    - `sources`: whether there are datasets that are read from files or queries: `refresh` is also
+      called every 30 seconds.
+    - `at_once`: how many looks are made at the same time.
+    """
+
+    streams: Mapping[str, Look]
+    startpoints: Look
+    asked: Callable[[], str]
+    refresh: Callable[[], bool]
+    datasets: Collection[str] = ()
+    sources: bool = False
+    at_once: int = REQUESTS_AT_ONCE
+
+
+def memory_in_use() -> int:
+    """Return the bytes of memory of this process, 0 where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The clock, in seconds, and the memory that a run goes by."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    memory: Callable[[], int] = memory_in_use
+
+
 class Following:
     """How long a run stays, and what it looks at.
 
-    `streams` and `startpoints` return texts that change with what they look at; `asked` returns who
-    asks for the application, "" for nobody. `refresh` is called when a stream has changed: it
-    advances the datasets, and returns whether the step can go on, or has to begin again. `datasets`
-    are streams that are looked at after each batch, too. With `sources`, datasets that are read
-    from files or queries, `refresh` is also called every 30 seconds. `say` receives messages for
-    the user. `tick` is called again and again while the run waits. Up to `at_once` looks are made
-    at the same time. `ended` is the reason for the run's end, "" before it.
+    `say` receives messages for the user. `tick` is called again and again while the run waits.
+    `ended` is the reason for the run's end, "" before it.
     """
 
     def __init__(
         self,
         lasts: timedelta,
+        watched: Watched,
         *,
-        streams: Mapping[str, Look],
-        startpoints: Look,
-        asked: Callable[[], str],
-        refresh: Callable[[], bool],
-        datasets: Collection[str] = (),
-        sources: bool = False,
         say: Callable[[str], None] = lambda text: None,
         tick: Callable[[], None] = lambda: None,
-        at_once: int = REQUESTS_AT_ONCE,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        memory: Callable[[], int] | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.ended = ""
         self._lasts = lasts
-        self._refresh = refresh
-        self._sources = sources
+        self._watched = watched
         self._say = say
         self._tick = tick
-        self._at_once = at_once
-        self._looks: dict[str, Look] = {**streams, "startpoints": startpoints}
-        self._streams = frozenset(streams)
-        self._asked = asked
-        self._datasets = tuple(datasets)
-        self._clock = clock
-        self._sleep = sleep
-        self._memory = memory or memory_in_use
-        self._end = clock() + lasts.total_seconds()
-        self._next = self._next_sources = self._eager_until = clock()
-        self._next_busy = clock() + _BUSY_EVERY
+        self._machine = machine or Machine()
+        self._clock = self._machine.clock
+        self._looks: dict[str, Look] = {**watched.streams, "startpoints": watched.startpoints}
+        self._end = self._clock() + lasts.total_seconds()
+        self._next = self._next_sources = self._eager_until = self._clock()
+        self._next_busy = self._clock() + _BUSY_EVERY
         self._failing_since: float | None = None
         self._seen: dict[str, object] = {}
         self._said = False
@@ -135,30 +156,38 @@ class Following:
             self._say(f"caught up; staying for {self._lasts} from the start of the run")
         while not self._is_over():
             self._tick()
-            pause = self._next - self._clock()
-            if pause > 0:
-                self._sleep(min(pause, max(0.0, self._end - self._clock())))
+            now = self._clock()
+            if now < self._next:
+                self._machine.sleep(min(self._next - now, max(0.0, self._end - now)))
                 continue
-            self._next = self._clock() + (
-                _PAUSE / 2 if self._clock() < self._eager_until else _PAUSE
-            )
-            if self._sources and self._clock() >= self._next_sources:
-                self._next_sources = self._clock() + _SOURCES_EVERY
-                if (holds := self._try_refresh()) is not None:
-                    return holds
-                continue
-            name = next(self._turns)
-            if name is None:
-                self._ask()
-            elif self._has_changed(name):
-                self._eager_until = self._clock() + _EAGER_FOR
-                if name not in self._streams:
-                    return False
-                if (holds := self._try_refresh()) is not None:
-                    return holds
-                self._seen.pop(name)  # it is looked at again
+            pause = _PAUSE / 2 if now < self._eager_until else _PAUSE
+            self._next = now + pause
+            holds = self._look_once()
+            if holds is not None:
+                return holds
         self._say(f"this run ends: {self.ended}")
         return False
+
+    def _look_once(self) -> bool | None:
+        """Look at what comes next; return whether the step goes on or begins again, None if there
+        is nothing new.
+        """
+        if self._watched.sources and self._clock() >= self._next_sources:
+            self._next_sources = self._clock() + _SOURCES_EVERY
+            return self._try_refresh()
+        name = next(self._turns)
+        if name is None:
+            self._ask()
+            return None
+        if not self._has_changed(name):
+            return None
+        self._eager_until = self._clock() + _EAGER_FOR
+        if name not in self._watched.streams:
+            return False
+        holds = self._try_refresh()
+        if holds is None:
+            self._seen.pop(name)  # it is looked at again
+        return holds
 
     def go_on(self) -> bool:
         """Check once, after a batch, what `wait` checks again and again; return whether the step
@@ -168,20 +197,24 @@ class Following:
         startpoints were requested, or that another run asks for the application.
         """
         self._tick()
+        datasets = tuple(self._watched.datasets)
         if not self._is_over():
-            looks = [partial(self._has_changed, name) for name in ("startpoints", *self._datasets)]
-            _, starts_anew, *news = call_in_threads(self._ask, *looks, at_once=self._at_once)
+            looks = [partial(self._has_changed, name) for name in ("startpoints", *datasets)]
+            _, starts_anew, *news = call_in_threads(
+                self._ask, *looks, at_once=self._watched.at_once
+            )
         if self.ended:
             self._say(f"this run ends: {self.ended}")
             return False
         if starts_anew:
             return False
-        changed = [name for name, is_new in zip(self._datasets, news, strict=True) if is_new]
-        if not changed and self._clock() < self._next_busy:
+        if not any(news) and self._clock() < self._next_busy:
             return True
         holds = self._try_refresh()
-        for name in changed if holds is None else ():
-            self._seen.pop(name)  # it is looked at again
+        if holds is None:
+            for name, is_new in zip(datasets, news, strict=True):
+                if is_new:
+                    self._seen.pop(name)  # it is looked at again
         return holds is not False
 
     def _try_refresh(self) -> bool | None:
@@ -189,23 +222,26 @@ class Following:
 
         Raises the store's error once that has lasted for _PATIENCE seconds.
         """
+        now = self._clock()
         try:
-            holds = self._refresh()
+            holds = self._watched.refresh()
         except TransientError as error:
-            since = self._failing_since = (
-                self._clock() if self._failing_since is None else self._failing_since
-            )
-            if isinstance(error, RunLeaseLostError) or self._clock() - since >= _PATIENCE:
+            if self._failing_since is None:
+                self._failing_since = now
+            lasted = self._clock() - self._failing_since
+            if isinstance(error, RunLeaseLostError) or lasted >= _PATIENCE:
                 raise
             _log.warning("%s It is tried again.", error.problem)
             return None
-        self._failing_since, self._next_busy = None, self._clock() + _BUSY_EVERY
+        self._failing_since = None
+        self._next_busy = self._clock() + _BUSY_EVERY
         return holds
 
     def _is_over(self) -> bool:
         if not self.ended and self._clock() >= self._end:
             self.ended = f"it has stayed for {self._lasts}"
-        if not self.ended and (used := self._memory()) > MAX_MEMORY:
+        used = self._machine.memory()
+        if not self.ended and used > MAX_MEMORY:
             self.ended = (
                 f"its process uses {used / 1024**3:.1f} GiB of memory, over"
                 f" {MAX_MEMORY / 1024**3:.0f}"
@@ -213,7 +249,8 @@ class Following:
         return bool(self.ended)
 
     def _has_changed(self, name: str) -> bool:
-        before, self._seen[name] = self._seen.get(name), self._look(name)
+        before = self._seen.get(name)
+        self._seen[name] = self._look(name)
         return self._seen[name] != before
 
     def _look(self, name: str) -> object:
@@ -230,13 +267,13 @@ class Following:
         """End this run if another one asks for the application; raise RunLeaseLostError if one
         has taken it over.
         """
-        who = ""
         try:
-            who = self._asked()
+            who = self._watched.asked()
         except RunLeaseLostError:
             raise
         except TransientError as error:
             _log.warning("%s It is looked at again.", error.problem)
+            return
         if who:
             self.ended = f"{who} asks for the application"
 
@@ -244,13 +281,12 @@ class Following:
         """Yield the name of what to look at next, mostly a stream; None to check whether another
         run asks.
         """
-        streams = cycle(sorted(self._streams))
-        others = cycle(["startpoints", None])
-        while True:
-            if self._streams:
-                for _ in range(_TURNS - 1):
-                    yield next(streams)
-            yield next(others)
+        names = sorted(self._watched.streams)
+        streams = cycle(names)
+        for other in cycle(["startpoints", None]):
+            if names:
+                yield from islice(streams, _TURNS - 1)
+            yield other
 
 
 def follow_application(
@@ -263,33 +299,36 @@ def follow_application(
     tick: Callable[[], None] = lambda: None,
 ) -> Following:
     """Return what a run that stays with this application waits for; `refresh` is as in
-    `Following`.
+    `Watched`.
     """
-    advanced = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset)]
     fed = {operator.spec.feeds for operator in app.operators}
-    streams = [(dataset, dataset.stream) for dataset in advanced if dataset.stream is not None]
-    names = {*app.inputs, *(stream for _, stream in streams)}
+    names = set(app.inputs)
+    datasets = set()
+    sources = False
+    for dataset in app.datasets:
+        if not is_advanced_by_runs(dataset):
+            continue
+        if dataset.stream is None:
+            sources = sources or not dataset.is_owned_by(app.name)
+            continue
+        names.add(dataset.stream)
+        if not advances_between_batches(dataset, fed):
+            datasets.add(dataset.stream)
 
     def look_at(stream: str) -> str:
         system, name = split_stream_name(stream)
         return runtime.systems[system].fingerprint(name)
 
-    return Following(
-        lasts,
+    watched = Watched(
         streams={name: partial(look_at, name) for name in names},
         startpoints=open_startpoints(runtime.lake, app).fingerprint,
         asked=asked,
         refresh=refresh,
-        datasets={
-            stream for dataset, stream in streams if not advances_between_batches(dataset, fed)
-        },
-        sources=any(
-            dataset.stream is None and not dataset.is_owned_by(app.name) for dataset in advanced
-        ),
-        say=say,
-        tick=tick,
+        datasets=datasets,
+        sources=sources,
         at_once=requests_at_once(runtime.lake.store),
     )
+    return Following(lasts, watched, say=say, tick=tick)
 
 
 def run_steps(following: Following | None, begin: Callable[[], StepContext]) -> StepReport:
@@ -303,17 +342,9 @@ def run_steps(following: Following | None, begin: Callable[[], StepContext]) -> 
     report: StepReport | None = None
     while True:
         following.begin()
-        context = replace(begin(), wait=following.wait, go_on=following.go_on, earlier=report)
-        report = run_step(context)
+        context = begin()
+        hooks = replace(context.hooks, wait=following.wait, go_on=following.go_on)
+        report = run_step(replace(context, hooks=hooks, earlier=report))
         is_at_limit = context.max_batches is not None and report.batches >= context.max_batches
         if following.ended or is_at_limit:
             return report
-
-
-def memory_in_use() -> int:
-    """Return the bytes of memory of this process, 0 where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
-            "SC_PAGE_SIZE"
-        )
-    return 0

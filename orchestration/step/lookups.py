@@ -24,8 +24,9 @@ from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.tables.spark import BulkReader
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -38,20 +39,24 @@ FOUND = "__found"
 @dataclass(slots=True)
 class OpenTables:
     """The remote tables in which a run looks records up; they stay open between batches, with
-    their caches.
+    their caches. `credits` hands out the run's part of the tables' rate limits.
     """
 
+    credits: RunCredits | None = None
     _readers: dict[str, BulkReader] = field(default_factory=dict)
 
-    def reader(
-        self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]
-    ) -> BulkReader:
-        """Return the reader of a table; the first call opens it.
-
-        If `table` has a rate limit, it must be restricted to the run's part of it already.
+    def limit(self, table: AnyTable, session: SparkSession | None) -> AnyTable:
+        """Return the table as this session's tasks may use it (None: this process): within the
+        part of its rate that the run has.
         """
+        return table if self.credits is None else self.credits.with_credits(table, session)
+
+    def reader(
+        self, table: AnyTable, spark: Callable[[], SparkSession], session: SparkSession | None
+    ) -> BulkReader:
+        """Return the reader of a table, within its rate; the first call opens it."""
         if table.name not in self._readers:
-            self._readers[table.name] = BulkReader(table, spark)
+            self._readers[table.name] = BulkReader(self.limit(table, session), spark)
         return self._readers[table.name]
 
     def forget(self, table: str) -> None:

@@ -23,7 +23,12 @@ from dagster_adjunct.assets.unbounded.local_table import (
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
 from dagster_adjunct.orchestration.application.graph import list_own_tables
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    Intent,
+    JoinedVersions,
+    Replay,
+)
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
@@ -43,19 +48,10 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
-from dagster_adjunct.orchestration.step.context import StepContext, StepState
-from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.context import Spans, StepContext, StepState
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.objects.store import requests_at_once
-from dagster_adjunct.resources.streams.system import (
-    OffsetRange,
-    StreamSystem,
-    SystemStreamPartition,
-)
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
-
-Spans = Mapping[SystemStreamPartition, OffsetRange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class BatchSnapshot:
     the start.
     """
 
-    versions: Mapping[str, str | None]
+    versions: dict[str, str | None]
     limited: Mapping[str, DatasetManifest | None]
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
@@ -98,7 +94,7 @@ class NothingToRead:
     losses: Sequence[str]
 
 
-def maintain_local_tables(context: StepContext, run: StepState) -> None:
+def maintain_local_tables(context: StepContext, state: ApplicationState) -> None:
     """Remove what an abandoned batch wrote to local tables, and keep the state tables small; safe
     to repeat.
 
@@ -107,12 +103,11 @@ def maintain_local_tables(context: StepContext, run: StepState) -> None:
     """
     app = context.app
     runtime = context.runtime
-    abandoned = run.logged.state.given_up
-    if abandoned is not None:
+    if state.given_up is not None:
         for table in list_own_tables(app):
-            undo_batch(runtime, table.name, app.name, abandoned, declared=table)
+            undo_batch(runtime, table.name, app.name, state.given_up, declared=table)
         for name in context.states:
-            undo_batch(runtime, name, context.writer, abandoned)
+            undo_batch(runtime, name, context.writer, state.given_up)
     maintain_state_tables(context)
 
 
@@ -136,16 +131,19 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
             return None
         return context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
 
-    at_once = requests_at_once(context.lake.store)
-    streams = partial(snapshot_streams, context.systems, context.app.inputs, at_once)
-    _, (readers, limited), *rest = call_in_threads(
-        context.check, partial(_open_versions, context), read_handed, streams, at_once=at_once
+    _, (readers, limited), handed, streams = call_in_threads(
+        context.check,
+        partial(_open_versions, context),
+        read_handed,
+        partial(snapshot_streams, context.systems, context.app.inputs, context.at_once),
+        at_once=context.at_once,
     )
     context.versions.keep(readers)
-    versions = {
-        name: None if reader is None else reader.version for name, reader in readers.items()
-    }
-    return BatchSnapshot(versions, limited, *rest)
+    versions = dict.fromkeys(readers)
+    for name, reader in readers.items():
+        if reader is not None:
+            versions[name] = reader.version
+    return BatchSnapshot(versions, limited, handed, streams)
 
 
 def _open_versions(
@@ -156,23 +154,31 @@ def _open_versions(
     """
     app = context.app
     stored = context.versions.stored
+    readers: dict[str, VersionReader | None] = {}
+    limited: dict[str, DatasetManifest | None] = {}
+    together = {}
     own = list_own_tables(app)
-    others = [dataset.name for dataset in app.datasets if dataset.persistent and dataset not in own]
-    readers = current_readers(
-        {name: stored(name) for name in others if name not in app.max_staleness}
-    )
-    limited = {name: stored(name).manifest() for name in others if name in app.max_staleness}
-    readers |= {name: stored(name).reader_of(manifest) for name, manifest in limited.items()}
-    for dataset in own:
-        manifest = stored(dataset.name).manifest()
-        local = None if manifest is None else require_local_manifest(manifest, dataset)
-        readers[dataset.name] = stored(dataset.name).reader_of(local)
+    for dataset in app.datasets:
+        name = dataset.name
+        if not dataset.persistent or dataset in own:
+            continue
+        if name in app.max_staleness:
+            limited[name] = stored(name).manifest()
+            readers[name] = stored(name).reader_of(limited[name])
+        else:
+            together[name] = stored(name)
+    for table in own:
+        manifest = stored(table.name).manifest()
+        if manifest is not None:
+            manifest = require_local_manifest(manifest, table)
+        readers[table.name] = stored(table.name).reader_of(manifest)
+    readers |= current_readers(together)
     for name, reader in readers.items():
         if reader is None and app.dataset(name).bootstrap:
-            stored(name).require_current(
-                context.systems
-            )  # raises, saying what the dataset waits for
-    return readers | {name: stored(name).current() for name in context.states}, limited
+            stored(name).require_current(context.systems)  # says what the dataset waits for
+    for name in context.states:
+        readers[name] = stored(name).current()
+    return readers, limited
 
 
 def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
@@ -230,37 +236,23 @@ def _plan_replay_batch(
     batch of recorded replays reads what one earlier batch read, with the versions of that batch.
     """
     replays = positions.replays
-    has_just_replayed = (
-        state.last is not None
-        and state.last.intent.replays
-        and state.last.intent.batch == state.batch
-    )
-    if not replays or (has_just_replayed and not _are_all_empty(context.systems, positions.unread)):
+    if not replays:
+        return None
+    if state.has_just_replayed and not _are_all_empty(context, positions.unread):
         return None
     first = min(replays.values(), key=replay_order)
     if first.recorded is not None:
         return _plan_recorded_batch(context, state, replays, context.versions.plan_of(first))
-    replays = {
-        ssp: replay
-        for ssp, replay in replays.items()
-        if replay.recorded is None and replay.versions == first.versions
-    }
-    shared = _limit_ranges(
-        context, {ssp: OffsetRange(replay.next, replay.until) for ssp, replay in replays.items()}
-    )
-    read = {
-        ssp: replays[ssp]
-        for ssp, span in shared.items()
-        if not _are_all_empty(context.systems, {ssp: span})
-    }
-    return _new_intent(
-        context,
-        state,
-        {ssp: shared[ssp] for ssp in read},
-        replays={ssp: replay.id for ssp, replay in read.items()},
-        epochs={ssp: replay.epoch for ssp, replay in read.items()},
-        reading=first.versions,
-    )
+    spans = {}
+    for ssp, replay in replays.items():
+        if replay.recorded is None and replay.versions == first.versions:
+            spans[ssp] = OffsetRange(replay.next, replay.until)
+    read = {}
+    for ssp, span in _limit_ranges(context, spans).items():
+        if not _are_all_empty(context, {ssp: span}):
+            read[ssp] = span
+    joined = JoinedVersions(reading=first.versions)
+    return _new_replay_intent(context, state, read, replays, joined)
 
 
 def _plan_recorded_batch(
@@ -272,29 +264,17 @@ def _plan_recorded_batch(
     """Return the intent that repeats the earliest batch of this plan which is not replayed
     completely yet.
     """
-
-    def piece_of(replay: Replay) -> RecordedPiece | None:
-        """Return the current piece of a replay: the first that ends after its next offset."""
-        compare = context.systems[replay.ssp.system].compare
-        pieces = plan.pieces.get(replay.ssp, ())
-        return next((piece for piece in pieces if compare(piece.end, replay.next) > 0), None)
-
-    of_plan = {ssp: replay for ssp, replay in replays.items() if replay.recorded == plan.id}
-    pieces = {
-        ssp: piece for ssp, replay in of_plan.items() if (piece := piece_of(replay)) is not None
-    }
+    pieces: dict[SystemStreamPartition, RecordedPiece] = {}
+    for ssp, replay in replays.items():
+        if replay.recorded == plan.id:
+            ahead = (p for p in plan.pieces[ssp] if context.compare(ssp, p.end, replay.next) > 0)
+            pieces[ssp] = next(ahead)
     number = min(piece.batch for piece in pieces.values())
-    read = {ssp: piece for ssp, piece in pieces.items() if piece.batch == number}
-    return _new_intent(
-        context,
-        state,
-        {ssp: OffsetRange(of_plan[ssp].next, piece.end) for ssp, piece in read.items()},
-        replays={ssp: of_plan[ssp].id for ssp in read},
-        epochs={ssp: of_plan[ssp].epoch for ssp in read},
-        versions=plan.versions[number],
-        over_time=plan.over_time.get(number, {}),
-        reading=RECORDED,
-    )
+    ranges = {}
+    for ssp, piece in pieces.items():
+        if piece.batch == number:
+            ranges[ssp] = OffsetRange(replays[ssp].next, piece.end)
+    return _new_replay_intent(context, state, ranges, replays, plan.versions[number])
 
 
 def _plan_main_batch(
@@ -304,32 +284,30 @@ def _plan_main_batch(
     nothing to read.
     """
     unread = dict(sorted(positions.unread.items()))
-    shared = _limit_ranges(context, unread)
-    if _are_all_empty(context.systems, shared):
+    ranges = _limit_ranges(context, unread)
+    if _are_all_empty(context, ranges):
         return None
-    offsets = state.offsets
-    startpoints = positions.startpoints
-    epochs = {
-        ssp: offsets.next_epoch(ssp) if ssp in startpoints else offsets.epochs.get(ssp, 0)
-        for ssp in shared
-    }
-    times = {name: source.event_time for name, source in context.app.inputs.items()}
-    may_be_idle = {
-        name for name, time in times.items() if time is not None and time.idle_after is not None
-    }
+    startpoints = {ssp: start.id for ssp, start in positions.startpoints.items()}
+    epochs = {}
+    waiting = []
+    for ssp, span in ranges.items():
+        epoch = state.offsets.epochs.get(ssp, 0)
+        if ssp in startpoints:
+            epoch = state.offsets.next_epoch(ssp)
+        if epoch:
+            epochs[ssp] = epoch
+        time = context.app.inputs[ssp.qualified_stream].event_time
+        may_be_idle = time is not None and time.idle_after is not None
+        if may_be_idle and context.compare(ssp, span.end, unread[ssp].end) < 0:
+            waiting.append(ssp)
     return _new_intent(
         context,
         state,
-        shared,
-        startpoints={ssp: start.id for ssp, start in startpoints.items()},
-        epochs={ssp: epoch for ssp, epoch in epochs.items() if epoch},
-        lost=dict(positions.lost),
-        waiting=tuple(
-            ssp
-            for ssp, span in unread.items()
-            if ssp.qualified_stream in may_be_idle
-            and context.systems[ssp.system].compare(shared[ssp].end, span.end) < 0
-        ),
+        ranges,
+        startpoints=startpoints,
+        epochs=epochs,
+        lost=positions.lost,
+        waiting=tuple(waiting),
     )
 
 
@@ -364,39 +342,47 @@ def _new_intent(
         clock=context.lake.now(),
         ranges=ranges,
         tasks=len(context.plan.tasks) if broadcast else None,
-        **{"versions": {}, **more},
+        **more,
     )
+
+
+def _new_replay_intent(
+    context: StepContext,
+    state: ApplicationState,
+    ranges: dict[SystemStreamPartition, OffsetRange],
+    replays: Mapping[SystemStreamPartition, Replay],
+    joined: JoinedVersions,
+) -> Intent:
+    """Return the intent to read these ranges of the replays."""
+    ids = {ssp: replays[ssp].id for ssp in ranges}
+    epochs = {ssp: replays[ssp].epoch for ssp in ranges}
+    return _new_intent(context, state, ranges, replays=ids, epochs=epochs, joined=joined)
 
 
 def _limit_ranges(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, OffsetRange]:
     """Return this batch's part of these ranges: at most `max_batch_records` records, shared by
     lag.
     """
-    systems = context.systems
-    lags = {
-        ssp: systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans.items()
-    }
-    shares = share_by_lag(lags, context.app.max_batch_records)
-    return {
+    limited = dict(spans)
+    lags = context.count_offsets(spans)
+    for ssp, share in share_by_lag(lags, context.app.max_batch_records).items():
         # `advance` might give another notation of the end, but a replay ends only at exactly this
         # text.
-        ssp: (
-            span
-            if shares[ssp] == lags[ssp]
-            else OffsetRange(span.start, systems[ssp.system].advance(ssp, span.start, shares[ssp]))
-        )
-        for ssp, span in spans.items()
-    }
+        if share < lags[ssp]:
+            start = spans[ssp].start
+            end = context.systems[ssp.system].advance(ssp, start, share)
+            limited[ssp] = OffsetRange(start, end)
+    return limited
 
 
-def _are_all_empty(systems: Mapping[str, StreamSystem], spans: Spans) -> bool:
-    """Return whether all ranges are empty; only the system can compare two offsets."""
-    return all(
-        systems[ssp.system].compare(span.start, span.end) == 0 for ssp, span in spans.items()
-    )
+def _are_all_empty(context: StepContext, spans: Spans) -> bool:
+    """Return whether all ranges are empty."""
+    return all(context.compare(ssp, span.start, span.end) == 0 for ssp, span in spans.items())
 
 
-def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -> PlannedBatch:
+def resume_open_batch(
+    context: StepContext, state: ApplicationState, left_open: Intent
+) -> PlannedBatch:
     """Return the batch that a crash left open, to be repeated by this run, with its versions
     leased.
 
@@ -404,25 +390,21 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
     records of the batch, it reads the rest, provided its inputs declare on_lost="oldest". Raises
     OffsetOutOfRangeError otherwise, or if a stream was recreated.
     """
-    streams = snapshot_open_inputs(context, left_open, run.logged.state.offsets.streams)
+    streams = snapshot_open_inputs(context, left_open, state.offsets.streams)
     ranges = {
         ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in streams
     }
     left_open = left_open.model_copy(update={"ranges": ranges, "run": context.run})
     deleted = find_lost_ranges(context, left_open)
     if deleted:
-        resolved = run.logged.state.offsets.resolved
-        oldest = {
-            ssp
-            for ssp in left_open.startpoints
-            if ssp in resolved and resolved[ssp].position == "oldest"
-        }
-        lost = {
-            ssp: span for ssp, span in deleted.items() if ssp not in oldest
-        }  # "oldest" is what is left
+        lost = dict(deleted)
+        for ssp in left_open.startpoints:
+            start = state.offsets.resolved.get(ssp)
+            if start is not None and start.position == "oldest":
+                lost.pop(ssp, None)  # "oldest" is what is left
         check_open_batch(context.app, left_open, lost)
         left_open = _truncate_batch(context, left_open, deleted, lost)
-    context.versions.lease(left_open.versions, left_open.over_time, reopened=True)
+    context.versions.lease(left_open.joined, reopened=True)
     return PlannedBatch(left_open, streams)
 
 
@@ -432,9 +414,7 @@ def snapshot_open_inputs(
     """Return the inputs as they are now. Raises OffsetOutOfRangeError if one that the batch
     reads was recreated.
     """
-    streams = snapshot_streams(
-        context.systems, context.app.inputs, requests_at_once(context.lake.store)
-    )
+    streams = snapshot_streams(context.systems, context.app.inputs, context.at_once)
     for name, stream in sorted(streams.items()):
         check_same_stream(context.app, intent, name, stream.info, identities.get(name))
     return streams
@@ -449,9 +429,9 @@ def find_lost_ranges(
     Raises OffsetOutOfRangeError if a stream ends before the batch does.
     """
     lost: dict[SystemStreamPartition, OffsetRange] = {}
-    for name in sorted({ssp.qualified_stream for ssp in intent.ranges}):
-        spans = {ssp: span for ssp, span in intent.ranges.items() if ssp.qualified_stream == name}
-        system = context.systems[split_stream_name(name)[0]]
+    for name in sorted(intent.streams):
+        spans = intent.ranges_of(name)
+        system = context.system_of(name)
         oldest = system.oldest(spans)
         upcoming = system.upcoming(spans)
         for ssp, span in spans.items():
@@ -472,17 +452,18 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Spans, lost: 
     counted = dict(intent.lost)
     for ssp, span in deleted.items():
         end = ranges[ssp].end
-        whole = context.systems[ssp.system].compare(end, span.end) < 0
-        ranges[ssp] = OffsetRange(span.end, span.end if whole else end)
+        if context.compare(ssp, end, span.end) < 0:
+            end = span.end
+        ranges[ssp] = OffsetRange(span.end, end)
     for ssp, span in lost.items():
-        counted[ssp] = OffsetRange(counted[ssp].start if ssp in counted else span.start, span.end)
+        counted[ssp] = OffsetRange(counted.get(ssp, span).start, span.end)
         text = describe_loss(ssp, span, f"batch {intent.batch}, which was open, at ")
-        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
+        context.report("lost", intent.batch, text=text)
     return intent.model_copy(update={"ranges": ranges, "lost": counted, "cut": True})
 
 
 def lease_versions(
-    context: StepContext, run: StepState, planned: PlannedBatch, seen: BatchSnapshot
+    context: StepContext, state: ApplicationState, planned: PlannedBatch, seen: BatchSnapshot
 ) -> PlannedBatch:
     """Lease the versions that the planned batch reads, served or recorded; return the batch whose
     intent names them.
@@ -491,95 +472,111 @@ def lease_versions(
     StaleDatasetError for a table behind its allowed staleness, and ConfigurationError for a dataset
     that a recorded batch did not read.
     """
-    if planned.intent.reading == RECORDED:
-        intent = _lease_recorded(context, planned.intent, seen)
+    intent = planned.intent
+    if intent.joined.reading == RECORDED:
+        joined = _lease_recorded(context, intent, seen)
     else:
-        intent = _lease_served(context, run.logged.state, planned.intent, seen)
+        joined = _lease_served(context, state, intent.joined, seen)
     for text in planned.losses:
-        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
-    return replace(planned, intent=intent)
+        context.report("lost", intent.batch, text=text)
+    return replace(planned, intent=intent.model_copy(update={"joined": joined}))
 
 
 def _lease_served(
-    context: StepContext, state: ApplicationState, intent: Intent, seen: BatchSnapshot
-) -> Intent:
+    context: StepContext, state: ApplicationState, joined: JoinedVersions, seen: BatchSnapshot
+) -> JoinedVersions:
     """Lease the served versions, and all other versions of bounded datasets that are joined by
     time.
 
     Tables that live for one run are brought up to date here, before the intent: a change that can't
     be applied would keep an open batch from ever finishing.
     """
-    app = context.app
-    ids = dict(seen.versions)
     for name, manifest in seen.limited.items():
-        limit = app.max_staleness[name]
-        if manifest is None or manifest.version is None:
-            raise errors.StaleDatasetError(
-                f"dataset {name!r} has no entries yet, and its allowed staleness is {limit}.",
-                "Advance it (materialise its asset, or adjunct dataset advance"
-                f" {name} MODULE:APP).",
-                dataset=name,
-            )
-        StreamPosition.of(context.systems, as_unbounded(manifest)).raise_if_stale(
-            name, limit, context.lake.now()
-        )
-    matches = (operator.spec.match for operator in app.operators)
-    joined = {match.dataset for match in matches if match and match.dataset and match.as_of}
-    bounded = [
-        name
-        for name in sorted(joined)
-        if not app.dataset(name).follows_changes and ids[name] is not None
-    ]
-    manifests = {
-        name: as_bounded(context.versions.stored(name).require_manifest()) for name in bounded
-    }
-    retained = {name: manifest.versions_over_time for name, manifest in manifests.items()}
-    context.versions.lease(ids, retained)
+        _check_fresh(context, name, manifest)
+    over_time = _list_versions_over_time(context, seen)
+    context.versions.lease(JoinedVersions(versions=seen.versions, over_time=over_time))
     # Opened once they are leased. Of several versions with the same time only the one sealed last
     # is read.
-    over_time = {
-        name: context.versions.over_time(name, versions).versions
-        for name, versions in retained.items()
-    }
-    for dataset in app.datasets:
-        if not dataset.persistent:
-            table = context.versions.table(dataset.name, state)
-            report = table.advance(context.spark)
-            if report.action != "up-to-date":
-                context.on_event(StepEvent("table", state.batch + 1, {"report": report}))
-            if dataset.name in app.max_staleness:
-                table.raise_if_stale(app.max_staleness[dataset.name])
-            ids[dataset.name] = report.version
-    names = (*(dataset.name for dataset in app.datasets), *context.states)
-    return intent.model_copy(
-        update={"versions": {name: ids[name] for name in names}, "over_time": over_time}
-    )
+    for name, ids in over_time.items():
+        over_time[name] = context.versions.over_time(name, ids).versions
+    versions: dict[str, str | None] = {}
+    for dataset in context.app.datasets:
+        if dataset.persistent:
+            versions[dataset.name] = seen.versions[dataset.name]
+        else:
+            versions[dataset.name] = _advance_transient(context, state, dataset.name)
+    for name in context.states:
+        versions[name] = seen.versions[name]
+    return joined.model_copy(update={"versions": versions, "over_time": over_time})
 
 
-def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -> Intent:
+def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | None) -> None:
+    """Raise StaleDatasetError if a stored dataset is staler than the application allows."""
+    limit = context.app.max_staleness[name]
+    if manifest is None or manifest.version is None:
+        raise errors.StaleDatasetError(
+            f"dataset {name!r} has no entries yet, and its allowed staleness is {limit}.",
+            f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
+            dataset=name,
+        )
+    position = StreamPosition.of(context.systems, as_unbounded(manifest))
+    position.raise_if_stale(name, limit, context.lake.now())
+
+
+def _list_versions_over_time(
+    context: StepContext, seen: BatchSnapshot
+) -> dict[str, tuple[str, ...]]:
+    """Return all versions of the bounded datasets that are joined by time and have a version."""
+    names = set()
+    for operator in context.app.operators:
+        match = operator.spec.match
+        if match is not None and match.as_of is not None:
+            names.add(str(match.dataset))
+    over_time: dict[str, tuple[str, ...]] = {}
+    for name in sorted(names):
+        if seen.versions.get(name) is not None and not context.app.dataset(name).follows_changes:
+            manifest = context.versions.stored(name).require_manifest()
+            over_time[name] = as_bounded(manifest).versions_over_time
+    return over_time
+
+
+def _advance_transient(context: StepContext, state: ApplicationState, name: str) -> str | None:
+    """Bring a table that lives for one run up to date; return its version."""
+    table = context.versions.table(name, state)
+    report = table.advance(context.spark)
+    if report.action != "up-to-date":
+        context.report("table", state.batch + 1, report=report)
+    if name in context.app.max_staleness:
+        table.raise_if_stale(context.app.max_staleness[name])
+    return report.version
+
+
+def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -> JoinedVersions:
     """Lease the versions of recorded replays, which the intent names already.
 
     State tables are read as they are served: they leave out records that were read before.
     """
-    names = [dataset.name for dataset in context.app.datasets]
+    joined = intent.joined
     cancel = (
         f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask"
         " again with "
     )
-    lacking = [name for name in names if name not in intent.versions]
-    if lacking:
-        raise errors.ConfigurationError(
-            f"a recorded replay can't continue: the application now has dataset {lacking[0]!r},"
-            " which the recorded batch did not read.",
-            f"{cancel}versions=current.",
-            application=context.app.name,
-            dataset=lacking[0],
-        )
-    versions = {name: intent.versions[name] for name in names}
+    versions: dict[str, str | None] = {}
+    for dataset in context.app.datasets:
+        if dataset.name not in joined.versions:
+            raise errors.ConfigurationError(
+                "a recorded replay can't continue: the application now has dataset"
+                f" {dataset.name!r}, which the recorded batch did not read.",
+                f"{cancel}versions=current.",
+                application=context.app.name,
+                dataset=dataset.name,
+            )
+        versions[dataset.name] = joined.versions[dataset.name]
+    joined = joined.model_copy(update={"versions": versions})
     # Versions that a discard spared for the plan may be read, although they can't be leased.
-    for name in context.versions.lease(versions, intent.over_time, reopened=True):
+    for name in context.versions.lease(joined, reopened=True):
         manifest = context.versions.stored(name).require_manifest()
-        for version in intent.all_versions[name]:
+        for version in joined.list_all()[name]:
             if not is_readable(context.lake, manifest, version):
                 raise errors.VersionDiscardedError(
                     f"a recorded replay can't continue: dataset {name!r}: version {version} is"
@@ -589,5 +586,5 @@ def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -
                     version=version,
                 )
     states = {name: seen.versions[name] for name in context.states}
-    context.versions.lease(states, {})
-    return intent.model_copy(update={"versions": versions | states})
+    context.versions.lease(JoinedVersions(versions=states))
+    return joined.model_copy(update={"versions": versions | states})

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime
@@ -18,6 +19,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import Sources as Colu
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.planner.planned import PlannedOperator
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import Sources, StreamSystem, StreamWriter
@@ -142,9 +144,7 @@ class PlannedBatch:
             operators=_find_needed(app.operators),
             planned={planned.id: planned for planned in context.plan.operators},
             exchanges=exchanges,
-            origins=trace_origins(
-                app.operators, lambda stream: _system_of(context, inputs, stream)
-            ),
+            origins=trace_origins(app.operators, lambda stream: system_of(context, inputs, stream)),
             producers=name_producers(app, context.writer),
             writers=name_writers(app, context.writer),
             consumers=consumers,
@@ -168,7 +168,7 @@ class PlannedBatch:
 
     @property
     def reading(self) -> JoinVersions:
-        return self.inputs.intent.reading
+        return self.inputs.intent.joined.reading
 
     @property
     def tasks(self) -> int:
@@ -219,7 +219,7 @@ class PlannedBatch:
         return before
 
     def system_of(self, stream: str) -> StreamSystem:
-        return _system_of(self.context, self.inputs, stream)
+        return system_of(self.context, self.inputs, stream)
 
     def sources(self, operator: str) -> Sources | None:
         """Return the ranges of the input stream that an operator's records are made of; None if
@@ -227,6 +227,10 @@ class PlannedBatch:
         """
         stream = self.origins[operator].made_of
         return None if stream is None else self.inputs.sources(self.context.writer, stream)
+
+    def recorded_answers(self, operator: str, asked: dict[str, Any]) -> RecordedAnswers:
+        """Return what an operator has recorded in this batch of answers to what it has `asked`."""
+        return RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
 
     def sensitive(self, operator: str, *arriving: Collection[str]) -> frozenset[str]:
         compiled = self.app.operator(operator)
@@ -248,8 +252,9 @@ def _find_needed(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     return tuple(operator for operator in operators if operator.id in needed)
 
 
-def _system_of(context: StepContext, inputs: BatchInputs, stream: str) -> StreamSystem:
-    return inputs.streams.get(stream) or context.systems[split_stream_name(stream)[0]]
+def system_of(context: StepContext, inputs: BatchInputs, stream: str) -> StreamSystem:
+    """Return the system of a stream, for an input as it was when the batch was planned."""
+    return inputs.streams.get(stream) or context.system_of(stream)
 
 
 def sensitive_columns(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.dataset import BoundedDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, no_complete_version_error
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting
@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     Intent,
     PartitionTimes,
     TimeState,
+    of_stream,
 )
 from dagster_adjunct.orchestration.operators.event_time import EventTime
 from dagster_adjunct.orchestration.operators.records import InputSpec
@@ -44,6 +45,9 @@ from dagster_adjunct.resources.times import subtract_span
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+Partitions = Mapping[SystemStreamPartition, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,8 @@ def ignore_disabled_startpoints(app: Application, state: ApplicationState) -> Ap
     """
     if app.startpoints:
         return state
-    return state.model_copy(
-        update={"offsets": state.offsets.model_copy(update={"resolved": {}, "replays": {}})}
-    )
+    offsets = state.offsets.model_copy(update={"resolved": {}, "replays": {}})
+    return state.model_copy(update={"offsets": offsets})
 
 
 def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:
@@ -90,30 +93,39 @@ def measure_stream_progress(
         return StreamProgress()
     ssps = [SystemStreamPartition(name, stream, number) for number in range(info.partitions)]
     upcoming = system.upcoming(ssps)
-    resolved = {ssp: start.offset for ssp, start in state.offsets.resolved.items()}
-    known = {**state.checkpoint, **resolved}
+    known = dict(state.checkpoint)
+    for ssp, start in state.offsets.resolved.items():
+        known[ssp] = start.offset
     starts = {ssp: known[ssp] for ssp in ssps if ssp in known}
-    fresh = [ssp for ssp in ssps if ssp not in starts]
     due = ""
-    ends_before = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
     if info.was_recreated(state.offsets.streams.get(source.stream)):
         due = f"{source.stream} was deleted and recreated"
-    elif ends_before:
-        due = f"{ends_before[0]} ends before the offset that comes next"
-    if fresh and choose_default_offset(source, info, system) == "upcoming":
-        due = due or f"{source.stream}: no position is stored yet"
-    elif fresh:
+    else:
+        due = _describe_lost_end(system, starts, upcoming)
+    fresh = [ssp for ssp in ssps if ssp not in known]
+    if fresh and choose_default_offset(source, info, system) == "oldest":
         starts |= system.oldest(fresh)
-    lags = {ssp: system.distance(ssp, start, upcoming[ssp]) for ssp, start in starts.items()}
-    replays = [
-        replay
-        for replay in state.offsets.replays.values()
-        if replay.ssp.qualified_stream == source.stream
-    ]
-    again = sum(system.distance(replay.ssp, replay.next, replay.until) for replay in replays)
-    return StreamProgress(
-        sum(lags.values()) + again, {ssp: starts[ssp] for ssp, lag in lags.items() if lag}, due
-    )
+    elif fresh:
+        due = due or f"{source.stream}: no position is stored yet"
+    lag = 0
+    unread = {}
+    for ssp, offset in starts.items():
+        behind = system.distance(ssp, offset, upcoming[ssp])
+        lag += behind
+        if behind:
+            unread[ssp] = offset
+    for replay in state.offsets.replays.values():
+        if replay.ssp.qualified_stream == source.stream:
+            lag += system.distance(replay.ssp, replay.next, replay.until)
+    return StreamProgress(lag, unread, due)
+
+
+def _describe_lost_end(system: StreamSystem, starts: Partitions, upcoming: Partitions) -> str:
+    """Return why a run is needed if a partition ends before its position; "" if none does."""
+    for ssp, start in starts.items():
+        if system.compare(start, upcoming[ssp]) > 0:
+            return f"{ssp} ends before the offset that comes next"
+    return ""
 
 
 def position_to_json(app: Application, state: ApplicationState) -> dict[str, object]:
@@ -135,12 +147,13 @@ def position_to_json(app: Application, state: ApplicationState) -> dict[str, obj
 
 def describe_unfinished(state: ApplicationState) -> tuple[str, ...]:
     """Return what a run has begun and not finished, one text each."""
-    open_batch = [f"batch {state.open.batch} is open"] if state.open is not None else []
+    unfinished = []
+    if state.open is not None:
+        unfinished.append(f"batch {state.open.batch} is open")
     replays = sorted({str(replay.ssp) for replay in state.offsets.replays.values()})
-    return (
-        *open_batch,
-        *([f"a replay is under way on {', '.join(replays[:3])}"] if replays else []),
-    )
+    if replays:
+        unfinished.append(f"a replay is under way on {', '.join(replays[:3])}")
+    return tuple(unfinished)
 
 
 def find_version_delivered_to_all(
@@ -151,43 +164,40 @@ def find_version_delivered_to_all(
 
     A member that published the version before it joined the set is not waited for.
     """
-    delivered = {
-        dataset.name: find_delivered_version(lake, systems, dataset) for dataset in datasets
-    }
-    for version in dict.fromkeys(
-        found.version for found in delivered.values() if found.version is not None
-    ):
-        without = [dataset for dataset in datasets if delivered[dataset.name].version != version]
-        manifests = [StoredVersions(lake, dataset).manifest() for dataset in without]
-        if all(
-            manifest is not None and version in as_bounded(manifest).taken for manifest in manifests
-        ):
+    delivered = {}
+    for dataset in datasets:
+        delivered[dataset.name] = find_delivered_version(lake, systems, dataset)
+    for version in dict.fromkeys(found.version for found in delivered.values()):
+        others = [dataset for dataset in datasets if delivered[dataset.name].version != version]
+        if version is not None and all(_has_taken(lake, other, version) for other in others):
             return version, ""
     if len(datasets) == 1:
         return None, delivered[datasets[0].name].awaited
-    awaited = [
-        f"{name}: {found.awaited or f'version {found.version} is there'}"
-        for name, found in delivered.items()
-    ]
+    awaited = []
+    for name, found in delivered.items():
+        awaited.append(f"{name}: {found.awaited or f'version {found.version} is there'}")
     return None, "; ".join(awaited)
+
+
+def _has_taken(lake: Lake, dataset: BoundedDataset, version: str) -> bool:
+    """Return whether a dataset has published this version already."""
+    manifest = StoredVersions(lake, dataset).manifest()
+    return manifest is not None and version in as_bounded(manifest).taken
 
 
 def list_dataset_streams(app: Application) -> tuple[str, ...]:
     """Return the streams that the application's datasets are built from, each once."""
-    return tuple(
-        dict.fromkeys(dataset.stream for dataset in app.datasets if dataset.stream is not None)
-    )
+    streams = dict.fromkeys(dataset.stream for dataset in app.datasets)
+    return tuple(stream for stream in streams if stream is not None)
 
 
 def read_stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
     """Return the end offset of each partition of a stream; empty if the stream does not exist."""
     try:
-        return {
-            str(ssp): end
-            for ssp, end in system.upcoming(system.partitions(split_stream_name(stream)[1])).items()
-        }
+        ends = system.upcoming(system.partitions(split_stream_name(stream)[1]))
     except StreamNotFoundError:
         return {}
+    return {str(ssp): end for ssp, end in ends.items()}
 
 
 def describe_waiting_datasets(
@@ -200,32 +210,37 @@ def describe_waiting_datasets(
     """
     waiting = []
     for dataset in app.datasets:
-        if not dataset.bootstrap:
-            continue
-        store = StoredVersions(lake, dataset)
-        try:
-            manifest = store.manifest()
-        except MalformedDocumentError:
-            if not dataset.follows_changes:
-                raise
-            manifest = None  # a run rebuilds the table
-        if manifest is not None and manifest.version is not None:
-            continue
-        try:
-            # The run builds a delivered version, and bootstraps an unbounded dataset.
-            if dataset.follows_changes:
-                system, stream = dataset.system_stream
-                systems[system].info(stream)
-            elif dataset.versions is not None:
-                waiting.append(
-                    f"dataset {dataset.name!r} has no version yet: materialise a partition of its"
-                    " asset"
-                )
-            elif (awaiting := store.awaiting(systems, manifest)) is not None:
-                waiting.append(no_complete_version_error(dataset, manifest, awaiting).problem)
-        except StreamNotFoundError as error:
-            waiting.append(error.problem)
-    return tuple(waiting)
+        if dataset.bootstrap:
+            try:
+                waiting.append(_describe_waiting(lake, systems, dataset))
+            except StreamNotFoundError as error:
+                waiting.append(error.problem)
+    return tuple(filter(None, waiting))
+
+
+def _describe_waiting(
+    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
+) -> str:
+    """Return what a dataset waits for; "" if it has a version, or a run builds it."""
+    store = StoredVersions(lake, dataset)
+    try:
+        manifest = store.manifest()
+    except MalformedDocumentError:
+        if not dataset.follows_changes:
+            raise
+        manifest = None  # a run rebuilds the table
+    if manifest is not None and manifest.version is not None:
+        return ""
+    if dataset.follows_changes:  # a run bootstraps it
+        system, stream = dataset.system_stream
+        systems[system].info(stream)
+        return ""
+    if dataset.versions is not None:
+        return f"dataset {dataset.name!r} has no version yet: materialise a partition of its asset"
+    awaiting = store.awaiting(systems, manifest)
+    if awaiting is None:
+        return ""
+    return no_complete_version_error(dataset, manifest, awaiting).problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +269,10 @@ def find_delivered_version(
     arrived = source.next(as_bounded(source.follow_repartition(manifest) or manifest))
     if not isinstance(arrived, Awaiting):
         return NextVersion(arrived.version, "", arrived.outside)
-    named = f"version {arrived.version}" if arrived.version else "the next one"
+    awaited = "nothing was delivered"
     if arrived.missing:
+        named = f"version {arrived.version}" if arrived.version else "the next one"
         awaited = f"{named} waits for {', '.join(arrived.missing)}"
-    else:
-        awaited = "nothing was delivered"
     return NextVersion(None, awaited, arrived.outside)
 
 
@@ -293,24 +307,27 @@ class StepEvent:
     def summary(self) -> str:
         """Return the event as one line for logs."""
         detail = self.detail
-        if self.what == "caught-up":
-            return f"caught up after batch {self.batch}"
-        if self.what == "table":
-            return str(detail["report"].summary())
-        if self.what in ("lease", "startpoint", "lost", "follow"):
-            return str(detail["text"])
-        if self.what == "planned":
-            parts = [
-                f"{count} {kind}{'s' if count > 1 else ''}"
-                for kind, count in detail.items()
-                if count
-            ]
-            return f"planned: {', '.join(parts)}"
-        text = _EVENT_TEXTS[self.what].format(**{"unit": "records", **detail})
-        few = "; one task a stage, as they are few" if detail.get("few") else ""
-        few = "; computed without Spark" if detail.get("in_process") else few
-        times = "; ".join(input_times.describe() for input_times in detail.get("watermarks", ()))
-        return f"batch {self.batch}: {text}{few}{f'; {times}' if times else ''}"
+        match self.what:
+            case "caught-up":
+                return f"caught up after batch {self.batch}"
+            case "table":
+                return str(detail["report"].summary())
+            case "lease" | "startpoint" | "lost" | "follow":
+                return str(detail["text"])
+            case "planned":
+                counted = [
+                    f"{count} {kind}{'s' if count > 1 else ''}"
+                    for kind, count in detail.items()
+                    if count
+                ]
+                return f"planned: {', '.join(counted)}"
+        parts = [_EVENT_TEXTS[self.what].format(**{"unit": "records", **detail})]
+        if detail.get("in_process"):
+            parts.append("computed without Spark")
+        elif detail.get("few"):
+            parts.append("one task a stage, as they are few")
+        parts += [times.describe() for times in detail.get("watermarks", ())]
+        return f"batch {self.batch}: {'; '.join(parts)}"
 
 
 _EVENT_TEXTS = {
@@ -385,11 +402,20 @@ class Measured:
     read_to: Mapping[int, int] = field(default_factory=dict)
     behind: pa.Table | None = None
 
+    def newest_in(self, partition: int) -> datetime | None:
+        """Return the latest event time of a partition's records; None if none has one."""
+        if partition not in self.newest:
+            return None
+        return datetime_from_micros(self.newest[partition])
+
 
 def declared_event_times(app: Application) -> dict[str, EventTime]:
     """Return the declared event times of the input streams that have one."""
-    declared = {name: source.event_time for name, source in app.inputs.items()}
-    return {name: time for name, time in declared.items() if time is not None}
+    declared = {}
+    for name, source in app.inputs.items():
+        if source.event_time is not None:
+            declared[name] = source.event_time
+    return declared
 
 
 def times_at_batch_start(app: Application, state: ApplicationState, intent: Intent) -> TimeState:
@@ -400,17 +426,15 @@ def times_at_batch_start(app: Application, state: ApplicationState, intent: Inte
     makes them idle.
     """
     declared = declared_event_times(app)
-    prior = state.times.partitions
-    known = {ssp for ssp in (*state.checkpoint, *intent.ranges) if ssp.qualified_stream in declared}
-    changed = {ssp: PartitionTimes(active_at=intent.clock) for ssp in sorted(known - prior.keys())}
-    changed |= {
-        ssp: prior[ssp].model_copy(update={"active_at": intent.clock})
-        for ssp in intent.waiting
-        if ssp in prior
-    }
-    if not changed:
-        return state.times
-    return state.times.model_copy(update={"partitions": {**prior, **changed}})
+    partitions = dict(state.times.partitions)
+    for ssp in intent.waiting:
+        if ssp in partitions:
+            active = {"active_at": intent.clock}
+            partitions[ssp] = partitions[ssp].model_copy(update=active)
+    for ssp in sorted({*state.checkpoint, *intent.ranges}):
+        if ssp.qualified_stream in declared:
+            partitions.setdefault(ssp, PartitionTimes(active_at=intent.clock))
+    return state.times.model_copy(update={"partitions": partitions})
 
 
 def times_after_batch(
@@ -425,28 +449,30 @@ def times_after_batch(
 
     `ranges` are the offsets [from, to) that it read, of partitions with numeric offsets.
     """
+    spans = ranges or {}
     declared = declared_event_times(app)
     partitions = dict(times.partitions)
     for ssp, prior in times.partitions.items():
         read = measured.get(ssp.qualified_stream, Measured())
-        if ssp.partition not in read.read_to:
+        read_to = read.read_to.get(ssp.partition)
+        if read_to is None:
             continue
-        newest = prior.newest
+        skipped = prior.skipped
+        if ssp in spans:
+            skipped = prior.skipped_after(*spans[ssp])
+            # Offsets without records, such as those of Kafka's transactions, were not skipped.
+            read_to = max(read_to, spans[ssp][1])
+        newest = _latest(prior.newest, read.newest_in(ssp.partition))
         watermark = prior.watermark
-        span = (ranges or {}).get(ssp)
-        if ssp.partition in read.newest:
-            here = datetime_from_micros(read.newest[ssp.partition])
-            newest = max(here, newest or here)
         if newest is not None:
             mark = subtract_span(newest, declared[ssp.qualified_stream].delay)
-            watermark = max(mark, watermark or mark)
+            watermark = _latest(watermark, mark)
         partitions[ssp] = PartitionTimes(
             active_at=clock,
             newest=newest,
             watermark=watermark,
-            # Offsets without records, such as those of Kafka's transactions, were not skipped.
-            read_to=max(prior.read_to, read.read_to[ssp.partition], 0 if span is None else span[1]),
-            skipped=prior.skipped if span is None else prior.skipped_after(*span),
+            read_to=max(prior.read_to, read_to),
+            skipped=skipped,
         )
     after = times.model_copy(update={"partitions": partitions})
     operators = dict(times.operators)
@@ -457,14 +483,19 @@ def times_after_batch(
     return after.model_copy(update={"operators": operators})
 
 
+def _latest(*times: datetime | None) -> datetime | None:
+    """Return the latest of these times that are known."""
+    return max((time for time in times if time is not None), default=None)
+
+
 def compute_operator_watermark(
     app: Application, times: TimeState, name: str, clock: datetime
 ) -> datetime | None:
     """Return the watermark of a stateful operator at these times of its sources; never below its
     former one.
     """
-    prior, (_, lowest) = times.operators.get(name), _find_holding_partition(app, times, name, clock)
-    return prior if lowest is None else max(lowest, prior or lowest)
+    _, lowest = _find_holding_partition(app, times, name, clock)
+    return _latest(lowest, times.operators.get(name))
 
 
 def _find_holding_partition(
@@ -474,17 +505,19 @@ def _find_holding_partition(
     and the watermark that it allows, None before any record.
     """
     declared = declared_event_times(app)
-    lowest: tuple[SystemStreamPartition | None, datetime | None] = (None, None)
+    holding = None
+    lowest = None
     for stream, span in watermark_inputs(app.operators)[name].items():
-        for ssp, prior in sorted(times.partitions.items()):
-            if ssp.qualified_stream != stream or is_idle(declared.get(stream), prior, clock):
+        for ssp, prior in sorted(of_stream(times.partitions, stream).items()):
+            if is_idle(declared.get(stream), prior, clock):
                 continue
             if prior.watermark is None:
                 return ssp, None
             mark = subtract_span(prior.watermark, span)
-            if lowest[1] is None or mark < lowest[1]:
-                lowest = (ssp, mark)
-    return lowest
+            if lowest is None or mark < lowest:
+                holding = ssp
+                lowest = mark
+    return holding, lowest
 
 
 def find_holding_partitions(
@@ -493,10 +526,10 @@ def find_holding_partitions(
     """Return, by stateful operator, the source partition that holds its watermark back; None if
     all are idle.
     """
-    return {
-        name: _find_holding_partition(app, times, name, clock)[0]
-        for name in watermark_inputs(app.operators)
-    }
+    holding = {}
+    for name in watermark_inputs(app.operators):
+        holding[name], _ = _find_holding_partition(app, times, name, clock)
+    return holding
 
 
 def is_idle(declared: EventTime | None, times: PartitionTimes, clock: datetime) -> bool:
@@ -549,7 +582,9 @@ class InputTimes(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the times as JSON values, durations in seconds."""
-        return {name: value for name, value in Report.to_json(self).items() if name != "max_lag"}
+        facts = Report.to_json(self)
+        del facts["max_lag"]
+        return facts
 
 
 def format_time(moment: datetime | None) -> str:
@@ -563,37 +598,47 @@ def measure_input_times(
     """Return the event times of each input that declares them, by this clock."""
     measured = []
     for name, declared in declared_event_times(app).items():
-        prior = {
-            ssp: known
-            for ssp, known in sorted(times.partitions.items())
-            if ssp.qualified_stream == name
-        }
-        idle = {ssp for ssp, known in prior.items() if is_idle(declared, known, clock)}
-        marks = {ssp: known.watermark for ssp, known in prior.items() if ssp not in idle}
-        held = min(
-            marks, key=lambda ssp: (marks[ssp] is not None, marks[ssp] or clock, ssp), default=None
+        partitions = of_stream(times.partitions, name)
+        idle = []
+        marks = {}
+        for ssp, known in sorted(partitions.items()):
+            if is_idle(declared, known, clock):
+                idle.append(str(ssp))
+            else:
+                marks[ssp] = known.watermark
+        held = None
+        watermark = _latest(*(known.watermark for known in partitions.values()))
+        if marks:
+            held = _find_lowest(marks)
+            watermark = marks[held]
+        newest = _latest(*(known.newest for known in partitions.values()))
+        input_times = InputTimes(
+            stream=name,
+            watermark=watermark,
+            newest=newest,
+            lag=_subtract(clock, watermark),
+            behind_newest=_subtract(newest, watermark),
+            held_by=None if held is None else str(held),
+            idle=tuple(idle),
+            max_lag=declared.max_lag,
         )
-        highest = max(
-            (known.watermark for known in prior.values() if known.watermark is not None),
-            default=None,
-        )
-        watermark = marks[held] if held is not None else highest
-        newest = max(
-            (known.newest for known in prior.values() if known.newest is not None), default=None
-        )
-        measured.append(
-            InputTimes(
-                stream=name,
-                watermark=watermark,
-                newest=newest,
-                lag=None if watermark is None else clock - watermark,
-                behind_newest=None if watermark is None or newest is None else newest - watermark,
-                held_by=None if held is None else str(held),
-                idle=tuple(map(str, sorted(idle))),
-                max_lag=declared.max_lag,
-            )
-        )
+        measured.append(input_times)
     return tuple(measured)
+
+
+def _subtract(later: datetime | None, earlier: datetime | None) -> timedelta | None:
+    """Return the time between the two; None if one is unknown."""
+    return None if later is None or earlier is None else later - earlier
+
+
+def _find_lowest(marks: Mapping[SystemStreamPartition, datetime | None]) -> SystemStreamPartition:
+    """Return the first partition without a watermark; if all have one, that with the lowest."""
+    known = []
+    for ssp, mark in marks.items():
+        if mark is None:
+            return ssp
+        known.append((mark, ssp))
+    return min(known)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,11 +660,11 @@ def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize
         manifest = DatasetLog(lake, name).read()[1]
         if manifest is None or manifest.declaration.expires is None:
             continue
-        stored = () if manifest.version is None else manifest.version.generations
-        files = [file for generation in stored for file in generation.files]
-        sizes[name] = StateSize(
-            sum(file.rows for file in files),
-            sum(file.size for file in files),
-            manifest.declaration.kept_for,
-        )
+        rows = 0
+        size = 0
+        if manifest.version is not None:
+            for generation in manifest.version.generations:
+                rows += sum(file.rows for file in generation.files)
+                size += sum(file.size for file in generation.files)
+        sizes[name] = StateSize(rows, size, manifest.declaration.kept_for)
     return sizes

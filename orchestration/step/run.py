@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -55,10 +55,15 @@ from dagster_adjunct.orchestration.startpoints.coordinator import (
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.request import list_rewindable_datasets
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.context import RunHooks, StepContext
 from dagster_adjunct.orchestration.step.engines import check_session
 from dagster_adjunct.orchestration.step.following import follow_application, run_steps
-from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
+from dagster_adjunct.orchestration.step.progress import (
+    StepEvent,
+    StepReport,
+    list_dataset_streams,
+    new_planned_event,
+)
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.reports import Report
@@ -115,10 +120,9 @@ def advance_unit(
         reports = advance_members(runtime, unit, on_stage=on_stage)
     else:
         reports = [advance_with_runtime(runtime, unit[0], on_stage=on_stage)]
-    pairs = zip(unit, reports, strict=True)
     return [
         _discard_retired(runtime.lake, dataset, report, runtime.by, on_stage)
-        for dataset, report in pairs
+        for dataset, report in zip(unit, reports, strict=True)
     ]
 
 
@@ -300,109 +304,149 @@ def longest_request(app: Application, systems: Mapping[str, StreamSystem]) -> fl
     return max(limits)
 
 
+@dataclass(frozen=True, slots=True)
+class RunCalls:
+    """What a run calls.
+
+    - `on_event`: receives the events of the step.
+    - `on_report`: receives the step's report after each batch.
+    - `on_advance`: receives the reports of datasets that advance after the first step has begun.
+    - `on_stage`: receives each stage of these datasets.
+    - `warn`: receives the plan's notes.
+    - `say` and `tick`: see `Following`; for a run that stays.
+    """
+
+    on_event: Callable[[StepEvent], None]
+    on_advance: Callable[[AdvanceReport], None]
+    warn: Callable[[str], None]
+    say: Callable[[str], None]
+    on_report: Callable[[StepReport], None] = lambda report: None
+    on_stage: OnStage = ignore_stage
+    tick: Callable[[], None] = lambda: None
+
+
+@dataclass(slots=True)
+class _LeasedRun:
+    """A run that holds its lease: it plans and begins each step.
+
+    `writes_as` is the name by which tables know a renamed application; nobody renames it while this
+    run has the lease. `planned` is the plan over the streams as they were when the last step began,
+    and the identities of those that the run reads.
+    """
+
+    runtime: Runtime
+    app: Application
+    lease: RunLease
+    advance: Callable[[Runtime, ExecutionPlan], FanOut | None]
+    calls: RunCalls
+    adopt: bool
+    max_batches: int | None
+    opened: ExitStack
+    writes_as: str | None
+    planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
+    registered: RegisteredTables | None = None
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        assert self.planned is not None
+        return self.planned[0]
+
+    def begin(self) -> StepContext:
+        """Plan a step, advance the datasets, and return what the step works with."""
+        app = self.app
+        runtime = self.runtime
+        if self.planned is None:
+            check = partial(check_first_run, runtime.lake, app, adopt=self.adopt)
+            self.planned, _ = call_in_threads(self._plan_step, check)
+        else:
+            self.planned = self._plan_step()
+        check_session(runtime, self.plan)
+        if self.registered is None:
+            self.registered = self._register_tables()
+        fan_out = self.advance(runtime, self.plan)
+        # Startpoints are fanned out once a step, which rewinding datasets may have done already.
+        if fan_out is None:
+            fan_out = fan_out_for_run(runtime, app, self.plan)
+        hooks = RunHooks(self.calls.on_event, self.calls.on_report, self._follow_datasets)
+        return StepContext(
+            runtime,
+            app,
+            self.plan,
+            fan_out,
+            hooks,
+            self.max_batches,
+            still_ours=self.lease.check,
+            lease=self.lease,
+            registered=self.registered,
+        )
+
+    def refresh(self) -> bool:
+        """Advance the datasets; return whether the plan still holds, and change nothing if not."""
+        if self._plan_step() != self.planned:
+            return False
+        advance_changed(
+            self.runtime,
+            self.app,
+            self.plan,
+            on_report=self.calls.on_advance,
+            on_stage=self.calls.on_stage,
+        )
+        return True
+
+    def _plan_step(self) -> tuple[ExecutionPlan, dict[str, str | None]]:
+        catalog = read_catalog(self.app, self.runtime.systems)
+        read = {*self.app.inputs, *list_dataset_streams(self.app)}
+        identities = {name: facts.identity for name, facts in catalog.items() if name in read}
+        return build_plan(self.app, catalog, writes_as=self.writes_as), identities
+
+    def _register_tables(self) -> RegisteredTables:
+        calls = self.calls
+        for note in note_table_order(self.plan.tables):
+            calls.warn(note)
+        calls.on_event(new_planned_event(self.app))
+        runtime = self.runtime
+        tables = register_tables(runtime.lake, self.app, by=runtime.by, warn=calls.warn)
+        return self.opened.enter_context(tables)
+
+    def _follow_datasets(self) -> None:
+        on_report = self.calls.on_advance
+        on_stage = self.calls.on_stage
+        advance_followed_datasets(self.runtime, self.app, on_report=on_report, on_stage=on_stage)
+
+
 def run_batches(
     runtime: Runtime,
     app: Application,
     claim: Claim,
     advance: Callable[[Runtime, ExecutionPlan], FanOut | None],
+    calls: RunCalls,
     *,
-    lasts: timedelta | None,
     adopt: bool,
-    on_event: Callable[[StepEvent], None],
-    on_advance: Callable[[AdvanceReport], None],
-    on_stage: OnStage = ignore_stage,
-    warn: Callable[[str], None],
-    say: Callable[[str], None],
-    tick: Callable[[], None] = lambda: None,
-    on_report: Callable[[StepReport], None] = lambda report: None,
     max_batches: int | None = None,
 ) -> tuple[StepReport, ExecutionPlan]:
     """Run the step of an application under its run lease: once, or again and again for as long as
-    the run `lasts`.
+    the run `stays`.
 
     `advance` advances the datasets before a step, with the runtime of the run, whose writes check
-    its lease. It returns the fan-out, if it has made one; `on_advance` receives the reports of
-    datasets that advance later, `on_report` the step's report after each batch, and `warn` the
-    plan's notes. `say` and `tick` are for a run that stays (see `Following`). Returns the report
-    and the latest plan.
+    its lease. It returns the fan-out, if it has made one. Returns the report and the latest plan.
     """
     lake = runtime.lake
     systems = runtime.systems
-    of_run = runtime
-    planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
-    registered: RegisteredTables | None = None
-
-    def plan_step() -> tuple[ExecutionPlan, dict[str, str | None]]:
-        """Return the plan over the streams as they are now, and the identities of those that the
-        run reads.
-        """
-        catalog = read_catalog(app, systems)
-        read = {
-            *app.inputs,
-            *(dataset.stream for dataset in app.datasets if dataset.stream is not None),
-        }
-        plan = build_plan(app, catalog, writes_as=former_name())
-        return plan, {name: facts.identity for name, facts in catalog.items() if name in read}
-
-    @cache
-    def former_name() -> str | None:
-        """Return the name by which tables know a renamed application; no one renames it while this
-        run has the lease.
-        """
-        return application_state(lake, app.name).writes_as
-
-    def refresh() -> bool:
-        """Advance the datasets; return whether the plan still holds, and change nothing if not."""
-        now = plan_step()
-        if now == planned:
-            advance_changed(of_run, app, now[0], on_report=on_advance, on_stage=on_stage)
-        return now == planned
-
-    with ExitStack() as stack:
-        stack.enter_context(lake.manifests.while_kept())
+    with ExitStack() as opened:
+        opened.enter_context(lake.manifests.while_kept())
         claim = replace(claim, in_flight=longest_request(app, systems))
-        lease = stack.enter_context(RunLease(lake, app.name, runtime.by, claim))
+        lease = opened.enter_context(RunLease(lake, app.name, runtime.by, claim))
         fenced = {name: system.fenced(lease.fence) for name, system in systems.items()}
         of_run = replace(runtime, lake=lake.fenced(lease.fence), systems=fenced)
-
-        def begin() -> StepContext:
-            nonlocal planned, registered
-            is_first = planned is None
-            check = partial(check_first_run, lake, app, adopt=adopt)
-            planned, *_ = call_in_threads(
-                plan_step, *([check] if is_first else [])
-            )  # after waiting for the lease
-            plan = planned[0]
-            check_session(of_run, plan)
-            if is_first:
-                for note in note_table_order(plan.tables):
-                    warn(note)
-                on_event(new_planned_event(app))
-                registered = stack.enter_context(
-                    register_tables(of_run.lake, app, by=runtime.by, warn=warn)
-                )
-            assert registered is not None
-            handed = advance(of_run, plan)
-            # Startpoints are fanned out once a step, which rewinding datasets may have done
-            # already.
-            fan_out = fan_out_for_run(of_run, app, plan) if handed is None else handed
-            context = StepContext(
-                of_run, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease
-            )
-            context = replace(
-                context, before_batch=registered.begin_batch, begun_tables=registered.begun
-            )
-            return replace(context, on_report=on_report)
-
-        follow = partial(
-            advance_followed_datasets, of_run, app, on_report=on_advance, on_stage=on_stage
-        )
+        writes_as = application_state(lake, app.name).writes_as
+        run = _LeasedRun(of_run, app, lease, advance, calls, adopt, max_batches, opened, writes_as)
         following = None
-        if lasts is not None:
-            following = follow_application(of_run, app, lasts, lease.asked_by, refresh, say, tick)
-        report = run_steps(following, begin)
-    assert planned is not None
-    return report, planned[0]
+        if claim.stays is not None:
+            following = follow_application(
+                of_run, app, claim.stays, lease.asked_by, run.refresh, calls.say, calls.tick
+            )
+        report = run_steps(following, run.begin)
+        return report, run.plan
 
 
 @validated
@@ -452,10 +496,9 @@ def run_application(
     run = f"run-{uuid4().hex[:12]}" if run is None else run
     lake = open_lake() if lake is None else lake
     systems = systems_for(app, lake=lake) if systems is None else systems
-    lasts = None if follow is None else validate_span("follow", follow)
-    if (
-        not lake.exists()
-    ):  # plan before taking the lease, which would create the lake: its URL may be mistyped
+    stays = None if follow is None else validate_span("follow", follow)
+    if not lake.exists():
+        # Plan before taking the lease, which would create the lake: its URL may be mistyped.
         plan_application(app, systems=systems)
 
     def report_lease(text: str) -> None:
@@ -472,12 +515,17 @@ def run_application(
             datasets[:-MAX_REPORTS] = [older for older in datasets[:-MAX_REPORTS] if older.rejected]
 
     claim = Claim(
-        wait=validate_span("wait", wait),
-        take_over=take_over,
-        stays=lasts is not None,
-        say=report_lease,
+        wait=validate_span("wait", wait), take_over=take_over, stays=stays, say=report_lease
     )
     datasets: list[AdvanceReport] = []
+    calls = RunCalls(
+        on_event=on_event,
+        on_advance=record_report,
+        warn=partial(_log.warning, "application %s: %s", app.name),
+        say=report_following,
+        on_report=on_report,
+        on_stage=on_stage,
+    )
     with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as opened:
         runtime = replace(opened, few_in_process=app.engine == "auto")
 
@@ -487,18 +535,6 @@ def run_application(
             return advanced.fan_out
 
         step, _ = run_batches(
-            runtime,
-            app,
-            claim,
-            advance,
-            lasts=lasts,
-            adopt=adopt,
-            on_event=on_event,
-            on_advance=record_report,
-            on_stage=on_stage,
-            warn=partial(_log.warning, "application %s: %s", app.name),
-            say=report_following,
-            on_report=on_report,
-            max_batches=max_batches,
+            runtime, app, claim, advance, calls, adopt=adopt, max_batches=max_batches
         )
     return RunReport(tuple(datasets), step)

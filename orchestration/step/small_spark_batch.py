@@ -9,15 +9,18 @@ counters, digests and marks are those of a large batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.orchestration.step.batch_outputs import Append
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import count_stored_rows
+from dagster_adjunct.orchestration.step.planned_batch import system_of
 from dagster_adjunct.orchestration.step.spark_frames import SparkFrames, TaskWrites
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
@@ -42,44 +45,41 @@ tenths of a second.
 _MAX_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """The rows of datasets, and the bytes of their files; 0 bytes for a table in memory."""
+def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
+    """Return the inputs of a batch with whether it runs best in one task per stage, and with plans
+    that Spark interprets.
 
-    rows: int = 0
-    bytes: int = 0
-
-    def __add__(self, other: Size) -> Size:
-        return Size(self.rows + other.rows, self.bytes + other.bytes)
-
-    @staticmethod
-    def of(view: View) -> Size:
-        """Return the size of a version, by its manifest."""
-        sealed = getattr(view, "sealed", None)
-        if sealed is not None:
-            parts = sealed.generations
-            return Size(sum(part.rows for part in parts), sum(part.size for part in parts))
-        return Size() if view is None else Size(view.rows or 0)
-
-
-def classify_batch(
-    records: int,
-    tasks: int | None,
-    limit: int,
-    views: Mapping[str, View],
-    broadcast: Collection[str],
-) -> tuple[bool, bool]:
-    """Return whether a batch of `records` runs best in one task per stage, and with plans that
-    Spark interprets.
-
-    `limit` is the largest number of records of a small batch. `tasks` is how many tasks read each
-    record of a broadcast input; None if there is none. The datasets in `broadcast` are read whole
-    by every task, however many there are.
+    Datasets that are broadcast are read whole by every task, however many there are; so are the
+    records of broadcast inputs.
     """
-    sizes = {name: Size.of(view) for name, view in views.items()}
-    read = sum((size for name, size in sizes.items() if name not in broadcast), Size())
-    few = records * (tasks or 1) <= limit and read.rows <= MAX_ROWS and read.bytes <= _MAX_BYTES
-    return few, few and sum(sizes.values(), Size()).rows <= FEW_ROWS
+    broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
+    all_rows = 0
+    rows = 0
+    size = 0
+    for name, view in inputs.views.items():
+        all_rows += _count_rows(view)
+        if name not in broadcast:
+            rows += _count_rows(view)
+            size += _count_bytes(view)
+    records = inputs.records * (inputs.intent.tasks or 1)
+    if records > app.few_records or rows > MAX_ROWS or size > _MAX_BYTES:
+        return inputs
+    interpreted = all_rows <= FEW_ROWS and not inputs.over_time
+    return replace(inputs, few=True, interpreted=interpreted)
+
+
+def _count_rows(view: View) -> int:
+    """Return the rows of a version, by its manifest."""
+    if isinstance(view, VersionReader):
+        return count_stored_rows(view)
+    return 0 if view is None else view.rows
+
+
+def _count_bytes(view: View) -> int:
+    """Return the bytes of the files of a version; 0 for a table in memory."""
+    if not isinstance(view, VersionReader):
+        return 0
+    return sum(part.size for part in view.sealed.generations)
 
 
 def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs | None:
@@ -90,23 +90,21 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     or need tasks; whose stream systems can't read into this process; whose datasets have more than
     FEW_ROWS; and whose records, joined with entries of an average size, are too large for memory.
     """
-    specs = [operator.spec for operator in context.app.operators]
-    need_tasks = any(spec.needs_tasks or spec.states for spec in specs)
-    if need_tasks or not inputs.few or inputs.intent.cut:
+    if not inputs.few or inputs.intent.cut:
         return None
-    streams = {spec.reads for spec in specs if spec.reads is not None}
-    systems = {
-        stream: inputs.streams.get(stream) or context.systems[split_stream_name(stream)[0]]
-        for stream in streams
-    }
+    for operator in context.app.operators:
+        if operator.spec.needs_tasks or operator.spec.states:
+            return None
+    systems = {stream: system_of(context, inputs, stream) for stream in context.app.inputs}
     if not all(system.implements("read_arrow") for system in systems.values()):
         return None
     room = _room_for_records(inputs)
     arrived: dict[str, pa.Table] = {}
     for stream, system in systems.items():
-        if room > 0:
-            arrived[stream] = system.read_arrow(ranges_to_read(system, stream, inputs.intent)[0])
-            room -= arrived[stream].nbytes
+        if room <= 0:
+            return None
+        arrived[stream] = system.read_arrow(ranges_to_read(system, stream, inputs.intent)[0])
+        room -= arrived[stream].nbytes
     return replace(inputs, arrived=arrived) if room > 0 else None
 
 
@@ -114,12 +112,15 @@ def _room_for_records(inputs: BatchInputs) -> int:
     """Return how many bytes of records this process may read, besides an entry of each dataset for
     each record; 0 if the datasets are too large.
     """
-    sizes = [Size.of(view) for view in inputs.views.values()]
-    over_time = sum(map(count_stored_rows, inputs.over_time.values()))
-    if sum(sizes, Size()).rows + over_time > FEW_ROWS:
-        return 0  # the first batch of a run would take longer than by tasks
-    entries = sum(inputs.records * size.bytes // size.rows for size in sizes if size.rows)
-    return _MAX_BYTES - entries
+    all_rows = sum(map(count_stored_rows, inputs.over_time.values()))
+    room = _MAX_BYTES
+    for view in inputs.views.values():
+        rows = _count_rows(view)
+        all_rows += rows
+        if rows:
+            room -= inputs.records * _count_bytes(view) // rows
+    # The first batch of a run over more rows would take longer than by tasks.
+    return room if all_rows <= FEW_ROWS else 0
 
 
 @dataclass(frozen=True, slots=True)

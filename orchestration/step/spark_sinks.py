@@ -36,19 +36,20 @@ class CalledSinks:
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
     ) -> DataFrame:
         planned = self.planned
-        context = planned.context
         label = function_label(function)
         asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
         call = sink_call(planned, operator, function, returns, frame.columns)
-        record = recorded_answers.RecordedAnswers(
-            context.lake, context.app.name, planned.number, operator, asked
+        results, counted = recorded_answers.call_unless_recorded(
+            frame,
+            call,
+            planned.recorded_answers(operator, asked),
+            partial(self.before_output, label),
         )
-        before_call = partial(self.before_output, label)
-        results, counted = recorded_answers.call_unless_recorded(frame, call, record, before_call)
         self.counts.count(operator, counted)
-        is_required = bool(planned.required_partitioning(operator))
-        partitions = planned.partitions_at(operator) if is_required else None
-        return recorded_answers.frame_from_results(context.spark(), results, partitions)
+        partitions = None
+        if planned.required_partitioning(operator):
+            partitions = planned.partitions_at(operator)
+        return recorded_answers.frame_from_results(planned.context.spark(), results, partitions)
 
 
 def sink_call(

@@ -177,7 +177,7 @@ class SparkState:
         dataset = declare_state_dataset(context.writer, name, spec)
         if self.planned.is_dry_run:
             validate_state(context.lake, dataset)
-        writer = self.writers.open(dataset, inputs.states.get(dataset.name), context.writer)
+        writer = self.writers.open(dataset, inputs.views.get(dataset.name), context.writer)
         kept = inputs.consumed is not None
         real = not self.planned.is_dry_run
         return StateTable(context, dataset, writer, spec, watermarks, kept, real)

@@ -29,35 +29,41 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
     ClosedBatch,
     Counters,
+    Intent,
+    LoggedState,
     add_counters,
     check_not_renamed,
 )
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.step.check_stores import check_stores
 from dagster_adjunct.orchestration.step.context import (
     BatchInputs,
     BatchMetrics,
+    Spans,
     StepContext,
     StepState,
+    View,
 )
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
     PlannedBatch,
-    Spans,
     find_lost_ranges,
     lease_versions,
     maintain_local_tables,
@@ -68,7 +74,6 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     store_first_positions,
 )
 from dagster_adjunct.orchestration.step.progress import (
-    StepEvent,
     StepReport,
     measure_input_times,
     times_at_batch_start,
@@ -76,7 +81,6 @@ from dagster_adjunct.orchestration.step.progress import (
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
@@ -121,257 +125,380 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
     is not its own: of the run that held the lease before, or of somebody who has taken a startpoint
     back. Then it starts again from that commit.
     """
-    for attempt in range(1, _MAX_STARTS + 1):
-        with _open_step(given) as (context, begun):
-            run = begun
-            engine = engine or choose_engine(context)
+    for _ in range(_MAX_STARTS - 1):
+        with _open_step(given, engine) as step:
             try:
-                while context.max_batches is None or run.report.batches < context.max_batches:
-                    began = time.monotonic()
-                    run, batch = _prepare_batch(context, run)
-                    if isinstance(batch, NothingToRead):
-                        run = _commit_positions(context, run, batch)
-                        if context.wait():
-                            continue
-                        return run.finish(context, caught_up=True)
-                    run, inputs = _commit_intent(context, engine, run, batch)
-                    seconds = {"intent": time.monotonic() - began}
-                    try:
-                        outputs = _write_outputs(context, engine, run, inputs, seconds)
-                    except errors.OffsetOutOfRangeError:
-                        if not find_lost_ranges(context, inputs.intent):
-                            raise
-                        continue  # retention was faster: resume it as a batch that was left open
-                    run = _close_batch(context, run, inputs, outputs, seconds)
-                    context.on_report(replace(run.report, state=run.logged.state))
-                    if not context.go_on():
-                        break
-                return run.finish(context, caught_up=False)
-            except errors.ManifestMismatchError as missing:
-                _check_inputs_are_there(context, run, missing)
-                raise
+                return step.run()
             except errors.CommitConflictError as conflict:
-                began_batch = run.logged.state.open is not None and run.logged is not begun.logged
-                if began_batch or context.still_ours is None or attempt == _MAX_STARTS:
+                if not step.may_restart:
                     raise
-                context.check()
-                if run.report.batches:
-                    given = replace(given, earlier=run.report)
+                step.context.check()
+                if step.state.report.batches:
+                    given = replace(given, earlier=step.state.report)
+                engine = step.engine
                 text = (
                     f"{conflict.problem} This run holds the lease and starts again from that"
                     " commit."
                 )
-                context.on_event(StepEvent("lease", 0, {"text": text}))
-    raise AssertionError("unreachable")
-
-
-def _check_inputs_are_there(
-    context: StepContext, run: StepState, missing: errors.ManifestMismatchError
-) -> None:
-    """Raise StreamNotFoundError or OffsetOutOfRangeError if files are missing with their stream.
-
-    Somebody has deleted it since the batch was planned.
-    """
-    opened = context.log.read().state.open
-    try:
-        if opened is not None:
-            snapshot_open_inputs(context, opened, run.logged.state.offsets.streams)
-        else:
-            snapshot_inputs(context, run)
-    except (errors.StreamNotFoundError, errors.OffsetOutOfRangeError) as gone:
-        raise gone from missing
+                given.report("lease", 0, text=text)
+    with _open_step(given, engine) as step:
+        return step.run()
 
 
 @contextmanager
-def _open_step(context: StepContext) -> Iterator[tuple[StepContext, StepState]]:
-    """Yield the context of a run of the step with its resources, and its initial state; release
-    them at the end.
-    """
+def _open_step(context: StepContext, engine: BatchEngine | None) -> Iterator[_RunningStep]:
+    """Yield a run of the step with its resources; release them at the end."""
     logged = context.log.read()
     check_not_renamed(context.app.name, logged.state)
     # What closing a batch does not delete: answers of an abandoned batch, or of an operator that
     # was removed.
     purge_answers(context.lake, context.app.name, logged.state.batch)
-    with RunCredits(context.lake) as credits, closing(OpenTables()) as tables:
-        context = replace(
-            context, writes_as=logged.state.writes_as, credits=credits, open_tables=tables
-        )
+    with RunCredits(context.lake) as credits, closing(OpenTables(credits)) as tables:
+        context = replace(context, writes_as=logged.state.writes_as, open_tables=tables)
         with closing(context.versions):
             report = context.earlier or StepReport(0, False, {}, {}, {}, logged.state)
-            yield context, StepState(logged, report)
+            begun = StepState(logged, report)
+            yield _RunningStep(context, engine or choose_engine(context), logged, begun)
 
 
-def _prepare_batch(
-    context: StepContext, run: StepState
-) -> tuple[StepState, PlannedBatch | NothingToRead]:
-    """Return the open batch, or plan and lease the next one; nothing of a new batch is committed
-    yet.
+@dataclass(slots=True)
+class _RunningStep:
+    """A run of the step: `begun` is the commit that it began from, `state` how far it has come."""
 
-    Where a version is discarded between the snapshot and its lease, the batch is planned again over
-    a new snapshot.
-    """
-    if run.logged.state.open is not None:
-        context.check()
-        return run, resume_open_batch(context, run, run.logged.state.open)
-    if run.report.batches:
-        context.between_batches()
-    maintain_local_tables(context, run)
-    for attempt in range(1, _MAX_SNAPSHOTS + 1):
-        seen = snapshot_inputs(context, run)
-        run = store_first_positions(context, run, seen)
-        planned = plan_batch(context, run, seen)
-        if isinstance(planned, NothingToRead):
-            return run, planned
+    context: StepContext
+    engine: BatchEngine
+    begun: LoggedState
+    state: StepState
+
+    @property
+    def logged(self) -> ApplicationState:
+        """The state of the application as it was last committed."""
+        return self.state.logged.state
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether the run may start again after a conflict: it has a lease, and has begun no batch
+        since it started.
+        """
+        has_begun = self.logged.open is not None and self.state.logged is not self.begun
+        return self.context.still_ours is not None and not has_begun
+
+    def run(self) -> StepReport:
+        """Run batch after batch; return the report of the run."""
+        hooks = self.context.hooks
+        limit = self.context.max_batches
         try:
-            return run, lease_versions(context, run, planned, seen)
-        except errors.VersionDiscardedError:
-            if attempt == _MAX_SNAPSHOTS:
+            while limit is None or self.state.report.batches < limit:
+                began = time.monotonic()
+                batch = self._prepare_batch()
+                if isinstance(batch, NothingToRead):
+                    self._commit_positions(batch)
+                    if not hooks.wait():
+                        return self.state.finish(self.context, caught_up=True)
+                elif self._run_batch(batch, began) and not hooks.go_on():
+                    break
+        except errors.ManifestMismatchError as missing:
+            self._check_inputs_are_there(missing)
+            raise
+        return self.state.finish(self.context, caught_up=False)
+
+    def _check_inputs_are_there(self, missing: errors.ManifestMismatchError) -> None:
+        """Raise StreamNotFoundError or OffsetOutOfRangeError if files are missing with their
+        stream.
+
+        Somebody has deleted it since the batch was planned.
+        """
+        opened = self.context.log.read().state.open
+        try:
+            if opened is not None:
+                snapshot_open_inputs(self.context, opened, self.logged.offsets.streams)
+            else:
+                snapshot_inputs(self.context, self.state)
+        except (errors.StreamNotFoundError, errors.OffsetOutOfRangeError) as gone:
+            raise gone from missing
+
+    def _prepare_batch(self) -> PlannedBatch | NothingToRead:
+        """Return the open batch, or plan and lease the next one; nothing of a new batch is
+        committed yet.
+
+        Where a version is discarded between the snapshot and its lease, the batch is planned again
+        over a new snapshot.
+        """
+        context = self.context
+        if self.logged.open is not None:
+            context.check()
+            return resume_open_batch(context, self.logged, self.logged.open)
+        if self.state.report.batches:
+            context.hooks.between_batches()
+        maintain_local_tables(context, self.logged)
+        for _ in range(_MAX_SNAPSHOTS - 1):
+            with suppress(errors.VersionDiscardedError):
+                return self._plan_batch()
+        return self._plan_batch()
+
+    def _plan_batch(self) -> PlannedBatch | NothingToRead:
+        seen = snapshot_inputs(self.context, self.state)
+        self.state = store_first_positions(self.context, self.state, seen)
+        planned = plan_batch(self.context, self.state, seen)
+        if isinstance(planned, NothingToRead):
+            return planned
+        return lease_versions(self.context, self.logged, planned, seen)
+
+    def _run_batch(self, batch: PlannedBatch, began: float) -> bool:
+        """Run a batch whose planning `began` at this time; return False if retention was faster,
+        so that it is to be resumed as a batch that was left open.
+        """
+        inputs = self._commit_intent(batch)
+        committed = time.monotonic()
+        try:
+            outputs = self._write_outputs(inputs)
+        except errors.OffsetOutOfRangeError:
+            if not find_lost_ranges(self.context, inputs.intent):
                 raise
-    raise AssertionError("unreachable")
+            return False
+        work = time.monotonic() - committed
+        self._close_batch(inputs, outputs, {"intent": committed - began, "work": work})
+        self.context.hooks.on_report(replace(self.state.report, state=self.logged))
+        return True
 
+    def _commit_intent(self, batch: PlannedBatch) -> BatchInputs:
+        """Commit the intent of the batch, after a dry run has shown that its outputs accept it;
+        return what it reads.
 
-def _commit_intent(
-    context: StepContext, engine: BatchEngine, run: StepState, batch: PlannedBatch
-) -> tuple[StepState, BatchInputs]:
-    """Commit the intent of the batch, after a dry run has shown that its outputs accept it; return
-    what it reads.
-
-    Once a step, and when columns change, the stores of its remote tables are asked whether they can
-    be used.
-
-    No input is read before the commit.
-    """
-    app = context.app
-    intent = batch.intent
-    state = run.logged.state
-    opened = {
-        name: context.versions.view(name, version, state)
-        for name, version in intent.versions.items()
-    }
-    # A resumed batch reads the versions of per-run tables that are left after retention.
-    rebuilt = {
-        name: view.version for name, view in opened.items() if isinstance(view, TransientVersion)
-    }
-    rebuilt = {
-        name: version for name, version in rebuilt.items() if version != intent.versions[name]
-    }
-    for name, version in rebuilt.items():
-        text = (
-            f"dataset {name!r}: retention has deleted changes that batch {intent.batch} had read;"
-            f" it reads {version}"
+        No input is read before the commit.
+        """
+        context = self.context
+        before = self.logged
+        intent, views = self._open_versions(batch.intent)
+        self._check_outputs(intent, views, batch.streams)
+        if context.registered is not None:
+            context.registered.begin_batch(context.fence)
+        logged = context.log.open(self.state.logged, intent)
+        self.state = replace(self.state, logged=logged)
+        inputs = BatchInputs(
+            intent,
+            views,
+            identities=before.offsets.streams,
+            records=sum(context.count_offsets(intent.ranges).values()),
+            over_time={
+                name: context.versions.over_time(name, ids)
+                for name, ids in intent.joined.over_time.items()
+            },
+            times=times_at_batch_start(context.app, before, intent),
+            streams={name: stream.system for name, stream in batch.streams.items()},
         )
-        context.on_event(StepEvent("lost", intent.batch, {"text": text}))
-    if rebuilt:
-        intent = intent.model_copy(update={"versions": {**intent.versions, **rebuilt}, "cut": True})
-    state_tables = context.states
-    views = {name: view for name, view in opened.items() if name not in state_tables}
-    states = {
-        name: view
-        for name, view in opened.items()
-        if isinstance(view, VersionReader) and name not in views
-    }
-    # Local tables are read with the columns and buckets that they are declared with, whatever is
-    # stored. Spark's plans depend on the columns and buckets of all others.
-    own = {table.name for table in list_own_tables(app)}
-    shapes: dict[str, object] = {name: stream.info.schema for name, stream in batch.streams.items()}
-    for name, view in views.items():
-        if name not in own:
-            buckets = view.sealed.partitions if isinstance(view, VersionReader) else None
-            shapes[name] = None if view is None else (view.schema, buckets)
-    if shapes != run.shapes:  # once a run, and when columns or buckets change
-        context.on_event(StepEvent("analysis", intent.batch))
+        inputs = classify_batch(context.app, inputs)
+        if not inputs.few:
+            context.versions.unpersist()
+        context.report(
+            "intent",
+            intent.batch,
+            records=inputs.records,
+            unit=context.unit,
+            versions=intent.versions,
+            few=inputs.few,
+        )
+        return inputs
+
+    def _open_versions(self, intent: Intent) -> tuple[Intent, dict[str, View]]:
+        """Return the intent, and the versions that it names, opened.
+
+        A resumed batch reads the versions of per-run tables that are left after retention: then
+        the intent names these.
+        """
+        views: dict[str, View] = {}
+        versions = dict(intent.versions)
+        for name, version in intent.versions.items():
+            view = self.context.versions.view(name, version, self.logged)
+            views[name] = view
+            if isinstance(view, TransientVersion) and view.version != version:
+                versions[name] = view.version
+                text = (
+                    f"dataset {name!r}: retention has deleted changes that batch {intent.batch} had"
+                    f" read; it reads {view.version}"
+                )
+                self.context.report("lost", intent.batch, text=text)
+        if versions == intent.versions:
+            return intent, views
+        joined = intent.joined.model_copy(update={"versions": versions})
+        return intent.model_copy(update={"joined": joined, "cut": True}), views
+
+    def _check_outputs(
+        self, intent: Intent, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
+    ) -> None:
+        """Find out in a dry run whether outputs accept the batch, once a run, and when columns or
+        buckets change.
+
+        The stores of its remote tables are asked whether they can be used, too.
+        """
+        context = self.context
+        states = set(context.states)
+        datasets = {name: view for name, view in views.items() if name not in states}
+        shapes = _describe_shapes(context.app, datasets, streams)
+        if shapes == self.state.shapes:
+            return
+        context.report("analysis", intent.batch)
+        check_stores(context.app)
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
-        check_stores(app)
-        proof = engine.analyze(context, views, starts)
+        proof = self.engine.analyze(context, datasets, starts)
         for dataset in proof.states:
             create_state(context.runtime, dataset)
         proof.report_differences()
-    context.before_batch(context.fence)
-    run = replace(run, shapes=shapes, logged=context.log.open(run.logged, intent))
-    spans = intent.ranges.items()
-    records = sum(
-        context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans
-    )
-    broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
-    few, interpreted = classify_batch(records, intent.tasks, app.few_records, opened, broadcast)
-    if not few:
-        context.versions.unpersist()
-    detail = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
-    context.on_event(StepEvent("intent", intent.batch, detail))
-    inputs = BatchInputs(
-        intent,
-        views,
-        identities=state.offsets.streams,
-        records=records,
-        few=few,
-        interpreted=interpreted and not intent.over_time,
-        over_time={
-            name: context.versions.over_time(name, ids) for name, ids in intent.over_time.items()
-        },
-        states=states,
-        times=times_at_batch_start(app, state, intent),
-        streams={name: stream.system for name, stream in batch.streams.items()},
-    )
-    return run, inputs
+        self.state = replace(self.state, shapes=shapes)
 
+    def _write_outputs(self, inputs: BatchInputs) -> BatchMetrics:
+        """Write every output and return the batch's metrics; after a store failure start over,
+        keeping what is written.
+        """
+        for pause in _RETRY_PAUSES:
+            try:
+                return self._compute(inputs)
+            except Exception as error:
+                ours = find_adjunct_error(error)
+                if not isinstance(ours, errors.StoreUnavailableError):
+                    raise
+                text = f"{ours.problem} The batch is retried in {pause:g} s"
+                self.context.report("again", inputs.intent.batch, text=text)
+            time.sleep(pause)
+            # Files that the streams had when the batch was planned may have been deleted.
+            inputs = replace(inputs, streams={})
+        return self._compute(inputs)
 
-def _write_outputs(
-    context: StepContext,
-    engine: BatchEngine,
-    run: StepState,
-    inputs: BatchInputs,
-    seconds: dict[str, float],
-) -> BatchMetrics:
-    """Write every output and return the batch's metrics; after a store failure start over, keeping
-    what is written.
+    def _compute(self, inputs: BatchInputs) -> BatchMetrics:
+        """Write every output once. Errors of the application say what to do about the open batch,
+        and errors of tasks about missing records are raised as such.
+        """
+        context = self.context
+        intent = inputs.intent
+        try:
+            if not inputs.streams:
+                now = snapshot_open_inputs(context, intent, inputs.identities)
+                systems = {name: stream.system for name, stream in now.items()}
+                inputs = replace(inputs, streams=systems)
+            _announce_run(context)
+            return self.engine.run(context, inputs, self._before_output)
+        except Exception as error:
+            ours = find_adjunct_error(error)
+            if isinstance(ours, _MISSING_RECORDS) and ours is not error:
+                raise ours from error  # raised in a task
+            if not isinstance(ours, _APPLICATION_ERRORS):
+                raise
+            explained = _add_next_steps(ours, context.app.name, intent.batch)
+            if explained is error:
+                raise
+            raise explained from (error.__cause__ if ours is error else error)
 
-    Adds the time that it took to `seconds`, as "work".
-    """
-    began = time.monotonic()
-    intent = inputs.intent
-
-    def before_output(name: str, look: Callable[[], Any] = lambda: None) -> Any:
+    def _before_output(self, name: str, look: Callable[[], Any] = lambda: None) -> Any:
         """Raise if the run may not write this output; return the result of `look`, which is
         called meanwhile.
         """
-        owned = partial(context.log.check_not_superseded, run.logged)
-        *_, found = call_in_threads(
-            context.check, owned, look, at_once=requests_at_once(context.lake.store)
-        )
+        context = self.context
+        owned = partial(context.log.check_not_superseded, self.state.logged)
+        *_, found = call_in_threads(context.check, owned, look, at_once=context.at_once)
         context.versions.check_leases()
-        context.on_event(StepEvent("output", intent.batch, {"output": name}))
+        context.report("output", self.logged.batch + 1, output=name)
         return found
 
-    for pause in (*_RETRY_PAUSES, None):
-        try:
-            if (
-                not inputs.streams
-            ):  # a retry: files that they had when the batch was planned may have been deleted
-                now = snapshot_open_inputs(context, intent, inputs.identities)
-                inputs = replace(
-                    inputs, streams={name: stream.system for name, stream in now.items()}
-                )
-            _announce_run(context)
-            outputs = engine.run(context, inputs, before_output)
-        except Exception as error:
-            ours = find_adjunct_error(error)
-            if isinstance(ours, _APPLICATION_ERRORS):
-                explained = _add_next_steps(ours, context.app.name, intent.batch)
-                if explained is error:
-                    raise
-                raise explained from (error.__cause__ if ours is error else error)
-            if isinstance(ours, _MISSING_RECORDS) and ours is not error:
-                raise ours from error  # raised in a task
-            if pause is None or not isinstance(ours, errors.StoreUnavailableError):
-                raise
-            text = f"{ours.problem} The batch is retried in {pause:g} s"
-            context.on_event(StepEvent("again", intent.batch, {"text": text}))
-            inputs = replace(inputs, streams={})
-        else:
-            seconds["work"] = time.monotonic() - began
-            return outputs
-        time.sleep(pause)
-    raise AssertionError("unreachable")
+    def _close_batch(
+        self, inputs: BatchInputs, outputs: BatchMetrics, seconds: dict[str, float]
+    ) -> None:
+        """Commit the end of the batch, which applies its startpoints; then remove these from the
+        fan-outs.
+        """
+        began = time.monotonic()
+        context = self.context
+        intent = inputs.intent
+        before = self.logged.offsets
+        done = ClosedBatch(
+            intent=intent,
+            closed_at=context.lake.now(),
+            records=inputs.records,
+            counters=add_counters(outputs.counters, _count_lost(context, intent.lost)),
+            seconds=seconds,
+        )
+        context.report("outputs", intent.batch)
+        logged = context.log.close(self.state.logged, done, outputs.times, checks=[context.check])
+        context.startpoints.remove_applied(context.tasks, intent.startpoints)
+        if any(call.recorded for call in context.plan.calls):
+            purge_answers(context.lake, context.app.name, intent.batch)
+        if intent.batch % _FORGETTING == 0:
+            _forget_old_batches(context)
+        after = logged.state.offsets
+        texts = []
+        for ssp in intent.startpoints:
+            texts.append(f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}")
+        for key, replay in before.replays.items():
+            if key not in after.replays:
+                texts.append(f"{replay.describe()} has ended")
+        state = replace(self.state, logged=logged).with_messages(context, texts)
+        took = time.monotonic() - began
+        self.state = state.with_batch(done, took, outputs, few=inputs.few)
+        context.report(
+            "batch",
+            intent.batch,
+            records=logged.state.records,
+            unit=context.unit,
+            counters=outputs.counters,
+            in_process=outputs.in_process,
+            watermarks=measure_input_times(context.app, logged.state.times, done.closed_at),
+        )
+
+    def _commit_positions(self, nothing: NothingToRead) -> None:
+        """Commit the positions that the inputs have been read up to, with the startpoints applied
+        there.
+
+        Does nothing if no startpoint or loss has moved a position.
+        """
+        context = self.context
+        positions = nothing.positions
+        if not positions.startpoints and not positions.lost:
+            return
+        applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
+        starts = {ssp: span.start for ssp, span in positions.unread.items()}
+        lost = _count_lost(context, positions.lost)
+        before = self.logged
+        update = {
+            "checkpoint": before.checkpoint | starts,
+            "offsets": before.offsets.with_applied(applied, None, context.lake.now()),
+            "totals": add_counters(before.totals, lost),
+        }
+        note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
+        logged = context.log.commit(
+            self.state.logged, before.model_copy(update=update), by=context.run, note=note
+        )
+        context.startpoints.remove_applied(context.tasks, applied)
+        texts = []
+        for ssp in applied:
+            start = logged.state.offsets.applied[ssp]
+            texts.append(f"{start.describe(ssp)} applied; there is nothing to read yet")
+        report = self.state.report
+        report = replace(report, counters=add_counters(report.counters, lost))
+        state = replace(self.state, logged=logged, report=report)
+        self.state = state.with_messages(context, texts)
+        for text in nothing.losses:
+            context.report("lost", logged.state.batch, text=text)
+
+
+def _describe_shapes(
+    app: Application, views: Mapping[str, View], streams: Mapping[str, StreamSnapshot]
+) -> dict[str, object]:
+    """Return the columns of inputs and datasets, and the numbers of buckets, on which Spark's plans
+    depend.
+
+    Local tables are read with the columns and buckets that they are declared with, whatever is
+    stored.
+    """
+    shapes: dict[str, object] = {name: stream.info.schema for name, stream in streams.items()}
+    own = {table.name for table in list_own_tables(app)}
+    for name, view in views.items():
+        if name in own:
+            continue
+        shapes[name] = None
+        if isinstance(view, VersionReader):
+            shapes[name] = view.schema, view.sealed.partitions
+        elif view is not None:
+            shapes[name] = view.schema
+    return shapes
 
 
 def _announce_run(context: StepContext) -> None:
@@ -382,11 +509,8 @@ def _announce_run(context: StepContext) -> None:
     fence = context.fence
     if lease is None or fence is None or not lease.has_unfenced:
         return
-    names = {
-        operator.spec.send.table
-        for operator in context.app.operators
-        if operator.spec.send is not None
-    }
+    sends = (operator.spec.send for operator in context.app.operators)
+    names = {send.table for send in sends if send is not None}
 
     async def announce() -> None:
         for name in sorted(names):
@@ -402,18 +526,14 @@ def _add_next_steps(error: errors.AdjunctError, app: str, batch: int) -> errors.
     step or as a note.
     """
     give_up = f"adjunct checkpoint abandon {app} --reason …"
-    if (
-        isinstance(error, errors.ProducerConflictError)
-        and error.newest is not None
-        and error.newest > batch
-    ):
-        return error.reworded(
-            error.problem,
-            f"Nothing was written. Batch {batch} is open, and the output has batches of {app!r} up"
-            f" to {error.newest}: the batch log was deleted, or another application has this name."
-            " Restore the log, or choose another name.",
-        )
     if isinstance(error, errors.ProducerConflictError):
+        if error.newest is not None and error.newest > batch:
+            return error.reworded(
+                error.problem,
+                f"Nothing was written. Batch {batch} is open, and the output has batches of {app!r}"
+                f" up to {error.newest}: the batch log was deleted, or another application has this"
+                " name. Restore the log, or choose another name.",
+            )
         return error.reworded(
             error.problem,
             f"Batch {batch} is open, and this output already has it from a run with different code:"
@@ -432,109 +552,21 @@ def _add_next_steps(error: errors.AdjunctError, app: str, batch: int) -> errors.
     return error
 
 
-def _close_batch(
-    context: StepContext,
-    run: StepState,
-    inputs: BatchInputs,
-    outputs: BatchMetrics,
-    seconds: dict[str, float],
-) -> StepState:
-    """Commit the end of the batch, which applies its startpoints; then remove these from the
-    fan-outs.
-    """
-    began = time.monotonic()
-    intent = inputs.intent
-    before = run.logged.state.offsets
-    done = ClosedBatch(
-        intent=intent,
-        closed_at=context.lake.now(),
-        records=inputs.records,
-        counters=add_counters(outputs.counters, _count_lost(context, intent.lost)),
-        seconds=seconds,
-    )
-    context.on_event(StepEvent("outputs", intent.batch))
-    logged = context.log.close(run.logged, done, outputs.times, checks=[context.check])
-    context.startpoints.remove_applied(context.tasks, intent.startpoints)
-    if any(call.recorded for call in context.plan.calls):
-        purge_answers(context.lake, context.app.name, intent.batch)
-    if intent.batch % _FORGETTING == 0:
-        _forget_old_batches(context)
-    state = logged.state
-    after = logged.state.offsets
-    texts = [
-        f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}"
-        for ssp in intent.startpoints
-    ]
-    texts += [
-        f"{before.replays[key].describe()} has ended"
-        for key in before.replays
-        if key not in after.replays
-    ]
-    run = replace(run, logged=logged).with_messages(context, texts)
-    run = run.with_batch(done, time.monotonic() - began, outputs, few=inputs.few)
-    detail: dict[str, Any] = {
-        "records": state.records,
-        "unit": context.unit,
-        "counters": outputs.counters,
-    }
-    detail["in_process"] = outputs.in_process
-    if marks := measure_input_times(context.app, state.times, done.closed_at):
-        detail["watermarks"] = marks
-    context.on_event(StepEvent("batch", intent.batch, detail))
-    return run
-
-
 def _forget_old_batches(context: StepContext) -> None:
     """Delete what the application's batch log no longer retains. Raises nothing: the batch is
     done.
     """
-    if context.app.log_retention is not None:
-        try:
-            context.log.forget(context.app.log_retention)
-        except errors.AdjunctError as error:
-            _log.warning(
-                "the batch log of %s keeps old commits for now: %s", context.app.name, error
-            )
-
-
-def _commit_positions(context: StepContext, run: StepState, nothing: NothingToRead) -> StepState:
-    """Commit the positions that the inputs have been read up to, with the startpoints applied
-    there.
-
-    Does nothing if no startpoint or loss has moved a position.
-    """
-    positions = nothing.positions
-    if not (positions.startpoints or positions.lost):
-        return run
-    applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
-    lost = _count_lost(context, positions.lost)
-    state = run.logged.state
-    update = {
-        "checkpoint": {
-            **state.checkpoint,
-            **{ssp: span.start for ssp, span in positions.unread.items()},
-        },
-        "offsets": state.offsets.with_applied(applied, None, context.lake.now()),
-        "totals": add_counters(state.totals, lost),
-    }
-    note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
-    logged = context.log.commit(
-        run.logged, state.model_copy(update=update), by=context.run, note=note
-    )
-    context.startpoints.remove_applied(context.tasks, applied)
-    after = logged.state.offsets.applied
-    texts = [f"{after[ssp].describe(ssp)} applied; there is nothing to read yet" for ssp in applied]
-    report = replace(run.report, counters=add_counters(run.report.counters, lost))
-    run = replace(run, logged=logged, report=report).with_messages(context, texts)
-    for text in nothing.losses:
-        context.on_event(StepEvent("lost", logged.state.batch, {"text": text}))
-    return run
+    if context.app.log_retention is None:
+        return
+    try:
+        context.log.forget(context.app.log_retention)
+    except errors.AdjunctError as error:
+        _log.warning("the batch log of %s keeps old commits for now: %s", context.app.name, error)
 
 
 def _count_lost(context: StepContext, lost: Spans) -> Counters:
     """Return the number of lost offsets of each stream, as counters."""
     counters: Counters = {}
-    for ssp, span in lost.items():
-        distance = context.systems[ssp.system].distance(ssp, span.start, span.end)
-        counters = add_counters(counters, {ssp.qualified_stream: {"lost_offsets": distance}})
+    for ssp, number in context.count_offsets(lost).items():
+        counters = add_counters(counters, {ssp.qualified_stream: {"lost_offsets": number}})
     return counters

@@ -21,7 +21,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, 
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step.batch import run_batch
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
+from dagster_adjunct.orchestration.step.context import (
+    BatchInputs,
+    BatchMetrics,
+    RunHooks,
+    StepContext,
+)
 from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
@@ -73,7 +78,6 @@ def batch_inputs(
         run="run",
         clock=datetime(1970, 1, 1, tzinfo=UTC),
         ranges=dict(ranges),
-        versions={},
         epochs=dict(epochs or {}),
         replays=replays,
     )
@@ -167,7 +171,12 @@ class StepWorld:
         planned = plan_application(app, systems=self.systems)
         runtime = Runtime(self.lake, self.systems, self.spark, by=run)
         return StepContext(
-            runtime, app, planned, fan_out_for_run(runtime, app, planned), on_event, max_batches
+            runtime,
+            app,
+            planned,
+            fan_out_for_run(runtime, app, planned),
+            RunHooks(on_event),
+            max_batches,
         )
 
     def run(self, app: Application, **options: Any) -> StepReport:

@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     ClosedBatch,
     Intent,
+    JoinedVersions,
     add_counters,
     application_state,
     served_versions,
@@ -39,7 +40,11 @@ def lake(tmp_path: Path) -> Lake:
 def intent(batch: int, start: int, end: int, run: str = "one") -> Intent:
     spans = {TRIPS[0]: OffsetRange(start=str(start), end=str(end))}
     return Intent(
-        batch=batch, run=run, clock=NOW, ranges=spans, versions={"planes": "v1", "none-yet": None}
+        batch=batch,
+        run=run,
+        clock=NOW,
+        ranges=spans,
+        joined=JoinedVersions(versions={"planes": "v1", "none-yet": None}),
     )
 
 

@@ -5,14 +5,19 @@ by fewer tasks.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent
+from dagster_adjunct.orchestration.step.context import BatchInputs
 from dagster_adjunct.orchestration.step.small_spark_batch import MAX_ROWS, classify_batch
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -148,7 +153,12 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(
 
 
 def small(records: int, tasks: int | None, limit: int, **views: object) -> tuple[bool, bool]:
-    return classify_batch(records, tasks, limit, views, {"broadcast"})  # type: ignore[arg-type]
+    broadcast = SimpleNamespace(name="broadcast", broadcast=True)
+    app: Any = SimpleNamespace(few_records=limit, datasets=[broadcast])
+    intent = Intent(batch=1, run="run", clock=datetime.now(UTC), ranges={}, tasks=tasks)
+    met: Any = views
+    made = classify_batch(app, BatchInputs(intent, met, records=records))
+    return made.few, made.interpreted
 
 
 def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:
@@ -157,9 +167,8 @@ def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -
     assert not small(11, None, 10, **met)[0]
     assert not small(4, 3, 10, **met)[0]  # each of three tasks reads all of them
     assert not small(10, None, 10, planes=View(MAX_ROWS + 1))[0]
-    large = SimpleNamespace(
-        sealed=SimpleNamespace(generations=[SimpleNamespace(rows=1, size=2**30)])
-    )
+    large = Mock(spec=VersionReader)
+    large.sealed = SimpleNamespace(generations=[SimpleNamespace(rows=1, size=2**30)])
     assert not small(10, None, 10, planes=large)[0]
     assert small(10, None, 10, planes=None)[0]
     assert not small(1, None, 0)[0]

@@ -38,7 +38,12 @@ from dagster_adjunct.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.maintenance import delete_stream
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, Intent
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    BatchLog,
+    ClosedBatch,
+    Intent,
+    JoinedVersions,
+)
 from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key, describe_runner
 from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step import run as running
@@ -50,7 +55,7 @@ from dagster_adjunct.orchestration.step.context import (
     StepContext,
     StepState,
 )
-from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following
+from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following, Machine, Watched
 from dagster_adjunct.orchestration.step.progress import MAX_VERSIONS, StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import RunReport
 from dagster_adjunct.orchestration.step.step import run_step
@@ -111,9 +116,10 @@ class World:
             raise self.who
         return self.who
 
-    def following(self, lasts: timedelta = HOUR, **more: Any) -> Following:
-        made = Following(
-            lasts,
+    def following(
+        self, lasts: timedelta = HOUR, say: Callable[[str], None] = print, **more: Any
+    ) -> Following:
+        watched = Watched(
             streams={
                 name: lambda name=name: self.look(name)
                 for name in self.texts
@@ -122,11 +128,10 @@ class World:
             startpoints=lambda: self.look("startpoints"),
             asked=self.ask,
             refresh=self.refresh,
-            clock=lambda: self.now,
-            sleep=self.sleep,
-            memory=lambda: self.memory,
             **more,
         )
+        machine = Machine(lambda: self.now, self.sleep, lambda: self.memory)
+        made = Following(lasts, watched, say=say, machine=machine)
         made.begin()
         self.asked.clear()
         return made
@@ -524,7 +529,11 @@ def test_a_report_names_the_last_versions_of_each_dataset_and_does_not_grow(tmp_
     for number in range(MAX_VERSIONS + 50):
         versions = {"rates": f"v{number}", "zones": "v0"}
         intent = Intent(
-            batch=number + 1, run="r", clock=datetime.now(UTC), ranges={}, versions=versions
+            batch=number + 1,
+            run="r",
+            clock=datetime.now(UTC),
+            ranges={},
+            joined=JoinedVersions(versions=versions),
         )
         done = ClosedBatch(
             intent=intent, closed_at=intent.clock, records=1, counters={}, seconds={}

@@ -83,12 +83,7 @@ def run(world: World, lake: Lake) -> list[list[int]]:
     joined.send_to(app.output_stream("lake.out", partitions=1, key="k"))
     planned = plan_application(app, systems=world.systems)
     runtime = Runtime(lake, world.systems, IN_PROCESS, by="me")
-    run_step(
-        StepContext(
-            runtime, app, planned, fan_out_for_run(runtime, app, planned), lambda event: None
-        ),
-        reading,
-    )
+    run_step(StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned)), reading)
     return reading.seen
 
 
@@ -110,7 +105,7 @@ def test_versions_joined_by_time_may_be_replaced_and_discarded_at_any_request() 
         assert seen in ([1, 2], [3, 4]), "whole, and none of a version that was discarded"
         done = BatchLog(world.lake, "app").read()[1].last
         assert done is not None
-        assert [int(version[1:7]) for version in done.intent.over_time["routes"]] == seen
+        assert [int(version[1:7]) for version in done.intent.joined.over_time["routes"]] == seen
         assert list_leases(world.lake, "routes") == []
         asked = [
             key

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, undo_batch
 from dagster_adjunct.assets.writing.generation import ARROW, Runtime
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, JoinedVersions
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.expire import (
     expire_versions,
@@ -75,7 +75,7 @@ class World:
             run="run",
             clock=datetime.now(UTC),
             ranges={},
-            versions={"counts": version},
+            joined=JoinedVersions(versions={"counts": version}),
         )
         log.open(log.read(), intent)
         return version

@@ -82,7 +82,7 @@ class Recording(StubEngine):
         (number,) = {entry["n"] for _, entry in inputs.views["planes"].items()}
         taken = {
             "main": inputs.consumed is not None,
-            "reading": inputs.intent.reading,
+            "reading": inputs.intent.joined.reading,
             "met": {
                 (partition, offset): number
                 for partition, span in inputs.intent.ranges.items()

@@ -70,7 +70,6 @@ def at(
             run="run",
             clock=datetime.now(UTC),
             ranges={open_over: OffsetRange(start="0", end="1")},
-            versions={},
         )
         log.open(logged, intent)
 

@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     ClosedBatch,
     Intent,
+    JoinedVersions,
     list_applications,
 )
 from dagster_adjunct.orchestration.maintenance.expire import versions_in_open_batches
@@ -42,7 +43,11 @@ def begin(lake: Lake, application: str, versions: dict[str, str | None], batch: 
     log = BatchLog(lake, application)
     spans = {"lake.trips.0": OffsetRange(start="0", end="5")}
     intent = Intent(
-        batch=batch, run="a run", clock=datetime.now(UTC), ranges=spans, versions=versions
+        batch=batch,
+        run="a run",
+        clock=datetime.now(UTC),
+        ranges=spans,
+        joined=JoinedVersions(versions=versions),
     )
     log.open(log.read(), intent)
     return intent

@@ -154,7 +154,9 @@ def test_a_lease_that_can_not_be_read_holds_until_it_has_expired() -> None:
 def test_a_lease_is_given_up_if_its_run_can_not_begin(lake: Lake) -> None:
     store = FaultyStore(lake.store, [Fault("delete", 1, "lost-before")])
     with pytest.raises(StoreUnavailableError):
-        lease(Lake(store, lake.id), "mine", Claim(wait=timedelta(0), stays=True)).__enter__()
+        lease(
+            Lake(store, lake.id), "mine", Claim(wait=timedelta(0), stays=timedelta(hours=1))
+        ).__enter__()
     with lease(lake, "next") as free:
         free.check()
 

@@ -269,14 +269,14 @@ def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with
     world.killed_when(app, "intent")
     intent = world.state(app).open
     assert intent is not None
-    assert len(intent.over_time["planes"]) == 2
-    assert intent.versions["planes"] == intent.over_time["planes"][-1]
+    assert len(intent.joined.over_time["planes"]) == 2
+    assert intent.versions["planes"] == intent.joined.over_time["planes"][-1]
     world.send("planes", ("a", 3), version="2026-01-11")  # late: of before the newest
     advance(world, PLANES)
     spared = expire_versions(
         world.lake, "planes", DiscardPolicy(keep=2, grace=dt.timedelta(0)), by="test"
     )
-    assert not set(spared.discarded) & set(intent.over_time["planes"])
+    assert not set(spared.discarded) & set(intent.joined.over_time["planes"])
     run_step(world.context(app, run="run-2"))
     assert met(world) == {0: 1, 1: 2}
     world.run(application(PLANES, "later"))

@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step import step as outputs_module
-from dagster_adjunct.orchestration.step.context import BatchMetrics, StepContext
+from dagster_adjunct.orchestration.step.context import BatchMetrics, RunHooks, StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import (
@@ -128,7 +128,9 @@ class Trips:
             self.events.append(event.what)
 
         runtime = Runtime(lake or self.world.lake, self.world.systems, IN_PROCESS, by="me")
-        context = StepContext(runtime, app, planned, fan_out_for_run(runtime, app, planned), heard)
+        context = StepContext(
+            runtime, app, planned, fan_out_for_run(runtime, app, planned), RunHooks(heard)
+        )
         return run_step(dataclasses.replace(context, still_ours=still_ours), self.reading)
 
     def held(self) -> set[tuple[str, str]]:

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
     declare_state_dataset,
 )
 from dagster_adjunct.assets.writing.generation import ARROW, Runtime
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, JoinedVersions
 from dagster_adjunct.orchestration.step.plan_batch import maintain_state_tables
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -66,7 +66,11 @@ class World:
             StoredVersions(self.lake, "app-seen").require_current().version,
         )
         intent = Intent(
-            batch=number, run="run", clock=START, ranges={}, versions={"app-seen": version}
+            batch=number,
+            run="run",
+            clock=START,
+            ranges={},
+            joined=JoinedVersions(versions={"app-seen": version}),
         )
         log.open(log.read(), intent)
         return version

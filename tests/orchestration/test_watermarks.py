@@ -57,7 +57,7 @@ def application(**options: Any) -> Application:
 
 def intent(number: int, clock: datetime, *partitions: SystemStreamPartition) -> Intent:
     ranges = {one: OffsetRange(start="0", end="0") for one in partitions}
-    return Intent(batch=number, run="r", clock=clock, ranges=ranges, versions={})
+    return Intent(batch=number, run="r", clock=clock, ranges=ranges)
 
 
 def stood(times: TimeState) -> dict[int, PriorTimes]:
@@ -229,7 +229,7 @@ def test_a_recreated_stream_starts_afresh_and_a_repartitioned_one_from_the_slowe
         },
         operators={"seen": at(40)},
     )
-    assert times.without_streams(["lake.clicks"]).partitions.keys() == {ssp(0, "orders")}
+    assert times.without_stream("lake.clicks").partitions.keys() == {ssp(0, "orders")}
     carried = times.carry_over("lake.clicks", {ssp(number): str(4 + number) for number in range(3)})
     assert carried.operators == times.operators
     assert carried.partitions.keys() == {*(ssp(number) for number in range(3)), ssp(0, "orders")}

@@ -413,7 +413,7 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
     checkpoint = {"lake.orders.0": "0", "lake.orders.1": "0"}
     logged = log.commit(log.read(), ApplicationState(checkpoint=checkpoint), by="run")
     ranges = {"lake.orders.0": OffsetRange(start="0", end="1")}
-    log.open(logged, Intent(batch=1, run="r", clock=NOW, ranges=ranges, versions={}))
+    log.open(logged, Intent(batch=1, run="r", clock=NOW, ranges=ranges))
     with DagsterInstance.ephemeral() as instance:
         Ticker(
             lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99), by=by

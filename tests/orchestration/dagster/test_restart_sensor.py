@@ -52,7 +52,7 @@ BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 
 def intent(run: str, batch: int = 1) -> Intent:
     ranges = {"lake.orders.0": OffsetRange(start="0", end="1")}
-    return Intent(batch=batch, run=run, clock=BEGAN, ranges=ranges, versions={})
+    return Intent(batch=batch, run=run, clock=BEGAN, ranges=ranges)
 
 
 def closed(run: str, at: float) -> ClosedBatch:

@@ -20,7 +20,12 @@ from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.startpoints.request import OnUnresolved, StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
+from dagster_adjunct.orchestration.step.context import (
+    BatchInputs,
+    BatchMetrics,
+    RunHooks,
+    StepContext,
+)
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -218,7 +223,7 @@ class OffsetsWorld:
         self.store = cast(FaultyStore, lake.store)
         runtime = Runtime(lake, self.systems(lake), no_spark, by=f"run-{self.runs}")
         context = StepContext(
-            runtime, app, plan, fan_out_for_run(runtime, app, plan), on_event, max_batches
+            runtime, app, plan, fan_out_for_run(runtime, app, plan), RunHooks(on_event), max_batches
         )
         return replace(context, still_ours=(lambda: None) if leased else None)
 

@@ -13,6 +13,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     AppliedStartpoint,
     ClosedBatch,
     Intent,
+    JoinedVersions,
     OffsetState,
 )
 from dagster_adjunct.orchestration.startpoints.recorded_replay import (
@@ -87,7 +88,7 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
                 ssp: OffsetRange(start=str(start), end=str(end))
                 for ssp, (start, end) in ranges.items()
             },
-            versions={"d": f"v{number}"},
+            joined=JoinedVersions(versions={"d": f"v{number}"}),
             replays=replays,
         )
         states.append(
@@ -115,8 +116,7 @@ def commits(states: Iterable[ApplicationState]) -> Iterator[tuple[Commit, Applic
 
 
 def reads_of(states: Iterable[ApplicationState], asked: AskedOffsets) -> FirstReads:
-    batches, _, _, gone = collect_main_batches(commits(states), asked)
-    return find_first_reads(batches, asked, gone)
+    return find_first_reads(collect_main_batches(commits(states), asked), asked)
 
 
 def asked_by(chance: random.Random) -> AskedOffsets:
@@ -206,8 +206,8 @@ def test_the_reason_is_that_the_log_has_forgotten_who_read_an_offset_first() -> 
         ),
     )
     asked = AskedOffsets({PARTITIONS[0]: ("2", "5")}, {"fake.s": "one"}, compare, distance)
-    batches, newest, oldest, gone = collect_main_batches(commits([state]), asked)
-    problems = explain_unread(asked, find_first_reads(batches, asked, gone), newest, oldest, gone)
+    batches = collect_main_batches(commits([state]), asked)
+    problems = explain_unread(asked, find_first_reads(batches, asked), batches)
     assert "the batch log's history from before its commit 9 is gone" in problems[PARTITIONS[0]]
 
 
@@ -216,9 +216,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
     states, looked = [], []
     for number in range(1, 50):
         span = OffsetRange(start=str(number - 1), end=str(number))
-        intent = Intent(
-            batch=number, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={}
-        )
+        intent = Intent(batch=number, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span})
         closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})
         states.append(
             ApplicationState(batch=number, checkpoint={PARTITIONS[0]: str(number)}, last=closed)
@@ -237,7 +235,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
 
 def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_anew() -> None:
     span = OffsetRange(start="0", end="5")
-    intent = Intent(batch=1, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span}, versions={})
+    intent = Intent(batch=1, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span})
     closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})
     state = ApplicationState(
         batch=1,
