@@ -12,13 +12,20 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dagster_adjunct.orchestration.operators.columns import Names, Types, validate_partition_count
+from dagster_adjunct.orchestration.operators.columns import (
+    Names,
+    Types,
+    check_new_names,
+    find_taken,
+    is_own,
+    validate_partition_count,
+)
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.expression import NILADIC, parse_expression
+from dagster_adjunct.resources.sql.expression import NILADIC, did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
 from dagster_adjunct.resources.streams.system import LAKE, NewStreams
@@ -88,9 +95,8 @@ class Columns:
     @classmethod
     def of_frame(cls, frame: DataFrame) -> Columns:
         """Return the columns of a DataFrame without the hidden ones; their sources are unknown."""
-        return cls(
-            {name: ColumnFacts(kind) for name, kind in frame.dtypes if not name.startswith("__")}
-        )
+        types = dict(frame.dtypes)
+        return cls({name: ColumnFacts(types[name]) for name in filter(is_own, types)})
 
     @property
     def names(self) -> Names:
@@ -109,6 +115,52 @@ class Columns:
     def sources(self) -> ColumnSources:
         """The sources of columns by name, also those of `fields` ("update.seats")."""
         return {name: column.sources for name, column in self._flat.items()}
+
+    def type_of(self, name: str) -> str | None:
+        """Return the type of a column; None if it is unknown."""
+        return None if self.types is None else self.types.get(name)
+
+    def require(
+        self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
+    ) -> None:
+        """Raise PlanningError if these columns are known and lack one of `needed`.
+
+        `side` says in the error whose columns they are.
+        """
+        for name in needed:
+            if self.complete and name not in self.known:
+                problem = (
+                    f"{operator}: {side} has no column {name!r}; its columns there are"
+                    f" {', '.join(self.known)}."
+                )
+                step = did_you_mean(name, tuple(self.known)) + next_step
+                raise PlanningError(problem, step, operator=operator, column=name)
+
+    def check_added(
+        self, operator: str, added: Iterable[str], other: str, prefix: str, **about: Any
+    ) -> None:
+        """Raise PlanningError if one of the names that a join adds from `other` to these columns
+        of the stream is reserved, or used twice; `prefix` is suggested for the names.
+        """
+        names = list(added)
+        step = f'Rename the added one: select=["… as {prefix}_{{}}"], or prefix="{prefix}_".'
+        self.check_not_taken(operator, names, other, step, **about)
+        check_new_names(operator, names, "Rename one with 'column as name'.")
+
+    def check_not_taken(
+        self, operator: str, added: Iterable[str], other: str, next_step: str, **about: Any
+    ) -> None:
+        """Raise PlanningError if the stream, which has these columns, has one of the names that
+        are added from `other`; `next_step` may have a place {} for the name.
+        """
+        taken = find_taken(added, self.names or ())
+        if taken is not None:
+            problem = (
+                f"{operator}: the stream and {other} both have a column {taken!r}; the stream's"
+                f" columns there are {', '.join(self.known)}."
+            )
+            step = next_step.format(taken)
+            raise PlanningError(problem, step, operator=operator, **{"column": taken, **about})
 
     def add(self, more: Mapping[str, ColumnFacts], *, typed: bool = True) -> Columns:
         """Return these columns and `more`, which replace columns of the same names; `typed` is
