@@ -36,9 +36,12 @@ def split_alias(expression: str) -> tuple[str, str | None]:
     """Split "upper(model) as model" into the expression and the name; the name is None if there
     is none.
     """
+    text = expression.strip()
     alias = parse_expression(expression).alias
-    match = None if alias is None else _ALIAS.fullmatch(expression.strip())
-    return (expression.strip(), None) if match is None else (match["what"].strip(), alias)
+    match = _ALIAS.fullmatch(text)
+    if alias is None or match is None:
+        return text, None
+    return match["what"].strip(), alias
 
 
 TASK = "__task"
@@ -78,7 +81,7 @@ def is_own(name: str) -> bool:
 
 def list_hidden_columns(names: Collection[str]) -> list[str]:
     """Return the hidden columns among these, which an operator must pass on."""
-    return [*RECORD_META, *_present(_OPTIONAL, names)]
+    return [*RECORD_META, *keep_present(_OPTIONAL, names)]
 
 
 def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
@@ -86,11 +89,12 @@ def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
 
     Records must have one order, so that a repeated batch sends the same bytes.
     """
-    return _present((TASK, BRANCH, ORDINAL), names)
+    return keep_present((TASK, BRANCH, ORDINAL), names)
 
 
-def _present(known: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    return tuple(name for name in known if name in names)
+def keep_present(wanted: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return those of the wanted columns that are among these names."""
+    return tuple(name for name in wanted if name in names)
 
 
 def ordinal_column(frame: DataFrame, number: Column) -> Column:
@@ -101,7 +105,9 @@ def ordinal_column(frame: DataFrame, number: Column) -> Column:
     ordinals sort by that record's own ordinal, then by number.
     """
     digits = F.lpad(number.cast("string"), _DIGITS, "0")
-    return F.concat_ws("/", F.col(ORDINAL), digits) if ORDINAL in frame.columns else digits
+    if ORDINAL in frame.columns:
+        return F.concat_ws("/", F.col(ORDINAL), digits)
+    return digits
 
 
 def ordinal_text(before: str | None, number: int) -> str:

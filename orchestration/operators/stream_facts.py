@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
@@ -85,12 +84,11 @@ class Columns:
         """
         if schema is None:
             return cls(complete=False)
-        return cls(
-            {
-                field.name: ColumnFacts(field.type, ((source, field.name),) if source else ())
-                for field in schema.fields
-            }
-        )
+        known = {}
+        for column in schema.fields:
+            sources = ((source, column.name),) if source else ()
+            known[column.name] = ColumnFacts(column.type, sources)
+        return cls(known)
 
     @classmethod
     def of_frame(cls, frame: DataFrame) -> Columns:
@@ -173,8 +171,8 @@ class Columns:
         flat: dict[str, ColumnFacts] = {}
         for name, column in self.known.items():
             flat[name] = column
-            if column.fields:
-                flat |= {f"{name}.{field}": made for field, made in column.fields.items()}
+            for part, made in column.fields.items():
+                flat[f"{name}.{part}"] = made
         return flat
 
 
@@ -192,8 +190,12 @@ def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
     """Return the sources of a column that is made of these columns; () if those of one of them
     are unknown.
     """
-    all_sources = [column.sources for column in columns]
-    return tuple(dict.fromkeys(chain.from_iterable(all_sources))) if all(all_sources) else ()
+    merged: dict[tuple[LineageNode, str], None] = {}
+    for column in columns:
+        if not column.sources:
+            return ()
+        merged |= dict.fromkeys(column.sources)
+    return tuple(merged)
 
 
 def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
@@ -212,9 +214,9 @@ def sources_from_expression(
     `aliases` has the sources of the names given before it in its select list, which it may use like
     columns.
     """
-    known = {
-        name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())
-    }
+    known: ColumnSources = {}
+    for alias, its in (*(aliases or {}).items(), *columns.items()):
+        known[alias.lower()] = its
     result: dict[tuple[LineageNode, str], None] = {}
     for name in read.columns:
         column = name.name.lower()
@@ -294,16 +296,13 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     system, name = split_stream_name(stream)
     step = "Correct the name, or create the stream first."
     if system == LAKE:
-        create = (
-            f"LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…], partitions=…)"
-        )
         step = (
             "Correct the name, run first what writes the stream, or create it and append to it:"
-            f" {create}."
+            f" LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…],"
+            " partitions=…)."
         )
-    raise PlanningError(
-        f"{what} reads stream {stream!r}, which does not exist: {there}", step, stream=stream
-    )
+    problem = f"{what} reads stream {stream!r}, which does not exist: {there}"
+    raise PlanningError(problem, step, stream=stream)
 
 
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
@@ -325,6 +324,3 @@ AS_OF: JoinVersions = "as-of"
 CURRENT: JoinVersions = "current"
 RECORDED: JoinVersions = "recorded"
 JOIN_VERSIONS: tuple[JoinVersions, ...] = (AS_OF, CURRENT, RECORDED)
-
-
-_ZERO = timedelta(0)
