@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from pydantic import SkipValidation, ValidationError
 
@@ -71,10 +71,16 @@ def _choose_engine(engine: str | None, application: str) -> str:
         problem = (
             f"application {application!r}: ADJUNCT_ENGINE is {chosen!r}: expected spark or auto."
         )
-        raise ConfigurationError(
-            problem, "Set it to one of them, or unset it (spark).", setting="ADJUNCT_ENGINE"
-        )
+        step = "Set it to one of them, or unset it (spark)."
+        raise ConfigurationError(problem, step, setting="ADJUNCT_ENGINE")
     return chosen
+
+
+def _check_limit(application: str, argument: str, value: Any, least: Any, expected: str) -> None:
+    """Raise ConfigurationError for a number or a duration that is less than `least`."""
+    if value is not None and value < least:
+        found = f"application {application!r}: {argument} is {value}"
+        raise argument_error(found, expected, argument=argument, application=application)
 
 
 @validated_methods
@@ -124,19 +130,17 @@ class Application:
         self.description = description
         self.owners = (owners,) if isinstance(owners, str) else tuple(owners)
         self.auto_repartition = auto_repartition
-        self.intermediate_partitions = validate_partition_count(
-            f"application {name!r}: intermediate_partitions",
-            None if intermediate_partitions == -1 else intermediate_partitions,
-        )
-        counts = {
-            "max_batch_records": (max_batch_records, 1),
-            "tasks": (tasks, 1),
-            "few_records": (few_records, 0),
-        }
-        for argument, (count, least) in counts.items():
-            if count is not None and count < least:
-                found = f"application {name!r}: {argument} is {count}"
-                raise argument_error(found, f"{least} or more", argument=argument, application=name)
+        if intermediate_partitions == -1:
+            intermediate_partitions = None
+        what = f"application {name!r}: intermediate_partitions"
+        self.intermediate_partitions = validate_partition_count(what, intermediate_partitions)
+        brief = timedelta(milliseconds=1)
+        _check_limit(name, "max_batch_records", max_batch_records, 1, "1 or more")
+        _check_limit(name, "tasks", tasks, 1, "1 or more")
+        _check_limit(name, "few_records", few_records, 0, "0 or more")
+        expected = "at least a millisecond"
+        _check_limit(name, "startpoints_expire_after", startpoints_expire_after, brief, expected)
+        _check_limit(name, "log_retention", log_retention, brief, expected)
         self.max_batch_records = max_batch_records
         self.tasks = tasks
         self.few_records = few_records
@@ -144,24 +148,13 @@ class Application:
         self.startpoints = startpoints
         if strict and auto_repartition:
             problem = (
-                f"application {self.name!r} has strict=True and auto_repartition=True: a strict"
+                f"application {name!r} has strict=True and auto_repartition=True: a strict"
                 " application moves records only where it calls partition_by()."
             )
-            raise ConfigurationError(
-                problem, "Leave one of them out.", argument="strict", application=self.name
-            )
+            step = "Leave one of them out."
+            raise ConfigurationError(problem, step, argument="strict", application=name)
         self.strict = strict
         self.automation_condition = automation_condition
-        spans = {
-            "startpoints_expire_after": startpoints_expire_after,
-            "log_retention": log_retention,
-        }
-        for argument, span in spans.items():
-            if span is not None and span < timedelta(milliseconds=1):
-                found = f"application {name!r}: {argument} is {span}"
-                raise argument_error(
-                    found, "at least a millisecond", argument=argument, application=name
-                )
         self.startpoints_expire_after = startpoints_expire_after
         self.log_retention = log_retention
         self._graph = OperatorGraph(self.name)
@@ -245,9 +238,8 @@ class Application:
             problem = f"application {self.name!r} declares the {what} twice."
             step = "Keep what the first output_stream() returned, and use it in both places."
             raise PlanningError(problem, step, application=self.name)
-        output = OutputStream(
-            self._graph, name, partitions, validate_column_names(f"{what}: key", key), description
-        )
+        columns = validate_column_names(f"{what}: key", key)
+        output = OutputStream(self._graph, name, partitions, columns, description)
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
         self._reject_dataset_input(name)
@@ -312,16 +304,10 @@ class Application:
         validate_partition_count(f"local table {name!r}: partitions", partitions)
         keys = validate_column_names(f"local table {name!r}: key", key)
         by = validate_column_names(f"local table {name!r}: partition_by", partition_by)
-        spec = local_table(
-            name,
-            OwnedBy(self.name, schema),
-            key=keys,
-            partitions=partitions,
-            partition_by=by,
-            **options,
-        )
-        self._datasets[name] = declared = DatasetHandle(self._graph, spec)
-        return declared
+        owner = OwnedBy(self.name, schema)
+        spec = local_table(name, owner, key=keys, partitions=partitions, partition_by=by, **options)
+        self._datasets[name] = DatasetHandle(self._graph, spec)
+        return self._datasets[name]
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -379,9 +365,9 @@ class Application:
         `datasets` must have all names; remote tables of other names stay as they are.
         """
         twin = copy(self)
-        twin._datasets = {
-            name: replace(handle, dataset=datasets[name]) for name, handle in self._datasets.items()
-        }
+        twin._datasets = {}
+        for name, handle in self._datasets.items():
+            twin._datasets[name] = replace(handle, dataset=datasets[name])
         twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
         return twin
 
@@ -412,20 +398,16 @@ class Application:
         """
         if stream in self._outputs:
             raise self._graph.loop(stream, "an output stream")
-        if any(
-            dataset.stream == stream and dataset.name in self._graph.writers
-            for dataset in self.datasets
-        ):
-            raise self._graph.loop(stream, "fed to a dataset")
+        for dataset in self.datasets:
+            if dataset.stream == stream and dataset.name in self._graph.writers:
+                raise self._graph.loop(stream, "fed to a dataset")
 
     def _reject_dataset_input(self, stream: str | None) -> None:
         """Raise PlanningError for an output stream that is a declared dataset's input: users
         send to the dataset.
         """
-        if stream not in self._outputs:
-            return
         for dataset in self.datasets:
-            if dataset.stream == stream:
+            if dataset.stream == stream and stream in self._outputs:
                 problem = (
                     f"application {self.name!r}: stream {stream!r} is an output stream and the"
                     f" input of dataset {dataset.name!r}."
@@ -451,13 +433,11 @@ def load_application(reference: str) -> Application:
     module = import_user_module(module_name)
     application = getattr(module, attribute, None)
     if not isinstance(application, Application):
-        names = sorted(
-            name for name, value in vars(module).items() if isinstance(value, Application)
-        )
+        there = vars(module).items()
+        names = sorted(name for name, value in there if isinstance(value, Application))
+        found = "is not there"
         if hasattr(module, attribute):
             found = f"is {type(application).__name__}, not an Application"
-        else:
-            found = "is not there"
         problem = f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}."
         raise ConfigurationError(problem, "Correct the name after the colon.", module=module_name)
     return application
@@ -473,7 +453,7 @@ def import_user_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is None or f"{name}.".startswith(f"{error.name}.") is False:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _import_error(name, error) from error
         problem = f"module {name!r} is not found (from {here})."
         step = (
@@ -505,10 +485,10 @@ def _own_cause(error: BaseException) -> BaseException:
 
 def _is_of_component(error: BaseException) -> bool:
     """Whether Dagster raised the error while it read the files of a component."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(
-        str(frame.f_globals.get("__name__")).startswith("dagster.components.") for frame in frames
-    )
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith("dagster.components."):
+            return True
+    return False
 
 
 def _unreadable_component(
@@ -534,44 +514,51 @@ def _import_error(module: str, error: BaseException) -> ConfigurationError:
 
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
+        line = mark.line + 1
         context = f"{error.context}: " if error.context else ""
         problem = (
-            f"{mark.name}:{mark.line + 1}:{mark.column + 1}: this is not YAML:"
-            f" {context}{error.problem}."
+            f"{mark.name}:{line}:{mark.column + 1}: this is not YAML: {context}{error.problem}."
         )
         step = "Correct it there; often a line above lacks a bracket, a quote, a colon or a blank."
-        return ComponentError(problem, step, module=module, file=mark.name, line=mark.line + 1)
-    if (
-        isinstance(error, ValidationError) and error.title == "ComponentFileModel"
-    ):  # of a file's first level
-        mistake = error.errors(include_url=False)[0]
-        key, _, place = str(mistake["loc"][0]).rpartition(" at ")
-        file, _, line = place.rpartition(":")
-        step = (
-            "A component has type, attributes, and at most requirements, template_vars_module and"
-            " post_processing."
-        )
-        at = int(line) if line.isdigit() else None
-        return ComponentError(
-            f"{place}: {key}: {mistake['msg']}.", step, module=module, file=file, line=at
-        )
+        return ComponentError(problem, step, module=module, file=mark.name, line=line)
+    if isinstance(error, ValidationError) and error.title == "ComponentFileModel":
+        return _first_level_error(module, error)
+    where = _failing_line(error) or module
+    problem = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}"
         problem = f"{error.msg}: {(error.text or '').strip()}"
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        theirs = [
-            frame
-            for frame in frames
-            if "importlib" not in frame.filename and frame.filename != __file__
-        ]
-        own = [
-            frame for frame in theirs if Path(frame.filename).is_relative_to(Path.cwd())
-        ] or theirs
-        where = f"{own[-1].filename}, line {own[-1].lineno} ({own[-1].line})" if own else module
-        problem = f"{type(error).__name__}: {error}"
     missing = f"Install {error.name!r}, or fix" if isinstance(error, ModuleNotFoundError) else "Fix"
     step = f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback."
     return ConfigurationError(
         f"module {module!r} can't be imported: {problem} at {where}.", step, module=module
     )
+
+
+def _first_level_error(module: str, error: ValidationError) -> ComponentError:
+    """Return the error for a mistake in the first level of a component's file."""
+    mistake = error.errors(include_url=False)[0]
+    key, _, place = str(mistake["loc"][0]).rpartition(" at ")
+    file, _, line = place.rpartition(":")
+    step = (
+        "A component has type, attributes, and at most requirements, template_vars_module and"
+        " post_processing."
+    )
+    at = int(line) if line.isdigit() else None
+    problem = f"{place}: {key}: {mistake['msg']}."
+    return ComponentError(problem, step, module=module, file=file, line=at)
+
+
+def _failing_line(error: BaseException) -> str:
+    """Return the last line of the user's code that an import ran; "" if it ran none."""
+    own: list[traceback.FrameSummary] = []
+    others: list[traceback.FrameSummary] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "importlib" in frame.filename or frame.filename == __file__:
+            continue
+        is_own = Path(frame.filename).is_relative_to(Path.cwd())
+        (own if is_own else others).append(frame)
+    if not own and not others:
+        return ""
+    frame = (own or others)[-1]
+    return f"{frame.filename}, line {frame.lineno} ({frame.line})"

@@ -34,18 +34,16 @@ def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Data
     """
     units: dict[str, list[AdjunctDataset]] = {}
     for dataset in datasets:
-        units.setdefault(
-            f"set {dataset.version_set}" if dataset.version_set else dataset.name, []
-        ).append(dataset)
-    for unit in units.values():
-        if unit[0].version_set and len(unit) == 1:
-            raise ConfigurationError(
-                f"{where} declares dataset {unit[0].name!r} of the version set"
-                f" {unit[0].version_set!r} and none of its other members, which are published"
-                " together with it.",
-                "Declare the other members too, with app.table(…); they need not be joined.",
-                dataset=unit[0].name,
+        unit_name = f"set {dataset.version_set}" if dataset.version_set else dataset.name
+        units.setdefault(unit_name, []).append(dataset)
+    for first, *others in units.values():
+        if first.version_set and not others:
+            problem = (
+                f"{where} declares dataset {first.name!r} of the version set {first.version_set!r}"
+                " and none of its other members, which are published together with it."
             )
+            step = "Declare the other members too, with app.table(…); they need not be joined."
+            raise ConfigurationError(problem, step, dataset=first.name)
     return tuple(map(tuple, units.values()))
 
 
@@ -158,7 +156,8 @@ class OperatorGraph:
 
     def next_id(self, kind: str, name: str = "") -> str:
         """Return the id that the next operator gets if it has this kind and name."""
-        return f"{kind}-{len(self.operators) + 1}" + (f"-{name}" if name else "")
+        number = f"{kind}-{len(self.operators) + 1}"
+        return f"{number}-{name}" if name else number
 
     def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
         """Add an operator after the operators `inputs`, and return its id; `name` ends the id.
@@ -173,15 +172,12 @@ class OperatorGraph:
                 f"{operator.id} has the inputs {', '.join(inputs)}: expected one, because it writes"
                 " records, or looks them up in a dataset."
             )
-            raise PlanningError(
-                problem,
-                "Merge the records before it, for example with merge().",
-                operator=operator.id,
-            )
-        named = {spec.over_time} if spec.over_time is not None else set()
-        for state in sorted(
-            named.union(spec.states)
-        ):  # a stream join also has the state table NAME-left
+            step = "Merge the records before it, for example with merge()."
+            raise PlanningError(problem, step, operator=operator.id)
+        states = set(spec.states)
+        if spec.over_time is not None:  # a stream join also has the state table NAME-left
+            states.add(spec.over_time)
+        for state in sorted(states):
             other = self._states.setdefault(state, operator.id)
             if other != operator.id:
                 problem = (

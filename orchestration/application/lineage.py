@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, filterfalse
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.operator import Match
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 
 
@@ -30,7 +33,7 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
     made_of: dict[str, tuple[LineageNode, ...]] = {}
     outputs: dict[LineageNode, tuple[LineageNode, ...]] = {}
     for operator in app.operators:
-        upstream = _union(*[made_of[parent] for parent in operator.inputs])
+        upstream = _union(*map(made_of.__getitem__, operator.inputs))
         spec = operator.spec
         if spec.reads is not None:
             upstream = _union(upstream, (LineageNode("stream", spec.reads),))
@@ -69,37 +72,41 @@ def _remove_cycles(
     a lineage graph can't have. So such a dataset stays upstream of an output only if it is not
     itself made of that output.
     """
-    fed = {
-        LineageNode("dataset", operator.spec.feeds)
-        for operator in app.operators
-        if operator.spec.feeds is not None
-    }
-    made_from: dict[LineageNode, list[LineageNode]] = {node: [] for node in outputs}
+    fed = {LineageNode("dataset", name) for name in _names_of_fed_datasets(app)}
+    made_from: dict[LineageNode, list[LineageNode]] = defaultdict(list)
     for dataset in app.datasets:
         source = dataset_source(dataset)
         if source is not None:
-            made_from[LineageNode("dataset", dataset.name)] = [source]
-
-    def is_made_of(node: LineageNode, sought: LineageNode) -> bool:
-        waiting = [node]
-        seen = set[LineageNode]()
-        while waiting:
-            one = waiting.pop()
-            if one == sought:
-                return True
-            if one not in seen:
-                seen.add(one)
-                waiting += made_from.get(one, [])
-        return False
-
+            made_from[LineageNode("dataset", dataset.name)].append(source)
     for node, upstream in outputs.items():
-        made_from[node] += [one for one in upstream if one not in fed]
+        made_from[node] += filterfalse(fed.__contains__, upstream)
     for node, upstream in outputs.items():
-        made_from[node] += [one for one in upstream if one in fed and not is_made_of(one, node)]
+        for one in filter(fed.__contains__, upstream):
+            if not _is_made_of(one, node, made_from):
+                made_from[node].append(one)
     return {
-        node: tuple(one for one in upstream if one not in fed or one in made_from[node])
+        node: tuple(filter(made_from[node].__contains__, upstream))
         for node, upstream in outputs.items()
     }
+
+
+def _is_made_of(
+    node: LineageNode, sought: LineageNode, made_from: Mapping[LineageNode, list[LineageNode]]
+) -> bool:
+    waiting = [node]
+    seen = set[LineageNode]()
+    while waiting:
+        one = waiting.pop()
+        if one == sought:
+            return True
+        if one not in seen:
+            seen.add(one)
+            waiting += made_from.get(one, ())
+    return False
+
+
+def _names_of_fed_datasets(app: Application) -> set[str]:
+    return {operator.spec.feeds for operator in app.operators if operator.spec.feeds is not None}
 
 
 def find_output_joins(app: Application) -> dict[str, LineageNode]:
@@ -109,14 +116,14 @@ def find_output_joins(app: Application) -> dict[str, LineageNode]:
     passed: dict[str, tuple[str, ...]] = {}
     reached: dict[str, LineageNode] = {}
     for operator in app.operators:
-        joins = tuple(dict.fromkeys(join for parent in operator.inputs for join in passed[parent]))
+        joins = dict.fromkeys(chain(*map(passed.__getitem__, operator.inputs)))
         if operator.spec.match is not None:
-            joins = (*joins, operator.id)
+            joins[operator.id] = None
         target = operator.spec.target(app)
         if target is not None:
             for join in joins:
                 reached.setdefault(join, target)
-        passed[operator.id] = joins
+        passed[operator.id] = tuple(joins)
     return reached
 
 
@@ -125,15 +132,10 @@ def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
 
     No output is made of them, but batches wait for them.
     """
-    joined = {
-        operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None
-    }
-    joined |= {operator.spec.feeds for operator in app.operators}
-    return tuple(
-        LineageNode("dataset", dataset.name)
-        for dataset in app.datasets
-        if dataset.name not in joined
-    )
+    used = _names_of_fed_datasets(app)
+    nodes = [LineageNode("dataset", dataset.name) for dataset in app.datasets]
+    joined = [match.node for match in _list_matches(app)]
+    return tuple(node for node in nodes if node.name not in used and node not in joined)
 
 
 def dataset_source(dataset: AdjunctDataset) -> LineageNode | None:
@@ -149,17 +151,19 @@ def find_sources(app: Application) -> tuple[LineageNode, ...]:
     """Return the streams, files and remote tables that the application or its datasets read,
     each once.
     """
-    made_from = [source for source in map(dataset_source, app.datasets) if source is not None]
-    return _union(
-        [LineageNode("stream", stream) for stream in app.inputs], made_from, find_lookup_tables(app)
-    )
+    streams = [LineageNode("stream", stream) for stream in app.inputs]
+    made_from = filter(None, map(dataset_source, app.datasets))
+    return _union(streams, made_from, find_lookup_tables(app))
 
 
 def find_lookup_tables(app: Application) -> tuple[LineageNode, ...]:
     """Return the remote tables that records are looked up in."""
-    matches = [operator.spec.match for operator in app.operators if operator.spec.match is not None]
-    return _union([match.node for match in matches if match.table is not None])
+    return _union(match.node for match in _list_matches(app) if match.table is not None)
 
 
-def _union(*nodes: Sequence[LineageNode]) -> tuple[LineageNode, ...]:
-    return tuple(dict.fromkeys(node for several in nodes for node in several))
+def _list_matches(app: Application) -> list[Match]:
+    return [operator.spec.match for operator in app.operators if operator.spec.match is not None]
+
+
+def _union(*nodes: Iterable[LineageNode]) -> tuple[LineageNode, ...]:
+    return tuple(dict.fromkeys(chain(*nodes)))

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import SkipValidation
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -20,17 +21,19 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.operators import records, sends
-from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.calls import RecordFunction, SinkFunction
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.dead_letters import SendDeadLetters
-from dagster_adjunct.orchestration.operators.functions import (
-    build_flat_map,
-    validate_record_function,
+from dagster_adjunct.orchestration.operators.functions import build_flat_map
+from dagster_adjunct.orchestration.operators.join_arguments import (
+    JoinArguments,
+    JoinOptions,
+    build_dataset_join,
+    build_lookup_join,
 )
-from dagster_adjunct.orchestration.operators.joins import Join, JoinFunction, On, build_join
-from dagster_adjunct.orchestration.operators.lookup_join import build_lookup_join
-from dagster_adjunct.orchestration.operators.lookups import AsOf, BeforeHistory, How, OnNullTime
+from dagster_adjunct.orchestration.operators.joins import Join, On
+from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
+from dagster_adjunct.orchestration.operators.lookups import BeforeHistory, How, OnNullTime
 from dagster_adjunct.orchestration.operators.made_records import LateRecords
 from dagster_adjunct.orchestration.operators.operator import Spec
 from dagster_adjunct.orchestration.operators.stream_join import (
@@ -87,58 +90,42 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.reads)
 
 
+# By what a method takes: how to declare it, and what to do with a stream instead.
 _DECLARING_CALLS = {
-    "dataset or remote table": "app.table(…) or app.local_table(…)",
-    "output stream or table": "app.output_stream(…), app.table(…) or app.local_table(…)",
-    "output stream": "app.output_stream(…)",
-    "remote table": "app.table(…)",
+    "dataset or remote table": "Pass what app.table(…) or app.local_table(…) returned.",
+    "output stream or table": (
+        "Pass what app.output_stream(…), app.table(…) or app.local_table(…) returned."
+    ),
+    "output stream": "Pass what app.output_stream(…) returned.",
+    "remote table": "Pass what app.table(…) returned.",
+}
+_ANOTHER_STREAM = {
+    "dataset or remote table": (
+        "join() takes tables. Join two streams with join_stream(other, on=…, within=…, name=…);"
+        " or follow the other one as a table, app.table(unbounded_dataset(…)), or combine the"
+        " records of both with merge()."
+    )
 }
 
 
-def check_declared(graph: OperatorGraph, passed: Any, kinds: Any, where: str, what: str) -> None:
-    """Raise PlanningError unless `passed` is one of the classes `kinds`, and declared by the
-    application of `graph`.
-
-    In errors, `where` is the method and `what` the kind of object that it takes.
-    """
-    if isinstance(passed, kinds):
-        check_same_application(graph, passed, passed.name)
+def check_same_application(graph: OperatorGraph, target: Any) -> None:
+    """Raise PlanningError if `target` belongs to another application than `graph` does."""
+    if target.graph is graph:
         return
-    calls = f"Pass what {_DECLARING_CALLS[what]} returned."
-    operator = getattr(passed, "operator", None)
-    if operator is None:
-        found = f"{where} got {getattr(passed, 'name', None) or passed!r}"
-        problem = (
-            f"{found}, which application {graph.name!r} has not declared: expected a declared"
-            f" {what}."
+    if isinstance(target, MessageStream):
+        name = target.operator
+        step = (
+            "Declare it with this application, too: an input in both is app.input_stream(…) of"
+            " each."
         )
-        raise PlanningError(problem, calls, application=graph.name)
-    problem = f"{where} got the records of {operator}: expected a declared {what}."
-    if what == "dataset or remote table":
-        calls = (
-            "join() takes tables. Join two streams with join_stream(other, on=…, within=…, name=…);"
-            " or follow the other one as a table, app.table(unbounded_dataset(…)), or combine the"
-            " records of both with merge()."
-        )
-    raise PlanningError(problem, calls, application=graph.name, operator=operator)
-
-
-def check_same_application(graph: OperatorGraph, target: Any, name: str) -> None:
-    """Raise PlanningError if `target`, called `name`, belongs to another application than
-    `graph` does.
-    """
-    if target.graph is not graph:
-        problem = (
-            f"{name!r} was declared by application {target.graph.name!r}, and is used by"
-            f" {graph.name!r}."
-        )
+    else:
+        name = target.name
         step = "Declare it with this application's table(), local_table() or output_stream()."
-        if isinstance(target, MessageStream):
-            step = (
-                "Declare it with this application, too: an input in both is app.input_stream(…) of"
-                " each."
-            )
-        raise PlanningError(problem, step, application=graph.name)
+    problem = (
+        f"{name!r} was declared by application {target.graph.name!r}, and is used by"
+        f" {graph.name!r}."
+    )
+    raise PlanningError(problem, step, application=graph.name)
 
 
 @validated_methods
@@ -291,88 +278,17 @@ class MessageStream:
         function.
         """
         kinds = (DatasetHandle, RemoteTableHandle)
-        check_declared(
-            self.graph, table, kinds, f"join after {self.operator}", "dataset or remote table"
-        )
+        self._check_declared("join", table, kinds, "dataset or remote table")
         operator = self.graph.next_id(Join.kind, name or table.name)
         if name is not None:
             self.graph.check_join_name(name, operator)
-        times = {"as_of": as_of, "before_history": before_history, "on_null_time": on_null_time}
-        by_time = next(
-            (argument for argument, value in times.items() if value not in (None, "null")), None
-        )
-        calls = function is not None or schema is not None
-        kind: type[Join] = Join
-        more: dict[str, Any] = {}
+        given = JoinArguments(operator, on, how, select, prefix, min_match_rate)
+        options = JoinOptions(function, schema, as_of, before_history, on_null_time, tuple(args))
+        spec: Join | LookupJoin
         if isinstance(table, RemoteTableHandle):
-            if calls:
-                problem = (
-                    f"{operator}: function= and schema= are for datasets; {table.name!r} is a"
-                    " remote table."
-                )
-                step = (
-                    "Join with select=, and call the function after it: flat_map(function,"
-                    " schema=…)."
-                )
-                raise ConfigurationError(problem, step, argument="function")
-            if by_time is not None:
-                problem = (
-                    f"{operator}: {by_time}= is for datasets; {table.name!r} is a remote table"
-                    " without history."
-                )
-                step = (
-                    "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…,"
-                    " history=…)."
-                )
-                raise ConfigurationError(problem, step, argument=by_time)
-            lookup = build_lookup_join(
-                operator, table.name, table.key, on, how, select, prefix, args, min_match_rate
-            )
-            return self.apply(lookup, name=name or table.name)
-        if args or isinstance(select, Mapping):
-            problem = (
-                f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a"
-                " dataset."
-            )
-            step = "Leave args= out, and write select=[…]."
-            raise ConfigurationError(problem, step, argument="args" if args else "select")
-        elif as_of is not None:
-            if calls:
-                problem = f"{operator} has a function, and as_of=, which joins columns only."
-                step = (
-                    "Join with select=, and call the function after it: flat_map(function,"
-                    " schema=…)."
-                )
-                raise ConfigurationError(problem, step, argument="function")
-            check_as_of(operator, table.dataset, as_of)
-            kind = AsOfJoin
-            more = {"as_of": AsOf(as_of, before_history, on_null_time)}
-        elif by_time is not None:
-            problem = (
-                f"{operator} has {by_time}= without as_of=: its records are joined with current"
-                " entries."
-            )
-            raise ConfigurationError(
-                problem, "Name the column with the record's time: as_of=….", argument=by_time
-            )
-        elif calls:
-            if select is not None or prefix:
-                problem = (
-                    f"{operator} has a function, and select= or prefix=, which are for joins"
-                    " without one."
-                )
-                step = (
-                    "Leave them out: the function gets the whole entry, and schema= declares what"
-                    " it adds."
-                )
-                raise ConfigurationError(problem, step, argument="select", operator=operator)
-            validate_record_function(operator, function, schema, "record", "entry")
-            kind = JoinFunction
-            more = {"function": function, "schema": schema}
-            select = ()
-        spec = build_join(
-            kind, operator, table.dataset, on, how, select, prefix, min_match_rate, **more
-        )
+            spec = build_lookup_join(given, options, table.table)
+        else:
+            spec = build_dataset_join(given, options, table.dataset)
         return self.apply(spec, name=name or table.name)
 
     def join_stream(
@@ -487,47 +403,38 @@ class MessageStream:
         entry of their key. `on_null_key` works as for remote tables.
         """
         kinds = (OutputStream, RemoteTableHandle, DatasetHandle)
-        check_declared(
-            self.graph, target, kinds, f"send_to after {self.operator}", "output stream or table"
-        )
-        local = isinstance(target, DatasetHandle) and target.dataset.is_local
-        if deleted is not None and not local:
+        self._check_declared("send_to", target, kinds, "output stream or table")
+        is_local = isinstance(target, DatasetHandle) and target.dataset.is_local
+        if deleted is not None and not is_local:
             problem = f"send_to after {self.operator}: deleted is for local tables only."
-            raise ConfigurationError(
-                problem, "Leave it out: other targets delete with tombstones.", argument="deleted"
-            )
+            step = "Leave it out: other targets delete with tombstones."
+            raise ConfigurationError(problem, step, argument="deleted")
         if isinstance(target, RemoteTableHandle):
-            send = TableSend(
-                target.name, contract, on_null_key, None, tuple(args), marks_as=marks_as
-            )
-            return self._send_to_table("send_to", target, send, dead_letters, at_most)
-        if (
-            isinstance(target, DatasetHandle)
-            and local
-            and not (contract or dead_letters or args or marks_as)
-        ):
-            spec = sends.build_send_to_local(
-                self.graph.name, self.operator, target.dataset, deleted, on_null_key
-            )
-            return self.apply(spec, name=target.name)
-        skips = on_null_key != "fail" and not local
+            sent = TableSend(target.name, contract, on_null_key, None, (*args,), marks_as=marks_as)
+            return self._send_to_table("send_to", target, sent, dead_letters, at_most)
         given = {
             "contract": contract,
-            "on_null_key": skips,
+            "on_null_key": on_null_key != "fail" and not is_local,
             "dead_letters": dead_letters,
             "args": args,
+            "marks_as": marks_as,
         }
-        given |= {"marks_as": marks_as}
-        if unfit := [name for name, value in given.items() if value]:
+        unfit = [name for name, value in given.items() if value]
+        if unfit:
             problem = (
                 f"send_to after {self.operator} got {' and '.join(unfit)}, which only remote tables"
                 " take."
             )
             raise ConfigurationError(problem, "Leave it out.", argument=unfit[0])
-        if isinstance(target, DatasetHandle):
-            return self._send_to_dataset(target)
-        self._refuse_second_writer(target)
-        return self.apply(sends.SendToStream(target.name))
+        if isinstance(target, OutputStream):
+            self._refuse_second_writer(target)
+            return self.apply(sends.SendToStream(target.name))
+        if not is_local:
+            return self._send_to_dataset(target.dataset)
+        spec = sends.build_send_to_local(
+            self.graph.name, self.operator, target.dataset, deleted, on_null_key
+        )
+        return self.apply(spec, name=target.name)
 
     def update(
         self,
@@ -564,9 +471,7 @@ class MessageStream:
             raise PlanningError(
                 problem, "Send whole records to it with send_to().", operator=self.operator
             )
-        check_declared(
-            self.graph, table, RemoteTableHandle, f"update after {self.operator}", "remote table"
-        )
+        self._check_declared("update", table, (RemoteTableHandle,), "remote table")
         what = f"update of {table.name} after {self.operator}"
         update = build_update(what, table.key, set, add, append, remove, if_missing)
         if if_missing is None:
@@ -606,26 +511,44 @@ class MessageStream:
         dead_letters: OutputStream | None,
         at_most: int | None,
     ) -> MessageStream:
-        what = f"{method} after {self.operator}: at_most is {at_most!r}"
-        if at_most is not None and dead_letters is None:
-            raise ConfigurationError(
-                f"{what}, but dead_letters is not given.",
-                "Give both, or neither.",
-                argument="at_most",
-            )
-        bound = 100 if at_most is None else at_most
-        check_whole_number(bound, what, "1 or more", argument="at_most")
-        if dead_letters is not None:
-            where = f"{method}(dead_letters=) after {self.operator}"
-            check_declared(self.graph, dead_letters, OutputStream, where, "output stream")
-            self._refuse_second_writer(dead_letters)
         if send.marks_as is not None:
             check_name("marks", send.marks_as)
-        letters = None if dead_letters is None else bound
-        sent = self.apply(SendToTable(replace(send, dead_letters=letters)), name=target.name)
-        if dead_letters is not None:
-            sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
+        what = f"{method} after {self.operator}: at_most is {at_most!r}"
+        if dead_letters is None:
+            if at_most is not None:
+                problem = f"{what}, but dead_letters is not given."
+                raise ConfigurationError(problem, "Give both, or neither.", argument="at_most")
+            return self.apply(SendToTable(send), name=target.name)
+        bound = 100 if at_most is None else at_most
+        check_whole_number(bound, what, "1 or more", argument="at_most")
+        self._check_declared(
+            f"{method}(dead_letters=)", dead_letters, (OutputStream,), "output stream"
+        )
+        self._refuse_second_writer(dead_letters)
+        sent = self.apply(SendToTable(replace(send, dead_letters=bound)), name=target.name)
+        sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
         return sent
+
+    def _check_declared(
+        self, method: str, passed: object, kinds: tuple[type, ...], what: str
+    ) -> None:
+        """Raise PlanningError unless `passed` is of one of these kinds, and declared by this
+        application; `what` describes the kinds in errors.
+        """
+        if isinstance(passed, kinds):
+            check_same_application(self.graph, passed)
+            return
+        where = f"{method} after {self.operator}"
+        application = self.graph.name
+        if isinstance(passed, MessageStream):
+            problem = f"{where} got the records of {passed.operator}: expected a declared {what}."
+            step = _ANOTHER_STREAM.get(what, _DECLARING_CALLS[what])
+            raise PlanningError(problem, step, application=application, operator=passed.operator)
+        problem = (
+            f"{where} got {getattr(passed, 'name', None) or passed!r}, which application"
+            f" {application!r} has not declared: expected a declared {what}."
+        )
+        raise PlanningError(problem, _DECLARING_CALLS[what], application=application)
 
     def _refuse_second_writer(self, target: OutputStream) -> None:
         writer = self.graph.writers.get(target.name)
@@ -640,23 +563,24 @@ class MessageStream:
             )
             raise PlanningError(problem, step, stream=target.name, operator=self.operator)
 
-    def _send_to_dataset(self, target: DatasetHandle) -> MessageStream:
-        if target.dataset.stream is None:
+    def _send_to_dataset(self, dataset: AdjunctDataset) -> MessageStream:
+        name = dataset.name
+        if dataset.stream is None:
             problem = (
-                f"send_to after {self.operator}: dataset {target.name!r} is built from"
-                f" {target.dataset.input}, not from a stream that an application could send to."
+                f"send_to after {self.operator}: dataset {name!r} is built from"
+                f" {dataset.input}, not from a stream that an application could send to."
             )
             step = "Declare it with unbounded_dataset on a stream, or send to an output stream."
-            raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
-        if not target.dataset.follows_changes:
+            raise PlanningError(problem, step, dataset=name, operator=self.operator)
+        if not dataset.follows_changes:
             problem = (
-                f"send_to after {self.operator}: dataset {target.name!r} is bounded, and its"
+                f"send_to after {self.operator}: dataset {name!r} is bounded, and its"
                 " versions end with markers, which an application does not send."
             )
             step = "Declare it with unbounded_dataset, or send to an output stream."
-            raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
-        self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
-        return self.apply(sends.SendToDataset(target.name), name=target.name)
+            raise PlanningError(problem, step, dataset=name, operator=self.operator)
+        self.graph.refuse_writing(dataset.stream, f"the input of dataset {name!r}")
+        return self.apply(sends.SendToDataset(name), name=name)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
         """Add an operator, and return the records that leave it.
@@ -665,6 +589,6 @@ class MessageStream:
         built-in operators.
         """
         for stream in others:
-            check_same_application(self.graph, stream, stream.operator)
+            check_same_application(self.graph, stream)
         inputs = (self.operator, *(stream.operator for stream in others))
         return MessageStream(self.graph, self.graph.add(spec, inputs, name))

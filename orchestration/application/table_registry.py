@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.store import StoreTable
@@ -38,9 +40,8 @@ from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 from dagster_adjunct.resources.times import subtract_span
 
 KIND = "table"
-_PRUNED_EVERY = (
-    100  # commits of a table, after which those older than _KEPT are deleted: each run makes some
-)
+# Commits of a table, after which those older than _KEPT are deleted: each run makes some.
+_PRUNED_EVERY = 100
 _KEPT = timedelta(days=7)
 _NOTES_SECONDS = 3.0  # how long a plan waits for a store
 T = TypeVar("T")
@@ -82,18 +83,16 @@ class RegisteredTables:
         self._lake = lake
         self._by = by
         self._warn = warn
-        targets = (operator.spec.target(app) for operator in app.operators)
-        written = {
-            target.name for target in targets if target is not None and target.kind == "table"
-        }
-        tables = (
-            _table_of_run(table, is_written=table.name in written) for table in app.tables.values()
-        )
-        self._tables = [table for table in tables if table is not None]
+        targets = [operator.spec.target(app) for operator in app.operators]
+        self._tables: list[_Table] = []
+        for declared in app.tables.values():
+            is_written = LineageNode("table", declared.name) in targets
+            table = _table_of_run(declared, is_written=is_written)
+            if table is not None:
+                self._tables.append(table)
         self._thread = LoopThread("registered-tables")
-        self.begun: set[str] = (
-            set()
-        )  # the names of the tables that `begin_batch` has found or created
+        # The names of the tables that `begin_batch` has found or created.
+        self.begun: set[str] = set()
 
     def check(self) -> None:
         """Compare each table with what the lake remembers of it, and register its declaration.
@@ -139,9 +138,8 @@ class RegisteredTables:
 
         async def close_all() -> None:
             for table in self._tables:
-                if isinstance(
-                    table.function, StoreTable
-                ):  # another one may have no connections for each event loop
+                # Another one may have no connections for each event loop.
+                if isinstance(table.function, StoreTable):
                     await table.function.close()
 
         self._thread.close(close_all)
@@ -170,17 +168,14 @@ class RegisteredTables:
         if table.has_begun and time.monotonic() < table.asked_at + table.function.inspected_every:
             return
         table.asked_at = time.monotonic()
-        if table.has_begun:
-            now = await _retried(table, table.function.inspect)
-            if now is not None:
-                self._compare(table, table.seen, now)
-        else:
-            before = await self._remembered(table)
-            now = await _retried(table, table.function.inspect)
-            if now is not None:
-                self._compare(table, before, now)
-                now = await self._begin_run(table, before, fence if table.table.fenced else None)
-            table.has_begun = True
+        is_first = not table.has_begun
+        before = await self._remembered(table) if is_first else table.seen
+        now = await _retried(table, table.function.inspect)
+        if now is not None:
+            self._compare(table, before, now)
+            if is_first:
+                now = await self._begin_run(table, before, fence)
+        table.has_begun = True
         if now is None:
             return
         self.begun.add(table.name)
@@ -191,11 +186,12 @@ class RegisteredTables:
     async def _begin_run(
         self, table: _Table, before: Presence, fence: Fence | None
     ) -> Presence | None:
-        def begin() -> Awaitable[Presence | None]:
-            return table.function.begin_run(
-                create=not before.exists, marks=table.has_marks, fence=fence
-            )
-
+        begin = partial(
+            table.function.begin_run,
+            create=not before.exists,
+            marks=table.has_marks,
+            fence=fence if table.table.fenced else None,
+        )
         try:
             return await _retried(table, begin)
         except errors.TableNotFoundError as error:
@@ -242,13 +238,13 @@ class RegisteredTables:
             return
 
         def decide(current: Commit | None) -> dict[str, Any] | None:
-            known = _presence_in(current)
-            if now is None or (known.exists and not now.exists):
-                latest = known
-            else:
-                latest = merge_presence(known, now)
+            latest = _presence_in(current)
+            if now is not None and (now.exists or not latest.exists):
+                latest = merge_presence(latest, now)
             body = {**declaration, "presence": latest.to_dict() if latest.exists else None}
-            return None if current is not None and current.body == body else body
+            if current is not None and current.body == body:
+                return None
+            return body
 
         def store() -> None:
             log = _log(self._lake, table.name)
@@ -292,7 +288,9 @@ def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
     of ours.
     """
     shown = table.read_function or table.write_function
-    asked = table.write_function if is_written else shown
+    asked = shown
+    if is_written:
+        asked = table.write_function
     if not isinstance(asked, TableFunction):
         return None
     declaration = None
@@ -310,15 +308,12 @@ async def _settings_notes(table: _Table) -> list[str]:
 
     Raises ConfigurationError if they make the conditions of its writes void.
     """
-    remote = table.table
+    conditions = Conditions()
     if table.is_written:
-        conditions = Conditions(remote.newest_by, remote.idempotent)
-    else:
-        conditions = Conditions()
+        conditions = Conditions(table.table.newest_by, table.table.idempotent)
+    fenced = table.is_written and table.table.fenced
     try:
-        return await table.function.check_settings(
-            conditions, fenced=table.is_written and remote.fenced
-        )
+        return await table.function.check_settings(conditions, fenced=fenced)
     except errors.AdjunctError as error:
         if getattr(error, "argument", None) in ("newest_by", "idempotent", "fenced"):
             raise
@@ -364,20 +359,21 @@ def _loss_error(
     name = table.name
     here = table.place
     accept = f"adjunct table allow-recreate {name}"
-    if loss == "gone" and here != written_as:
-        return errors.TableNotFoundError(
-            f"table {name} is declared as {here}, which does not exist, and applications of"
-            f" {lake} have written it as {written_as}. A second one would be empty.",
-            "Run in the folder from which the path leads to the first one, declare its absolute"
-            f" path, or move it. Or let the next run create it: {accept}.",
-            table=name,
-        )
     if loss == "gone":
         problem = (
             f"table {name}: {here} is gone, and applications of {lake} have written it. A new one"
             " would be empty."
         )
         step = f"Restore it from a copy. Or let the next run create it again: {accept}."
+        if here != written_as:
+            problem = (
+                f"table {name} is declared as {here}, which does not exist, and applications of"
+                f" {lake} have written it as {written_as}. A second one would be empty."
+            )
+            step = (
+                "Run in the folder from which the path leads to the first one, declare its absolute"
+                f" path, or move it. Or let the next run create it: {accept}."
+            )
         return errors.TableNotFoundError(problem, step, table=name)
     found = {
         "replaced": "it was created again, or replaced, since applications wrote it",
@@ -434,10 +430,9 @@ def open_registered_table(lake: Lake, name: str) -> AnyTable:
         raise _unknown_table_error(lake, name)
     try:
         settings = dict(commit.body["function"])
-        # Looking up a record must not create a table.
-        function = function_from_description(
-            settings | ({"create": False} if "create" in settings else {})
-        )
+        if "create" in settings:  # looking up a record must not create a table
+            settings["create"] = False
+        function = function_from_description(settings)
         return RemoteTable(commit.body["name"], key=commit.body["key"], read_function=function)
     except (KeyError, TypeError) as error:
         problem = (

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, Planned
-from dagster_adjunct.orchestration.operators.columns import require_columns
 from dagster_adjunct.orchestration.operators.event_time import TIME_TYPES
 from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, AsOf
@@ -46,8 +45,8 @@ class AsOfJoin(Join):
     ) -> Columns:
         step = "Correct as_of=, or join before the column is dropped."
         time = self.as_of.column
-        require_columns(operator, "the stream", (time,), stream.names, step)
-        kind = (stream.types or {}).get(time)
+        stream.require(operator, (time,), step)
+        kind = stream.type_of(time)
         if kind is not None and kind not in TIME_TYPES:
             is_text = kind in ("string", "timestamp_ntz")
             converted = f"cast({time} as timestamp)" if is_text else f"timestamp_millis({time})"
@@ -72,35 +71,31 @@ class AsOfJoin(Join):
     @property
     def _failing(self) -> list[str]:
         """Those of BEFORE_HISTORY and NO_TIME that fail the batch if they are true for a record."""
-        fails = {
-            BEFORE_HISTORY: self.as_of.before_history == "error",
-            NO_TIME: self.as_of.on_null_time == "fail",
-        }
-        return [name for name, is_failure in fails.items() if is_failure]
+        failing = []
+        if self.as_of.before_history == "error":
+            failing.append(BEFORE_HISTORY)
+        if self.as_of.on_null_time == "fail":
+            failing.append(NO_TIME)
+        return failing
 
     def _time_error(
         self, operator: str, record: Mapping[str, Any], sensitive: Collection[str], planned: Planned
     ) -> OperatorFailedError:
         """Return the error for a record whose time must fail the batch."""
-        hidden = {name.lower() for name in sensitive}
-        hidden_entries = {name.lower() for name in planned.app.dataset(self.dataset).sensitive}
-
-        def describe(name: str, entry: str = "") -> str:
-            is_hidden = name.lower() in hidden or entry.lower() in hidden_entries
-            value = record[name]
-            value = (
-                value.replace(tzinfo=None) if isinstance(value, datetime) else value
-            )  # the time is in UTC
-            return f"{name} = {MASKED if is_hidden else truncate_text(str(value))}"
-
-        key = ", ".join(describe(stream, entry) for stream, entry in self.on)
+        # Values of both sides, of which either may be sensitive.
+        hidden = set(map(str.lower, sensitive))
+        hidden_entries = set(map(str.lower, planned.app.dataset(self.dataset).sensitive))
+        for own, entry in self.on:
+            if entry.lower() in hidden_entries:
+                hidden.add(own.lower())
+        key = ", ".join(_describe(record, name, hidden) for name in dict(self.on))
         stream = planned.stream_of(operator)
         partition = record[PARTITION]
         offset = str(record[OFFSET])
         place = "" if stream is None else f" (at {stream}.{partition} offset {offset})"
         what = (
             f"from before the history of dataset {self.dataset}:"
-            f" {describe(self.as_of.column)}{place}"
+            f" {_describe(record, self.as_of.column, hidden)}{place}"
         )
         step = (
             'Load the entries of that time, or choose before_history="null" or "oldest" for such'
@@ -116,6 +111,14 @@ class AsOfJoin(Join):
         return OperatorFailedError(
             problem, step, operator=operator, stream=stream, partition=partition, offset=offset
         )
+
+
+def _describe(record: Mapping[str, Any], name: str, hidden: Collection[str]) -> str:
+    """Return a column with its value, which is left out if its name is among the `hidden`."""
+    value = record[name]
+    if isinstance(value, datetime):
+        value = value.replace(tzinfo=None)  # the time is in UTC
+    return f"{name} = {MASKED if name.lower() in hidden else truncate_text(str(value))}"
 
 
 def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:

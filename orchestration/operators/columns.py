@@ -5,7 +5,7 @@ arguments.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
-from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
+from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import POSITION, RECORD_META
 from dagster_adjunct.resources.times import describe_span
 
@@ -36,9 +36,12 @@ def split_alias(expression: str) -> tuple[str, str | None]:
     """Split "upper(model) as model" into the expression and the name; the name is None if there
     is none.
     """
+    text = expression.strip()
     alias = parse_expression(expression).alias
-    match = None if alias is None else _ALIAS.fullmatch(expression.strip())
-    return (expression.strip(), None) if match is None else (match["what"].strip(), alias)
+    match = _ALIAS.fullmatch(text)
+    if alias is None or match is None:
+        return text, None
+    return match["what"].strip(), alias
 
 
 TASK = "__task"
@@ -71,9 +74,14 @@ _DIGITS = 10
 _OPTIONAL = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 
 
+def is_own(name: str) -> bool:
+    """Whether a column of this name is one of the user's, not a hidden one."""
+    return not name.startswith("__")
+
+
 def list_hidden_columns(names: Collection[str]) -> list[str]:
     """Return the hidden columns among these, which an operator must pass on."""
-    return [*RECORD_META, *(name for name in _OPTIONAL if name in names)]
+    return [*RECORD_META, *keep_present(_OPTIONAL, names)]
 
 
 def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
@@ -81,7 +89,12 @@ def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
 
     Records must have one order, so that a repeated batch sends the same bytes.
     """
-    return tuple(name for name in (TASK, BRANCH, ORDINAL) if name in names)
+    return keep_present((TASK, BRANCH, ORDINAL), names)
+
+
+def keep_present(wanted: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return those of the wanted columns that are among these names."""
+    return tuple(name for name in wanted if name in names)
 
 
 def ordinal_column(frame: DataFrame, number: Column) -> Column:
@@ -92,7 +105,9 @@ def ordinal_column(frame: DataFrame, number: Column) -> Column:
     ordinals sort by that record's own ordinal, then by number.
     """
     digits = F.lpad(number.cast("string"), _DIGITS, "0")
-    return F.concat_ws("/", F.col(ORDINAL), digits) if ORDINAL in frame.columns else digits
+    if ORDINAL in frame.columns:
+        return F.concat_ws("/", F.col(ORDINAL), digits)
+    return digits
 
 
 def ordinal_text(before: str | None, number: int) -> str:
@@ -117,31 +132,30 @@ def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] =
     """Raise PlanningError for a column that has the name of one of STATE_COLUMNS, or of `more`
     that state adds.
     """
-    reserved = {name.lower() for name in (*STATE_COLUMNS, *more)}
-    clash = next((name for name in names if name.lower() in reserved), None)
+    clash = find_taken(names, (*STATE_COLUMNS, *more))
     if clash is not None:
         problem = f"{operator} takes the column {clash!r}, and its state has a column of that name."
         step = (
             f'Rename the column before: .select("… as {clash.replace("$", "")}_of_record"), for'
-            " example; or name "
+            " example; or name the columns that a function takes in of=."
         )
-        step += "the columns that a function takes in of=."
         raise PlanningError(problem, step, operator=operator, column=clash)
 
 
 def check_state_columns(
-    operator: str, types: Mapping[str, str | None], names: Collection[str], key: Sequence[str]
+    operator: str, type_of: Callable[[str], str | None], names: Iterable[str], key: Sequence[str]
 ) -> None:
     """Raise PlanningError for columns that a state table can't store, and for a key that can't
-    be compared exactly.
+    be compared exactly. Columns of unknown type are not checked.
     """
-    check_state_names(operator, (*key, *names))
-    for name in dict.fromkeys((*key, *names)):
-        kind = types.get(name)
+    columns = dict.fromkeys((*key, *names))
+    check_state_names(operator, columns)
+    what = f"{operator} can't store these records as state"
+    for name in columns:
+        kind = type_of(name)
         if kind is None:
             continue
         try:
-            what = f"{operator} can't store these records as state"
             check_key_types(Schema((Field(name, kind),)), [name] if name in key else [], what)
         except SchemaMismatchError as error:
             raise PlanningError(
@@ -161,61 +175,19 @@ window is emitted.
 """
 
 
-def require_columns(
-    operator: str, side: str, needed: tuple[str, ...], columns: Names, next_step: str
-) -> None:
-    """Raise PlanningError if `columns` are known and lack one of `needed`.
-
-    `side` says in the error whose columns they are.
-    """
-    missing = [name for name in needed if columns is not None and name not in columns]
-    if missing:
-        problem = (
-            f"{operator}: {side} has no column {missing[0]!r}; its columns there are"
-            f" {', '.join(columns or ())}."
-        )
-        step = did_you_mean(missing[0], columns or ()) + next_step
-        raise PlanningError(problem, step, operator=operator, column=missing[0])
-
-
-def check_new_names(operator: str, names: list[str], next_step: str) -> None:
+def check_new_names(operator: str, names: Sequence[str], next_step: str) -> None:
     """Raise PlanningError for duplicate names, and for names reserved for hidden columns."""
-    hidden = next((name for name in names if name.startswith("__")), None)
-    if hidden is not None:
-        problem = (
-            f"{operator}: a column would be called {hidden!r}: names that begin with '__' are"
-            " reserved."
-        )
-        raise PlanningError(problem, "Choose another name.", operator=operator, column=hidden)
+    for name in names:
+        if not is_own(name):
+            problem = (
+                f"{operator}: a column would be called {name!r}: names that begin with '__' are"
+                " reserved."
+            )
+            raise PlanningError(problem, "Choose another name.", operator=operator, column=name)
     double = first_duplicate(names)
     if double is not None:
-        raise PlanningError(
-            f"{operator}: two columns would be called {double!r}.",
-            next_step,
-            operator=operator,
-            column=double,
-        )
-
-
-def check_added_names(
-    operator: str, columns: Names, added: list[str], other: str, prefix: str, **about: Any
-) -> None:
-    """Raise PlanningError if one of the names that a join adds from `other` is reserved, or used
-    twice.
-
-    `columns` are those of the stream; `prefix` is suggested for the names.
-    """
-    there = {name.lower() for name in columns or ()}
-    taken = next((name for name in added if name.lower() in there), None)
-    if taken is not None:
-        problem = (
-            f"{operator}: the stream and {other} both have a column {taken!r}; the stream's columns"
-            " there are "
-        )
-        problem += f"{', '.join(columns or ())}."
-        step = f'Rename the added one: select=["… as {prefix}_{taken}"], or prefix="{prefix}_".'
-        raise PlanningError(problem, step, operator=operator, **{"column": taken, **about})
-    check_new_names(operator, added, "Rename one with 'column as name'.")
+        problem = f"{operator}: two columns would be called {double!r}."
+        raise PlanningError(problem, next_step, operator=operator, column=double)
 
 
 def is_sure_name(name: str, columns: Collection[str]) -> bool:
@@ -246,13 +218,9 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
 
     Raises ConfigurationError for duplicate, empty and reserved names.
     """
-    names: tuple[str, ...] = ()
-    if isinstance(value, str):
-        names = (value,)
-    elif value is not None:
-        names = tuple(value)
+    names = (value,) if isinstance(value, str) else tuple(value or ())
     for name in names:
-        if not isinstance(name, str) or not name.strip() or name.startswith("__"):
+        if not isinstance(name, str) or not name.strip() or not is_own(name):
             problem = (
                 f"{what} names the column {name!r}: expected a non-empty name that does not begin"
                 " with '__'."
@@ -261,9 +229,8 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
             raise ConfigurationError(problem, step, column=name)
     double = first_duplicate(names)
     if double:
-        raise ConfigurationError(
-            f"{what} names column {double!r} twice.", "Name it once.", column=double
-        )
+        problem = f"{what} names column {double!r} twice."
+        raise ConfigurationError(problem, "Name it once.", column=double)
     return names
 
 
@@ -271,14 +238,9 @@ def validate_partition_count(what: str, value: int | None) -> int | None:
     """Return the partition count, or None where none is given; raises ConfigurationError for an
     invalid one.
     """
-    if value is None:
-        return None
-    if not 1 <= value <= _PARTITIONS:
-        raise argument_error(
-            f"{what} is {value!r}",
-            f"a whole number from 1 to {_PARTITIONS:,}",
-            argument="partitions",
-        )
+    if value is not None and not 1 <= value <= _PARTITIONS:
+        expected = f"a whole number from 1 to {_PARTITIONS:,}"
+        raise argument_error(f"{what} is {value!r}", expected, argument="partitions")
     return value
 
 
@@ -291,18 +253,16 @@ def validate_partition_by(
     Raises ConfigurationError for a column that is not in the key.
     """
     if partition_by is None:
-        columns = key
-    else:
-        columns = validate_column_names(f"{what}: partition_by=", partition_by)
-    if not columns or set(columns) - set(key):
-        expected = (
-            f"columns in {argument}= ({', '.join(key)}), so that all records of a key are in one"
-            " partition"
-        )
-        raise argument_error(
-            f"{what} has partition_by={partition_by!r}", expected, argument="partition_by"
-        )
-    return columns
+        return key
+    columns = validate_column_names(f"{what}: partition_by=", partition_by)
+    if columns and set(columns) <= set(key):
+        return columns
+    found = f"{what} has partition_by={partition_by!r}"
+    expected = (
+        f"columns in {argument}= ({', '.join(key)}), so that all records of a key are in one"
+        " partition"
+    )
+    raise argument_error(found, expected, argument="partition_by")
 
 
 def check_duration(
@@ -320,22 +280,31 @@ def check_duration(
     `found` says in the error where the user gave it: "input stream 'lake.flights' has delay".
     """
     least = timedelta(0) if zero else timedelta(microseconds=1)
-    if not least <= value <= most:
-        limit = "" if most == timedelta.max else ", and at most 100 years"
-        expected = (
-            f"a timedelta {'from 0 on' if zero else 'above 0'}{limit}, such as timedelta(minutes=5)"
-        )
-        raise argument_error(
-            f"{found}={describe_span(value)}", expected, argument=argument, **about
-        )
+    if least <= value <= most:
+        return
+    above = "from 0 on" if zero else "above 0"
+    limit = "" if most == timedelta.max else ", and at most 100 years"
+    expected = f"a timedelta {above}{limit}, such as timedelta(minutes=5)"
+    raise argument_error(f"{found}={describe_span(value)}", expected, argument=argument, **about)
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:
     """Return the first name that was given before, ignoring case as Spark does, or None."""
-    lower = [name.lower() for name in names]
-    if len(set(lower)) == len(lower):
-        return None
-    return next((name for at, name in enumerate(names) if lower[at] in lower[:at]), None)
+    seen = set()
+    for name in names:
+        if name.lower() in seen:
+            return name
+        seen.add(name.lower())
+    return None
+
+
+def find_taken(names: Iterable[str], others: Iterable[str]) -> str | None:
+    """Return the first of these names that is one of the others, ignoring case, or None."""
+    taken = set(map(str.lower, others))
+    for name in names:
+        if name.lower() in taken:
+            return name
+    return None
 
 
 def function_label(function: Callable[..., object]) -> str:

@@ -37,15 +37,13 @@ class SendDeadLetters(OutputStreamSpec):
         return f"up to {self.at_most} rejected records of a batch to {self.stream}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        self.check_output(
-            context, _DEAD_LETTERS, "a dead letter", "Correct the output stream's key=."
-        )
+        why = "Correct the output stream's key=."
+        self.check_output(context, _DEAD_LETTERS, "a dead letter", why)
         return _DEAD_LETTERS
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        letters = Flow(
-            context.operator, (), UNKNOWN
-        )  # dead letters come from the driver, in no partitions
+        # Dead letters come from the driver, in no partitions.
+        letters = Flow(context.operator, (), UNKNOWN)
         return OutputStreamSpec.exchange_before(self, context, letters, partitions)
 
     def written(self, arriving: Columns) -> Columns:

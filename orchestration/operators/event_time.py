@@ -60,8 +60,10 @@ class EventTime:
     def describe(self) -> str:
         """Return a description for plans."""
         by = "arrival" if self.expression == ARRIVAL else self.expression
-        idle = "" if self.idle_after is None else f", idle after {self.idle_after}"
-        return f"by {by}, {self.delay} late at most{idle}"
+        described = f"by {by}, {self.delay} late at most"
+        if self.idle_after is None:
+            return described
+        return f"{described}, idle after {self.idle_after}"
 
     def check(self, operator: str, columns: Names, types: Types) -> None:
         """Raise PlanningError for an expression that is certainly invalid, or certainly not a time.
@@ -71,29 +73,24 @@ class EventTime:
         """
         if self.expression == ARRIVAL:
             return
-        kind = check_expression(
-            operator,
-            self.expression,
-            columns,
-            types,
-            next_step="Correct event_time, or leave it out for none.",
-        )
+        step = "Correct event_time, or leave it out for none."
+        kind = check_expression(operator, self.expression, columns, types, next_step=step)
         if kind is not None and kind not in TIME_TYPES:
             raise self._no_time(operator, kind)
-        others = other_records_construct(self.expression)
-        changing = nondeterministic_parts(self.expression, types or {})
-        if others or changing:
-            if others:
-                effect = "depend on how records are cut into batches"
-            else:
-                effect = "change when the record is read again"
-            raise PlanningError(
-                f"{operator}: event_time={self.expression!r} uses {others or ', '.join(changing)}:"
-                f" a record's time must depend on the record alone, or it would {effect}.",
-                "Write an expression over columns of the record, or have its producer add the"
-                " time.",
-                operator=operator,
+        effect = "depend on how records are cut into batches"
+        used = other_records_construct(self.expression)
+        if not used:
+            effect = "change when the record is read again"
+            used = ", ".join(nondeterministic_parts(self.expression, types or {}))
+        if used:
+            problem = (
+                f"{operator}: event_time={self.expression!r} uses {used}: a record's time must"
+                f" depend on the record alone, or it would {effect}."
             )
+            step = (
+                "Write an expression over columns of the record, or have its producer add the time."
+            )
+            raise PlanningError(problem, step, operator=operator)
 
     def column(self, operator: str, records: DataFrame) -> Column:
         """Return the records' event times as timestamps; raises PlanningError for an expression of
@@ -115,16 +112,17 @@ class EventTime:
 
         `types` are the types of the records' columns.
         """
-        plain = self.expression == ARRIVAL or self.expression.isidentifier()
-        return self.expression if plain and types.get(self.expression) == "timestamp" else None
+        is_plain = self.expression == ARRIVAL or self.expression.isidentifier()
+        if is_plain and types.get(self.expression) == "timestamp":
+            return self.expression
+        return None
 
     def _no_time(self, operator: str, kind: str) -> PlanningError:
         problem = (
             f"{operator}: event_time={self.expression!r} is {kind}: expected timestamp or date."
         )
-        return PlanningError(
-            problem, "Convert it: to_timestamp(text), timestamp_millis(number).", operator=operator
-        )
+        step = "Convert it: to_timestamp(text), timestamp_millis(number)."
+        return PlanningError(problem, step, operator=operator)
 
 
 def build_event_time(
@@ -135,23 +133,22 @@ def build_event_time(
     max_lag: timedelta | None,
 ) -> EventTime | None:
     """Return the event time for a user's arguments; None for an input without one."""
-    options = {"delay": delay or None, "idle_after": idle_after, "max_watermark_lag": max_lag}
-    given = {name: value for name, value in options.items() if value is not None}
-    if event_time is None:
-        for name in given:
-            problem = (
-                f"input stream {stream!r} has {name} without event_time: its records have no times."
-            )
+    what = f"input stream {stream!r} has"
+    spans = {"delay": delay or None, "idle_after": idle_after, "max_watermark_lag": max_lag}
+    for name, span in spans.items():
+        if span is None:
+            continue
+        if event_time is None:
+            problem = f"{what} {name} without event_time: its records have no times."
             step = f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.'
             raise ConfigurationError(problem, step, argument=name, stream=stream)
+        check_duration(span, f"{what} {name}", argument=name, zero=name == "delay", stream=stream)
+    if event_time is None:
         return None
     if not event_time.strip():
-        found = f"input stream {stream!r} has event_time={event_time!r}"
+        found = f"{what} event_time={event_time!r}"
         expected = "a Spark SQL expression, or ARRIVAL"
         raise argument_error(found, expected, argument="event_time", stream=stream)
-    for name, value in given.items():
-        found = f"input stream {stream!r} has {name}"
-        check_duration(value, found, argument=name, zero=name == "delay", stream=stream)
     return EventTime(event_time, delay, idle_after, max_lag)
 
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 from dagster_adjunct.orchestration.operators.calls import Record, RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
+    find_taken,
     function_label,
+    is_own,
     list_hidden_columns,
     ordinal_column,
     ordinal_text,
     plain_column,
-    require_columns,
     split_alias,
     validate_column_names,
 )
@@ -34,6 +36,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import (
+    Field,
     Schema,
     arrow_type,
     named_column,
@@ -71,10 +74,9 @@ def flow_after_function(
     if not keeps_partitioning or not flow.partitioned_by:
         return flow.lose(operator)
     side = f"what {function_label(function)} returns with keeps_partitioning=True"
-    next_step = (
-        f"The records are partitioned by {', '.join(flow.partitioned_by)}: return these, too."
-    )
-    require_columns(operator, side, flow.partitioned_by, schema.names, next_step)
+    by = flow.partitioned_by
+    next_step = f"The records are partitioned by {', '.join(by)}: return these, too."
+    Columns.of_schema(schema).require(operator, by, next_step, side=side)
     return flow
 
 
@@ -122,6 +124,14 @@ def pickle_function(
     return PickledFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
 
 
+def to_typed_array(values: Sequence[object], kind: str) -> pa.Array:
+    """Return values as an array of this type; raises ValueError if one is not of the type."""
+    try:
+        return to_exact_array(values, arrow_type(kind))
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise ValueError(str(error)) from error
+
+
 _ROWS = 10_000
 
 
@@ -134,29 +144,33 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
-    fields = [frame.schema[name] for name in kept if not (call.several and name == ORDINAL)]
-    names = [field.name for field in fields]
+    names = _passed(call, kept)
+    fields = list(map(frame.schema.__getitem__, names))
     if call.several:
         fields.append(StructField(ORDINAL, StringType()))
     made = cast("StructType", StructType.fromDDL(call.schema.ddl()))
-    return map_in_arrow(frame, _task(call, names), StructType([*fields, *made.fields]))
+    shipped = pickle_function(call.operator, call.function, call)
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return encode_task_errors(_process_batches(batches, shipped.here(), names))
+
+    return map_in_arrow(frame, task, StructType([*fields, *made.fields]))
 
 
 def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
     """Do what `call_in_tasks` does for records in memory, calling the function in this process."""
-    names = [name for name in kept if not (call.several and name == ORDINAL)]
+    names = _passed(call, kept)
     fields = [pa.field(name, records.schema.field(name).type) for name in names]
-    fields += (
-        [pa.field(ORDINAL, pa.string()), *call.schema.to_arrow()]
-        if call.several
-        else call.schema.to_arrow()
-    )
-    batches = [
-        made
-        for batch in records.combine_chunks().to_batches()
-        for made in _process_batch(batch, call, names)
-    ]
-    return pa.Table.from_batches(batches, pa.schema(fields))
+    if call.several:
+        fields.append(pa.field(ORDINAL, pa.string()))
+    schema = pa.schema([*fields, *call.schema.to_arrow()])
+    batches = records.combine_chunks().to_batches()
+    return pa.Table.from_batches(_process_batches(batches, call, names), schema)
+
+
+def _passed(call: RecordCall, kept: Sequence[str]) -> list[str]:
+    """Return the columns that results have as the record has them."""
+    return [name for name in kept if name != ORDINAL or not call.several]
 
 
 def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
@@ -164,62 +178,68 @@ def validate_record_function(what: str, function: object, schema: object, *given
     declares its results.
     """
     if not callable(function):
-        raise errors.ConfigurationError(
-            f"{what} got {function!r}.", "Pass a function.", argument="function"
-        )
+        problem = f"{what} got {function!r}."
+        raise errors.ConfigurationError(problem, "Pass a function.", argument="function")
     check_plain_function(what, function, "function", *given)
     if not isinstance(schema, Schema) or not schema.fields:
-        raise errors.ConfigurationError(
+        problem = (
             f"{what}: the columns of the results of {function_label(function)} are not declared;"
-            f" schema is {schema!r}.",
-            'Declare them: schema=Schema.of(word="string", length="int").',
-            argument="schema",
+            f" schema is {schema!r}."
         )
+        step = 'Declare them: schema=Schema.of(word="string", length="int").'
+        raise errors.ConfigurationError(problem, step, argument="schema")
 
 
-def _task(
-    call: RecordCall, kept: Sequence[str]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    shipped = pickle_function(call.operator, call.function, call)
+class _Source(NamedTuple):
+    """A record that a function is called with: its `row` in a batch."""
 
-    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        here = shipped.here()
-        yield from encode_task_errors(
-            made for batch in batches for made in _process_batch(batch, here, kept)
+    batch: pa.RecordBatch
+    row: int
+    record: Record
+
+    def error(self, call: RecordCall, problem: str, step: str) -> errors.OperatorFailedError:
+        """Return the error for a result that does not match the schema."""
+        place = definition_line(call.function)
+        position = record_position(self.batch, self.row, call.stream)
+        problem = f"{call.operator}: {problem}"
+        error = operator_failed_error(
+            problem, place, self.record, call.sensitive, operator=call.operator, **position
         )
+        return error.reworded(error.problem, step)
 
-    return task
+
+class _Result(NamedTuple):
+    """A result of a function, and its ordinal among all that are made of the record."""
+
+    source: _Source
+    ordinal: str
+    values: Record
 
 
-def _process_batch(
-    batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str]
+def _process_batches(
+    batches: Iterable[pa.RecordBatch], call: RecordCall, kept: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        results = _call_for_records(batch, call)
+        while made := list(islice(results, _ROWS)):
+            yield _build_batch(batch, call, kept, made)
+
+
+def _call_for_records(batch: pa.RecordBatch, call: RecordCall) -> Iterator[_Result]:
+    label = function_label(call.function)
+    check_readable_records(batch, call.operator, label, call.stream, call.sensitive)
     names = batch.schema.names
-    check_readable_records(
-        batch, call.operator, function_label(call.function), call.stream, call.sensitive
-    )
-    records = batch.select([name for name in names if not name.startswith("__")]).to_pylist()
-    entries = batch.column(call.entry).to_pylist() if call.entry else None
+    own = batch.select(list(filter(is_own, names)))
+    given = [own.to_pylist()]
+    if call.entry:
+        given.append(batch.column(call.entry).to_pylist())
+    before: list[str | None] = [None] * batch.num_rows
     if call.several and ORDINAL in names:
         before = batch.column(ORDINAL).to_pylist()
-    else:
-        before = [None] * len(records)
-    rows: list[int] = []
-    ordinals: list[str] = []
-    results: list[Record] = []
-    for row, record in enumerate(records):
-        arguments = (record,) if entries is None else (record, entries[row])
-        for number, result in enumerate(_call_function(call, arguments, batch, row)):
-            rows.append(row)
-            ordinals.append(ordinal_text(before[row], number))
-            results.append(result)
-            if len(rows) == _ROWS:
-                yield _build_batch(batch, call, kept, rows, ordinals, results)
-                rows = []
-                ordinals = []
-                results = []
-    if rows:
-        yield _build_batch(batch, call, kept, rows, ordinals, results)
+    for row, arguments in enumerate(zip(*given, strict=True)):
+        source = _Source(batch, row, arguments[0])
+        for number, values in enumerate(_call_function(call, arguments, source)):
+            yield _Result(source, ordinal_text(before[row], number), values)
 
 
 def check_readable_records(
@@ -232,15 +252,12 @@ def check_readable_records(
     """Raise OperatorFailedError for a record whose values Python can't represent, before the
     function is called.
     """
-    found = first_unreadable(
-        records, [name for name in records.schema.names if not name.startswith("__")]
-    )
+    names = records.schema.names
+    found = first_unreadable(records, list(filter(is_own, names)))
     if found is None:
         return
-    record = {
-        name: readable_value(records.column(name)[found.row]) for name in records.schema.names
-    }
-    hidden = found.column.lower() in {name.lower() for name in sensitive}
+    record = {name: readable_value(records.column(name)[found.row]) for name in names}
+    hidden = find_taken((found.column,), sensitive) is not None
     problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
     place = record_position(records, found.row, stream)
     error = operator_failed_error(problem, None, record, sensitive, operator=operator, **place)
@@ -252,55 +269,62 @@ def check_readable_records(
 
 
 def _call_function(
-    call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int
+    call: RecordCall, arguments: tuple[Any, ...], source: _Source
 ) -> Iterator[Record]:
     """Yield the function's results for one record. Only this function runs the user's code.
 
     Errors contain the record and its position.
     """
-    label = function_label(call.function)
-    names = call.schema.names
     try:
         given = call.function(*arguments)
-        if given is None:
-            return
-        if call.several and (
-            isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")
-        ):
-            problem = (
-                f"{label} returned {type(given).__name__} for a record: expected any number of"
-                " dictionaries"
-            )
-            step = "Return a list of dictionaries, or yield them."
-            raise _result_error(call, problem, step, arguments[0], batch, row)
-        for result in given if call.several else (given,):
-            if not isinstance(result, Mapping) or set(result) != set(names):
-                if call.sensitive:
-                    columns = "other columns"
-                else:
-                    columns = f"the columns {', '.join(map(str, result))}"
-                found = columns if isinstance(result, Mapping) and result else repr(type(result))
-                problem = f"a result of {label} has {found}; its schema says {', '.join(names)}"
-                step = (
-                    "Return a dictionary of exactly these, None where there is no value; or correct"
-                    " schema=."
-                )
-                raise _result_error(call, problem, step, arguments[0], batch, row)
+        results = _list_results(call, given, source) if call.several else (given,)
+        for result in () if given is None else results:
+            _check_result(call, result, source)
             yield dict(result)
     except errors.SchemaMismatchError as error:  # raised by what the user's function called
-        raise _result_error(
-            call, error.problem.rstrip("."), error.next_step, arguments[0], batch, row
-        ) from None
+        raise source.error(call, error.problem.rstrip("."), error.next_step) from None
     except errors.AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
-        about = {
-            "record": arguments[0],
-            "sensitive": call.sensitive,
-            **record_position(batch, row, call.stream),
-        }
-        failed = function_failed_error(call.operator, label, call.function, error, **about)
+        position = record_position(source.batch, source.row, call.stream)
+        failed = function_failed_error(
+            call.operator,
+            function_label(call.function),
+            call.function,
+            error,
+            record=source.record,
+            sensitive=call.sensitive,
+            **position,
+        )
         raise failed from (None if call.sensitive else error)
+
+
+def _list_results(call: RecordCall, given: Any, source: _Source) -> Iterable[Any]:
+    """Return the several results that a function has returned for one record."""
+    if given is None:
+        return ()
+    if hasattr(given, "__iter__") and not isinstance(given, str | bytes | Mapping):
+        return given  # type: ignore[no-any-return]
+    problem = (
+        f"{function_label(call.function)} returned {type(given).__name__} for a record: expected"
+        " any number of dictionaries"
+    )
+    raise source.error(call, problem, "Return a list of dictionaries, or yield them.")
+
+
+def _check_result(call: RecordCall, result: object, source: _Source) -> None:
+    names = call.schema.names
+    if isinstance(result, Mapping) and set(result) == set(names):
+        return
+    found = repr(type(result))
+    if isinstance(result, Mapping) and result:
+        found = f"the columns {', '.join(map(str, result))}"
+        if call.sensitive:
+            found = "other columns"
+    label = function_label(call.function)
+    problem = f"a result of {label} has {found}; its schema says {', '.join(names)}"
+    step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
+    raise source.error(call, problem, step)
 
 
 def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
@@ -316,60 +340,40 @@ def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict
     return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
 
 
-def _result_error(
-    call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
-) -> errors.OperatorFailedError:
-    """Return the error for a result that does not match the schema, with its source record."""
-    place = definition_line(call.function)
-    position = record_position(batch, row, call.stream)
-    problem = f"{call.operator}: {problem}"
-    error = operator_failed_error(
-        problem, place, record, call.sensitive, operator=call.operator, **position
-    )
-    return error.reworded(error.problem, step)
-
-
 def _build_batch(
-    batch: pa.RecordBatch,
-    call: RecordCall,
-    kept: Sequence[str],
-    rows: Sequence[int],
-    ordinals: Sequence[str],
-    results: Sequence[Record],
+    batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str], results: Sequence[_Result]
 ) -> pa.RecordBatch:
-    taken = batch.select(list(kept)).take(pa.array(rows, pa.int64()))
-    arrays = list(taken.columns)
-    names = list(kept)
+    rows = pa.array([result.source.row for result in results], pa.int64())
+    made = dict(zip(kept, batch.select(list(kept)).take(rows).columns, strict=True))
     if call.several:
-        arrays.append(pa.array(ordinals, pa.string()))
-        names.append(ORDINAL)
+        made[ORDINAL] = pa.array([result.ordinal for result in results], pa.string())
     for field in call.schema.fields:
-        kind = arrow_type(field.type)
+        values = [result.values[field.name] for result in results]
         try:
-            arrays.append(to_exact_array([result[field.name] for result in results], kind))
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-            at = next(
-                (at for at, result in enumerate(results) if not _fits(result[field.name], kind)), 0
-            )
-            own = batch.select([name for name in batch.schema.names if not name.startswith("__")])
-            (record,) = own.slice(rows[at], 1).to_pylist()
-            problem = (
-                f"{function_label(call.function)} gave column {field.name!r} a value that is no "
-                f"{field.type}{'' if call.sensitive else f': {error}'}"
-            )
-            step = "Return values of this type, or correct schema=."
-            failure = _result_error(call, problem, step, record, batch, rows[at])
+            made[field.name] = to_typed_array(values, field.type)
+        except ValueError as error:
+            failure = _misfit_error(call, field, results, error)
             raise failure from (None if call.sensitive else error)
-        names.append(field.name)
-    return pa.RecordBatch.from_arrays(arrays, names)
+    return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
 
-def _fits(value: object, kind: pa.DataType) -> bool:
-    try:
-        to_exact_array([value], kind)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        return False
-    return True
+def _misfit_error(
+    call: RecordCall, field: Field, results: Sequence[_Result], error: Exception
+) -> errors.OperatorFailedError:
+    """Return the error for the first of the results that has a value of another type."""
+    source = results[0].source
+    for result in results:
+        try:
+            to_typed_array([result.values[field.name]], field.type)
+        except ValueError:
+            source = result.source
+            break
+    reason = "" if call.sensitive else f": {error}"
+    problem = (
+        f"{function_label(call.function)} gave column {field.name!r} a value that is no"
+        f" {field.type}{reason}"
+    )
+    return source.error(call, problem, "Return values of this type, or correct schema=.")
 
 
 _NUMBER = "__number"
@@ -390,9 +394,8 @@ class Explode(Spec):
     keep_empty: bool = False
 
     def summary(self) -> str:
-        return f"each of {self.expression} as {self.name}" + (
-            ", or null" if self.keep_empty else ""
-        )
+        null = ", or null" if self.keep_empty else ""
+        return f"each of {self.expression} as {self.name}{null}"
 
     @property
     def sql(self) -> Sequence[str]:
@@ -407,15 +410,14 @@ class Explode(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        kind = check_expression(context.operator, self.expression, columns.names, columns.types)
-        if (
-            kind is not None
-            and columns.types is not None
-            and not kind.startswith(("array<", "map<"))
-        ):
+        names = columns.names
+        kind = check_expression(context.operator, self.expression, names, columns.types)
+        kind = kind or "unknown"
+        has_elements = kind.startswith(("array<", "map<", "unknown"))
+        if columns.types is not None and not has_elements:
             raise self._no_elements(context.operator, kind)
         made = self._as_columns.derive_columns(context, arriving)
-        if kind is not None and kind.startswith("array<") and "…" not in kind:
+        if kind.startswith("array<") and "…" not in kind:
             return made.add({self.name: replace(made.known[self.name], type=kind[6:-1])})
         return made
 
@@ -430,15 +432,14 @@ class Explode(Spec):
         kind = frame.select(values).schema.fields[0].dataType
         if not isinstance(kind, ArrayType | MapType):
             raise self._no_elements(operator, kind.simpleString())
-        values = F.map_entries(values) if isinstance(kind, MapType) else values
-        exploded = (F.posexplode_outer if self.keep_empty else F.posexplode)(values)
-        made = frame.select("*", exploded.alias(_NUMBER, _ELEMENT))
+        if isinstance(kind, MapType):
+            values = F.map_entries(values)
+        explode = F.posexplode_outer if self.keep_empty else F.posexplode
+        made = frame.select("*", explode(values).alias(_NUMBER, _ELEMENT))
         number = F.coalesce(F.col(_NUMBER), F.lit(0))
-        names = {name.lower(): name for name in frame.columns if name != ORDINAL}
-        element = F.col(_ELEMENT).alias(self.name)
-        columns = {lower: named_column(name) for lower, name in names.items()} | {
-            self.name.lower(): element
-        }
+        columns = {name.lower(): named_column(name) for name in frame.columns}
+        columns.pop(ORDINAL, None)
+        columns[self.name.lower()] = F.col(_ELEMENT).alias(self.name)
         return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
 
     def _no_elements(self, operator: str, kind: str) -> errors.PlanningError:
@@ -512,11 +513,11 @@ def build_flat_map(
             expected = "a name for the element, as in \"split(words, ' ') as word\""
             raise argument_error(f"{place} got {what!r}", expected, argument="what")
         validate_column_names(place, name)
-        return Explode(expression, name, bool(keep_empty))
+        return Explode(expression, name, keep_empty)
     validate_record_function(place, what, schema, "record")
     assert schema is not None
     if keep_empty:
         problem = f"{place} has a function, and keep_empty=, which is for expressions."
         step = "Leave it out: the function decides itself what it returns for a record."
         raise errors.ConfigurationError(problem, step, argument="keep_empty")
-    return FlatMap(what, schema, bool(keeps_partitioning))
+    return FlatMap(what, schema, keeps_partitioning)

@@ -6,18 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.calls import RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
-    check_added_names,
     first_duplicate,
     function_label,
     plain_column,
-    require_columns,
     split_alias,
     validate_column_names,
 )
@@ -44,9 +42,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     Columns,
     LineageNode,
 )
-from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 
 # Types of keys whose values are equal in Arrow exactly if they are equal in Spark.
 _EXACT = frozenset(
@@ -65,15 +62,7 @@ _EXACT = frozenset(
 )
 
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
-
-
-def check_match_rate(operator: str, rate: float | None) -> None:
-    """Raise ConfigurationError for an invalid `min_match_rate=`."""
-    if rate is not None and not 0 <= rate <= 1:
-        found = f"{operator} has min_match_rate={rate!r}"
-        raise argument_error(
-            found, "0 to 1, such as 0.95 for 95 %", argument="min_match_rate", operator=operator
-        )
+Source: TypeAlias = Literal["dataset", "table"]
 
 
 def parse_on(operator: str, on: On) -> Pairs:
@@ -86,7 +75,7 @@ def parse_on(operator: str, on: On) -> Pairs:
 
 
 def pair_key_columns(
-    operator: str, kind: Literal["dataset", "table"], name: str, key: Sequence[str], on: On
+    operator: str, kind: Source, name: str, key: Sequence[str], on: On
 ) -> tuple[tuple[str, str], ...]:
     """Return pairs (stream column, key column) in the order of the dataset's or table's key.
 
@@ -128,7 +117,7 @@ def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Seq
         f"Correct on=, or join before the column is dropped; the key of {other} is"
         f" {', '.join(key)}."
     )
-    require_columns(operator, "the stream", tuple(name for name, _ in on), stream.names, step)
+    stream.require(operator, dict(on), step)
 
 
 def describe_on(on: Pairs) -> str:
@@ -142,17 +131,19 @@ def select_columns(
     """Return the columns to add: those of `select`, by default all `columns` of the other side
     except its key.
     """
-    keys = {other for _, other in on}
     if select is not None:
         return select
-    return tuple(SelectedColumn(name, prefix + name) for name in columns if name not in keys)
+    chosen = dict.fromkeys(columns)
+    for _, other in on:
+        chosen.pop(other, None)
+    return tuple(SelectedColumn(name, prefix + name) for name in chosen)
 
 
 def parse_selection(
-    operator: str, select: Sequence[str] | None, prefix: str
+    operator: str, select: Sequence[str] | Mapping[str, str] | None, prefix: str
 ) -> tuple[SelectedColumn, ...] | None:
     """Return the columns that the user selected: "year as plane_year" gets that name, a plain
-    name gets `prefix`.
+    name gets `prefix`. A mapping gives their types.
     """
     if select is None:
         return None
@@ -164,7 +155,8 @@ def parse_selection(
             problem = f"{operator}: select names {item!r}: expected a column, or 'column as name'."
             step = "Compute other values with map() after the join."
             raise ConfigurationError(problem, step, argument="select", operator=operator)
-        chosen.append(SelectedColumn(name, alias or prefix + name))
+        kind = Field(name, select[item]).type if isinstance(select, Mapping) else None
+        chosen.append(SelectedColumn(name, alias or prefix + name, kind))
     double = first_duplicate([item.name for item in chosen])
     if double:
         problem = f"{operator}: select gives two columns the name {double!r}."
@@ -182,6 +174,7 @@ class Join(PassThroughSpec):
     """
 
     kind: ClassVar[str] = "join"
+    source: ClassVar[Source] = "dataset"
     dataset: str
     on: tuple[tuple[str, str], ...]
     how: How
@@ -205,32 +198,18 @@ class Join(PassThroughSpec):
         if dataset.partitions is None:  # every task reads all of it
             return ()
         stream_columns = {entry: stream for stream, entry in self.on}
-        columns = tuple(stream_columns[name] for name in dataset.partition_by)
+        columns = tuple(map(stream_columns.__getitem__, dataset.partition_by))
         return (Requirement(dataset.name, dataset.partitions, columns),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         dataset = context.app.dataset(self.dataset)
         records = source_schema(dataset, context.catalog)
-        try:
-            entries = Columns.of_schema(
-                None if records is None else derive_stored_schema(dataset, records)
-            )
-        except SchemaMismatchError as error:
-            step = "Correct key=, columns= or the extractor of the dataset."
-            raise PlanningError(error.problem, step, dataset=dataset.name) from error
-        if records is None and dataset.columns is not None:
-            entries = Columns(dict.fromkeys(dataset.columns, ColumnFacts()), typed=False)
+        entries = _stored_columns(dataset, records)
         context.compared.extend(self._compare(arriving[0], entries))
         return self._join_columns(context.operator, arriving[0], entries, dataset)
 
     def _compare(self, stream: Columns, entries: Columns) -> list[ComparedColumn]:
-        own = stream.types or {}
-        others = entries.types or {}
-        name = f"of dataset {self.dataset}"
-        return [
-            ComparedColumn(one, own.get(one), f"{other!r} {name}", others.get(other))
-            for one, other in self.on
-        ]
+        return compare_columns(self.on, stream, entries, f"dataset {self.dataset}")
 
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
@@ -240,36 +219,21 @@ class Join(PassThroughSpec):
         Raises PlanningError for missing and duplicate columns, and for keys of different types.
         """
         require_keys(operator, self.on, stream, f"dataset {dataset.name}", dataset.key)
-        side = f"dataset {dataset.name} (input {dataset.input})"
-        require_columns(
-            operator,
-            side,
-            tuple(name for _, name in self.on),
-            entries.names,
-            "Correct the dataset's key=.",
-        )
+        name = self.dataset
+        side = f"dataset {name} (input {dataset.input})"
+        entries.require(operator, dataset.key, "Correct the dataset's key=.", side=side)
         chosen = self.selection(entries.known)
-        require_columns(
-            operator, side, tuple(item.column for item in chosen), entries.names, "Correct select=."
-        )
+        columns = [item.column for item in chosen]
+        entries.require(operator, columns, "Correct select=.", side=side)
         if self.select is None and not entries.complete:
             return replace(stream, complete=False)
-        added = [item.name for item in chosen]
-        check_added_names(
-            operator,
-            stream.names,
-            added,
-            f"dataset {self.dataset}",
-            self.dataset,
-            dataset=self.dataset,
-        )
-        check_equal_types(operator, self._compare(stream, entries), dataset=self.dataset)
-        node = LineageNode("dataset", self.dataset)
-        kinds = entries.types or {}
-        more = {
-            item.name: ColumnFacts(kinds.get(item.column), ((node, item.column),))
-            for item in chosen
-        }
+        node = LineageNode("dataset", name)
+        more = {}
+        for item in chosen:
+            kind = entries.type_of(item.column)
+            more[item.name] = ColumnFacts(kind, ((node, item.column),))
+        stream.check_added(operator, more, f"dataset {name}", name, dataset=name)
+        check_equal_types(operator, self._compare(stream, entries), dataset=name)
         return stream.add(more, typed=entries.types is not None)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
@@ -297,42 +261,38 @@ class Join(PassThroughSpec):
         return self.selection(schema.names)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        if context.app.dataset(self.dataset).is_local:
+        dataset = context.app.dataset(self.dataset)
+        if dataset.is_local:
             return f"local table {self.dataset}"
-        if not context.app.dataset(self.dataset).persistent:
+        if not dataset.persistent:
             return f"dataset {self.dataset}, a table of one run"
-        kinds = {name: (arriving[0].types or {}).get(name) or "unknown" for name, _ in self.on}
-        other = next(
-            (name for name, kind in kinds.items() if kind.partition("(")[0] not in _EXACT), None
-        )
-        return "" if other is None else f"the key {other}, whose type is {kinds[other]}"
+        for name in dict(self.on):
+            kind = arriving[0].type_of(name) or "unknown"
+            if kind.partition("(")[0] not in _EXACT:
+                return f"the key {name}, whose type is {kind}"
+        return ""
 
 
-def build_join(
-    kind: type[Join],
-    operator: str,
-    dataset: AdjunctDataset,
-    on: On,
-    how: How,
-    select: Sequence[str] | None,
-    prefix: str,
-    min_match_rate: float | None,
-    **more: Any,
-) -> Join:
-    """Return the join for a user's arguments; `operator` is its id, `more` has the fields that
-    only `kind` has.
-    """
-    check_match_rate(operator, min_match_rate)
-    pairs = pair_key_columns(operator, "dataset", dataset.name, dataset.key, on)
-    return kind(
-        dataset.name,
-        pairs,
-        how,
-        parse_selection(operator, select, prefix),
-        prefix,
-        min_match_rate,
-        **more,
-    )
+def compare_columns(on: Pairs, stream: Columns, others: Columns, side: str) -> list[ComparedColumn]:
+    """Return the compared columns of a stream and of the other `side`, with their types."""
+    compared = []
+    for one, other in on:
+        name = f"{other!r} of {side}"
+        compared.append(ComparedColumn(one, stream.type_of(one), name, others.type_of(other)))
+    return compared
+
+
+def _stored_columns(dataset: AdjunctDataset, records: Schema | None) -> Columns:
+    """Return the columns of the entries of a dataset whose source records have this schema."""
+    if records is None and dataset.columns is not None:
+        return Columns(dict.fromkeys(dataset.columns, ColumnFacts()), typed=False)
+    if records is None:
+        return Columns.of_schema(None)
+    try:
+        return Columns.of_schema(derive_stored_schema(dataset, records))
+    except SchemaMismatchError as error:
+        step = "Correct key=, columns= or the extractor of the dataset."
+        raise PlanningError(error.problem, step, dataset=dataset.name) from error
 
 
 def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
@@ -363,18 +323,11 @@ class JoinFunction(Join):
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
     ) -> Columns:
         columns = Join._join_columns(self, operator, stream, entries, dataset)
-        there = {name.lower() for name in columns.names or ()}
-        taken = next((name for name in self.schema.names if name.lower() in there), None)
-        if taken is not None:
-            problem = (
-                f"{operator}: the stream and {function_label(self.function)} both have a column"
-                f" {taken!r}; the stream's columns there are {', '.join(columns.names or ())}."
-            )
-            step = (
-                "Use another name in schema=, and replace the stream's column with select() after"
-                " the join."
-            )
-            raise PlanningError(problem, step, operator=operator, column=taken)
+        step = (
+            "Use another name in schema=, and replace the stream's column with select() after"
+            " the join."
+        )
+        columns.check_not_taken(operator, self.schema.names, function_label(self.function), step)
         return columns.add(Columns.of_schema(self.schema).known)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators import joins
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame
-from dagster_adjunct.orchestration.operators.columns import Types, check_added_names
 from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookups import (
     How,
     LookupColumn,
+    Pairs,
     SelectedColumn,
     TableLookup,
 )
@@ -26,7 +26,6 @@ from dagster_adjunct.orchestration.operators.operator import (
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, LineageNode
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.tables.table import AnyTable
 
 _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
@@ -49,19 +48,21 @@ Problems: TypeAlias = Iterator[tuple[str, str]]
 """Pairs (what a table can't do, the next step), for errors."""
 
 
-def raise_first_problem(operator: str, table: AnyTable, problems: Problems) -> None:
+def raise_first_problem(
+    operator: str, table: AnyTable, problems: Problems, *, column: str | None = None
+) -> None:
     """Raise PlanningError for the first problem, if there is one."""
-    for problem, step in problems:
-        raise PlanningError(f"{operator}: table {table.name}{problem}", step, operator=operator)
+    for what, step in problems:
+        problem = f"{operator}: table {table.name}{what}"
+        raise PlanningError(problem, step, column=column, operator=operator)
 
 
-def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) -> Problems:
+def function_problems(function: Any, args: tuple[object, ...]) -> Problems:
     """Yield why a table can't use its read or write function: it does not take `args`."""
-    name = type(function).__name__
     can = getattr(function, "capabilities", None)
     if args and can is not None and not can.takes_args:
         yield (
-            f" gets {len(args)} extra argument(s), and {name} takes none.",
+            f" gets {len(args)} extra argument(s), and {type(function).__name__} takes none.",
             "Leave args= out, or give the table a function of your own that takes them.",
         )
 
@@ -74,18 +75,16 @@ def _lookup_problems(table: AnyTable, args: tuple[object, ...]) -> Problems:
             "Declare it with read_function=….",
         )
     else:
-        yield from function_problems(table, table.read_function, args)
+        yield from function_problems(table.read_function, args)
 
 
-def check_lookup_key_types(
-    operator: str, table: AnyTable, on: tuple[tuple[str, str], ...], types: Types
-) -> None:
+def check_lookup_key_types(operator: str, table: AnyTable, on: Pairs, arriving: Columns) -> None:
     """Raise PlanningError if a column of the stream can't be a key, or has another type than the
     table's column.
     """
     declared = declared_column_types(table) or {}
     for stream, entry in on:
-        kind = (types or {}).get(stream)
+        kind = arriving.type_of(stream)
         if kind is None:
             continue
         if kind not in _KEY_TYPES and not kind.startswith("decimal("):
@@ -95,18 +94,20 @@ def check_lookup_key_types(
             )
             step = f'Cast it first: .map("*", "cast({stream} as string) as {stream}_key").'
             raise PlanningError(problem, step, column=stream, operator=operator)
-        if (
-            entry in declared
-            and parse_column(stream, kind).kind is not parse_column(entry, declared[entry]).kind
-        ):
-            raise PlanningError(
+        stored = declared.get(entry, kind)
+        if not _is_alike(kind, stored):
+            problem = (
                 f"{operator}: the stream's {stream!r} is {kind} and {entry!r} of table"
-                f" {table.name} is {declared[entry]}, so no record would be found.",
-                f'Cast it first: .map("*", "cast({stream} as'
-                f' {to_spark_type(declared[entry]) or declared[entry]}) as {stream}_key").',
-                column=stream,
-                operator=operator,
+                f" {table.name} is {stored}, so no record would be found."
             )
+            wanted = to_spark_type(stored) or stored
+            step = f'Cast it first: .map("*", "cast({stream} as {wanted}) as {stream}_key").'
+            raise PlanningError(problem, step, column=stream, operator=operator)
+
+
+def _is_alike(one: str, other: str) -> bool:
+    """Whether columns of these types are of the same kind."""
+    return parse_column("one", one).kind is parse_column("other", other).kind
 
 
 def check_stored_columns(
@@ -119,19 +120,18 @@ def check_stored_columns(
     if stored is None:
         return
     for answer in lookup.answers:
-        if answer.column not in stored:
-            raise _no_column(operator, table, answer.column, stored)
-        stored_type = to_spark_type(stored[answer.column])
-        if (
-            stored_type is not None
-            and parse_column("a", stored_type).kind is not parse_column("b", answer.type).kind
-        ):
-            problem = (
-                f"{operator}: table {table.name} has {answer.column!r} as {stored_type}, and it is"
-                f" looked up as {answer.type}."
-            )
-            step = "Correct the table's declared columns, or the type in select=."
-            raise PlanningError(problem, step, column=answer.column, operator=operator)
+        problems = _storage_problems(answer, stored)
+        raise_first_problem(operator, table, problems, column=answer.column)
+
+
+def _storage_problems(answer: LookupColumn, stored: dict[str, str]) -> Problems:
+    yield from _missing_problems(answer.column, stored)
+    kind = to_spark_type(stored[answer.column])
+    if kind is not None and not _is_alike(kind, answer.type):
+        yield (
+            f" has {answer.column!r} as {kind}, and it is looked up as {answer.type}.",
+            "Correct the table's declared columns, or the type in select=.",
+        )
 
 
 def lookup_columns(
@@ -145,44 +145,46 @@ def lookup_columns(
     declared = declared_column_types(table)
     columns = []
     for item in chosen:
-        column = item.column
-        type_given = item.type
-        if declared is not None and column not in declared:
-            raise _no_column(operator, table, column, declared)
-        type_declared = None if declared is None else to_spark_type(declared[column])
-        problem = step = ""
-        if None not in (type_given, type_declared) and type_given != type_declared:
-            problem = (
-                f"has {column!r} as {type_declared}, and select= gives it the type {type_given}"
-            )
-            step = "Leave the type out, and cast with map() after the join."
-        elif type_given is None and declared is None:
-            problem = f"declares no columns, so the type of {column!r} is not known"
-            step = (
-                f'Give the type: select={{"{column}": "string"}}; or declare the columns of its'
-                " function."
-            )
-        elif type_given is None and type_declared is None:
-            problem = f"has {column!r} as {(declared or {})[column]}, which has no Spark type"
-            step = (
-                f'Leave it out of select=, or give a type, for example select={{"{column}":'
-                ' "decimal(38,9)"}.'
-            )
-        if problem:
-            problem = f"{operator}: table {table.name} {problem}."
-            raise PlanningError(problem, step, column=column, operator=operator)
-        columns.append(LookupColumn(column, item.name, type_given or str(type_declared)))
+        problems = _selection_problems(item, declared)
+        raise_first_problem(operator, table, problems, column=item.column)
+        kind = item.type or to_spark_type((declared or {})[item.column])
+        columns.append(LookupColumn(item.column, item.name, str(kind)))
     return tuple(columns)
 
 
-def _no_column(operator: str, table: AnyTable, column: str, there: dict[str, str]) -> PlanningError:
-    problem = f"{operator}: table {table.name} has no column {column!r}; it has {', '.join(there)}."
-    return PlanningError(
-        problem,
-        "Correct select=, or add the column to the table.",
-        column=column,
-        operator=operator,
-    )
+def _selection_problems(item: SelectedColumn, declared: dict[str, str] | None) -> Problems:
+    """Yield why a column can't be looked up; `declared` are those of the table, if it says so."""
+    column = item.column
+    if declared is None:
+        if item.type is None:
+            yield (
+                f" declares no columns, so the type of {column!r} is not known.",
+                f'Give the type: select={{"{column}": "string"}}; or declare the columns of its'
+                " function.",
+            )
+        return
+    yield from _missing_problems(column, declared)
+    kind = to_spark_type(declared[column])
+    if item.type is None:
+        if kind is None:
+            yield (
+                f" has {column!r} as {declared[column]}, which has no Spark type.",
+                f'Leave it out of select=, or give a type, for example select={{"{column}":'
+                ' "decimal(38,9)"}.',
+            )
+    elif kind not in (None, item.type):
+        yield (
+            f" has {column!r} as {kind}, and select= gives it the type {item.type}.",
+            "Leave the type out, and cast with map() after the join.",
+        )
+
+
+def _missing_problems(column: str, there: dict[str, str]) -> Problems:
+    if column not in there:
+        yield (
+            f" has no column {column!r}; it has {', '.join(there)}.",
+            "Correct select=, or add the column to the table.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +197,14 @@ class LookupJoin(PassThroughSpec):
     """
 
     kind: ClassVar[str] = "join"
+    source: ClassVar[joins.Source] = "table"
     table: str
-    on: tuple[tuple[str, str], ...]
+    on: Pairs
     how: How
     select: tuple[SelectedColumn, ...] | None
     prefix: str = ""
-    args: tuple[object, ...] = ()
     min_match_rate: float | None = None
+    args: tuple[object, ...] = ()
 
     @property
     def match(self) -> Match:
@@ -222,34 +225,35 @@ class LookupJoin(PassThroughSpec):
         """
         declared = declared_column_types(table)
         if self.select is None and declared is None:
-            raise PlanningError(
-                f"{operator}: table {table.name} declares no columns, and the join names none.",
-                'Name those to add, with their types: select={"seats": "int"}; or declare the'
-                " columns of the table's function.",
-                operator=operator,
+            problem = (
+                f"{operator}: table {table.name} declares no columns, and the join names none."
             )
+            step = (
+                'Name those to add, with their types: select={"seats": "int"}; or declare the'
+                " columns of the table's function."
+            )
+            raise PlanningError(problem, step, operator=operator)
         chosen = joins.select_columns(self.select, self.on, self.prefix, declared or ())
         answers = lookup_columns(operator, table, chosen)
-        return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
+        return TableLookup(self.table, tuple(dict(self.on)), answers, self.args)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (stream,) = arriving
         table = context.app.tables[self.table]
         raise_first_problem(context.operator, table, _lookup_problems(table, self.args))
+        what = f"table {self.table}"
         declared = declared_column_types(table) or {}
-        known = stream.types or {}
-        context.declared.extend(
-            ComparedColumn(own, known.get(own), f"table {self.table}", declared[entry])
-            for own, entry in self.on
-            if entry in declared
-        )
+        for own, entry in self.on:
+            if entry in declared:
+                pair = ComparedColumn(own, stream.type_of(own), what, declared[entry])
+                context.declared.append(pair)
         answers = self.lookup(context.operator, table).answers
-        joins.require_keys(context.operator, self.on, stream, f"table {self.table}", table.key)
-        added = [answer.name for answer in answers]
-        check_added_names(context.operator, stream.names, added, f"table {self.table}", self.table)
-        check_lookup_key_types(context.operator, table, self.on, stream.types)
+        joins.require_keys(context.operator, self.on, stream, what, table.key)
         node = LineageNode("table", self.table)
-        return stream.add({it.name: ColumnFacts(it.type, ((node, it.column),)) for it in answers})
+        added = {it.name: ColumnFacts(it.type, ((node, it.column),)) for it in answers}
+        stream.check_added(context.operator, added, what, self.table)
+        check_lookup_key_types(context.operator, table, self.on, stream)
+        return stream.add(added)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
@@ -261,26 +265,3 @@ class LookupJoin(PassThroughSpec):
         lookup = self.lookup(operator, app.tables[self.table])
         joined = batch.tables.look_up(operator, frame, lookup)
         return batch.records.keep_matches(operator, joined, self.how)
-
-
-def build_lookup_join(
-    operator: str,
-    table: str,
-    key: Sequence[str],
-    on: joins.On,
-    how: How,
-    select: Sequence[str] | Mapping[str, str] | None,
-    prefix: str,
-    args: Sequence[object],
-    min_match_rate: float | None,
-) -> LookupJoin:
-    """Return the join for a user's arguments; `operator` is its id."""
-    joins.check_match_rate(operator, min_match_rate)
-    pairs = joins.pair_key_columns(operator, "table", table, key, on)
-    chosen = joins.parse_selection(
-        operator, list(select) if isinstance(select, Mapping) else select, prefix
-    )
-    if isinstance(select, Mapping):
-        kinds = zip(chosen or (), select.values(), strict=True)
-        chosen = tuple(replace(item, type=Field(item.column, kind).type) for item, kind in kinds)
-    return LookupJoin(table, pairs, how, chosen, prefix, tuple(args), min_match_rate)

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.orchestration.operators.batch import Planned, SparkBatch
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
+    BRANCH,
     EVENT_TIME,
     ORDINAL,
     ORIGIN,
     REPLAYED,
-    tie_breakers,
+    TASK,
+    is_own,
+    keep_present,
 )
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnFacts, Columns
@@ -61,22 +64,29 @@ def make_records(
     unique in the batch. If the rows have a TOMBSTONE column, it is kept. `behind` becomes BEHIND
     (see `hold_back_watermark`): the watermark that a late row is behind, null for others.
     """
-    own = [named_column(name) for name in frame.columns if not name.startswith("__")]
+    place: Column = F.lit(0)
     if by:
-        place = F.pmod(F.hash(*[named_column(name) for name in by]), F.lit(partitions))
-    else:
-        place = F.lit(0)
+        place = F.pmod(F.hash(*map(named_column, by)), F.lit(partitions))
+    tombstone: Column = F.lit(False)
+    if TOMBSTONE in frame.columns:
+        tombstone = F.col(TOMBSTONE)
+    if behind is None:
+        behind = F.lit(None)
     return frame.select(
-        *own,
+        *_own_columns(frame),
         place.cast("int").alias(PARTITION),
         F.lit(planned.number).cast("bigint").alias(OFFSET),
         F.lit(planned.clock).cast("timestamp").alias(TIMESTAMP),
-        (F.col(TOMBSTONE) if TOMBSTONE in frame.columns else F.lit(False)).alias(TOMBSTONE),
+        tombstone.alias(TOMBSTONE),
         F.lit(0).cast("int").alias(EPOCH),
         ordinal.alias(ORDINAL),
         event_time.cast("timestamp").alias(EVENT_TIME),
-        (F.lit(None) if behind is None else behind).cast("timestamp").alias(BEHIND),
+        behind.cast("timestamp").alias(BEHIND),
     )
+
+
+def _own_columns(frame: DataFrame) -> list[Column]:
+    return list(map(named_column, filter(is_own, frame.columns)))
 
 
 def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column:
@@ -113,11 +123,10 @@ def position_key(frame: DataFrame) -> Column:
     """Return a text for each record that is unique within the batch; sorted by it, records are
     ordered by position.
     """
-    numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
-    names = (*tie_breakers(frame.columns), *((ORIGIN,) if ORIGIN in frame.columns else ()))
-    return F.concat_ws(
-        ":", *numbers, *[F.coalesce(F.col(name).cast("string"), F.lit("")) for name in names]
-    )
+    parts = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
+    for name in keep_present((TASK, BRANCH, ORDINAL, ORIGIN), frame.columns):
+        parts.append(F.coalesce(F.col(name).cast("string"), F.lit("")))
+    return F.concat_ws(":", *parts)
 
 
 EXCLUSION = "__why"
@@ -149,15 +158,11 @@ def exclusion_column(
 
     `null_time` and `late` are conditions.
     """
-    reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
     null_key = reduce(or_, [named_column(name).isNull() for name in keys])
-    reasons += [
-        (F.col(TOMBSTONE), DELETED),
-        (null_time, NULL_TIME),
-        (null_key, NULL_KEY),
-        (late, LATE),
-    ]
-    return F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in reasons])
+    reasons = {DELETED: F.col(TOMBSTONE), NULL_TIME: null_time, NULL_KEY: null_key, LATE: late}
+    if REPLAYED in frame.columns:
+        reasons = {REPLAYED_REASON: F.col(REPLAYED), **reasons}
+    return F.coalesce(*[F.when(condition, F.lit(why)) for why, condition in reasons.items()])
 
 
 def exclusion_conditions() -> dict[str, Column]:
@@ -200,15 +205,14 @@ class LateRecords(Spec):
         late = batch.state.diverted_late_records(operator).select(
             *LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND
         )
-        ordinal, time, behind = map(F.col, ("__place", EVENT_TIME, BEHIND))
         return make_records(
             late,
             batch.planned,
             by=(),
             partitions=1,
-            ordinal=ordinal,
-            event_time=time,
-            behind=behind,
+            ordinal=F.col("__place"),
+            event_time=F.col(EVENT_TIME),
+            behind=F.col(BEHIND),
         )
 
 
@@ -221,12 +225,11 @@ def to_late_records(
     `holds_back` is the watermark delay of the operator that rejects them, `side` the input that
     they came from.
     """
-    own = [named_column(name) for name in frame.columns if not name.startswith("__")]
     return frame.select(
         F.lit(side).alias("side"),
         why.alias("why"),
         F.col(EVENT_TIME).alias("event_time"),
-        to_json_object(own).alias("record"),
+        to_json_object(_own_columns(frame)).alias("record"),
         F.concat_ws("/", F.lit(side), position_key(frame)).alias("__place"),
         F.col(EVENT_TIME),
         hold_back_watermark(F.col(BEHIND), F.unix_micros(EVENT_TIME), holds_back).alias(BEHIND),

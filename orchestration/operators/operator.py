@@ -36,8 +36,9 @@ def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
     """Yield the schemas in the fields of a dataclass, at any depth; none for an object that is
     no dataclass.
     """
-    for member in fields(spec) if is_dataclass(spec) else ():
-        yield from find_schemas(getattr(spec, member.name))
+    if is_dataclass(spec):
+        for member in fields(spec):
+            yield from find_schemas(getattr(spec, member.name))
 
 
 def find_schemas(value: object) -> Iterator[Schema]:
@@ -222,13 +223,11 @@ class Spec(ABC):
     (`make_records`).
     """
 
-    @property
-    def needs_tasks(self) -> bool:
-        """Whether a batch with it is read and written by Spark tasks however few its records are.
+    needs_tasks: ClassVar[bool] = True
+    """Whether a batch with it is read and written by Spark tasks however few its records are.
 
-        True if one record may become many, or if a function is called once per task.
-        """
-        return True
+    True if one record may become many, or if a function is called once per task.
+    """
 
     @property
     def moves(self) -> int:
@@ -349,8 +348,11 @@ def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
     if arriving.types is None or None in arriving.types.values():
         return "columns whose types are not known before it runs"
     types = {name: kind for name, kind in arriving.types.items() if kind is not None}
-    compiled = ((text, compile_expression(text, types)) for text in texts)
-    return next((f"{why} in {text}" for text, why in compiled if isinstance(why, str)), "")
+    for text in texts:
+        why = compile_expression(text, types)
+        if isinstance(why, str):
+            return f"{why} in {text}"
+    return ""
 
 
 def names_need(names: Iterable[str], arriving: Columns) -> str:
@@ -371,10 +373,7 @@ class PassThroughSpec(Spec):
     """An operator whose records keep their columns and their partitions."""
 
     __slots__ = ()
-
-    @property
-    def needs_tasks(self) -> bool:
-        return False
+    needs_tasks: ClassVar[bool] = False
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0]
@@ -458,6 +457,18 @@ class Flow:
             return self
         return replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
 
+    def rename(self, operator: str, renamed: Callable[[str], str | None]) -> Flow:
+        """Return the flow after an operator that gives columns these names, None to those that it
+        drops or changes.
+        """
+        names = []
+        for column in self.partitioned_by:
+            name = renamed(column)
+            if name is None:
+                return self.lose(operator)
+            names.append(name)
+        return replace(self, partitioned_by=tuple(names))
+
 
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     """Return the flow of the merged records of several inputs.
@@ -468,18 +479,14 @@ def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     check that partitioning columns have equal types in all inputs.
     """
     first = flows[0]
-    one_stream = all(flow.stream == first.stream for flow in flows)
-    stream = first.stream if one_stream else context.operator
-    alike = all(
-        (flow.partitioned_by, flow.partitioner) == (first.partitioned_by, first.partitioner)
-        for flow in flows
-    )
-    if context.counts is not None and len({context.counts[flow.stream] for flow in flows}) > 1:
-        alike = False
-    if alike and first.partitioned_by:
+    streams = {flow.stream for flow in flows}
+    stream = first.stream if len(streams) == 1 else context.operator
+    partitionings = {(flow.partitioned_by, flow.partitioner) for flow in flows}
+    counts = set(map(context.counts.__getitem__, streams)) if context.counts is not None else ()
+    if first.partitioned_by and len(partitionings) == 1 and len(counts) <= 1:
         return replace(first, stream=stream)
-    lost = next((flow.lost_at for flow in flows if flow.lost_at), context.operator)
-    return Flow(stream, (), UNKNOWN, lost)
+    lost = [flow.lost_at for flow in flows if flow.lost_at]
+    return Flow(stream, (), UNKNOWN, lost[0] if lost else context.operator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,22 +525,16 @@ def check_equal_types(
     column of each pair.
     """
     for pair in compared:
-        if (
-            pair.type is not None
-            and pair.other_type is not None
-            and types_differ(pair.type, pair.other_type)
-        ):
+        if pair.type is None or pair.other_type is None:
+            continue
+        if types_differ(pair.type, pair.other_type):
+            name = pair.column
             problem = (
-                f"{operator}: the stream's {pair.column!r} is {pair.type} and {pair.other} is"
+                f"{operator}: the stream's {name!r} is {pair.type} and {pair.other} is"
                 f" {pair.other_type}; equal values of different types hash to different buckets."
             )
-            step = (
-                f'Cast it first: .map("*", "cast({pair.column} as {pair.other_type}) as'
-                f' {pair.column}_key").'
-            )
-            raise PlanningError(
-                problem, step, operator=operator, column=pair.column, dataset=dataset
-            )
+            step = f'Cast it first: .map("*", "cast({name} as {pair.other_type}) as {name}_key").'
+            raise PlanningError(problem, step, operator=operator, column=name, dataset=dataset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from dagster_adjunct.orchestration.operators.columns import (
     TASK,
     DataFrameFunction,
     check_new_names,
+    find_taken,
     function_label,
+    is_own,
     list_hidden_columns,
     ordinal_column,
     plain_column,
-    require_columns,
     split_alias,
     validate_column_names,
     validate_partition_count,
@@ -58,6 +59,7 @@ from dagster_adjunct.resources.sql.checking import (
     check_expressions,
 )
 from dagster_adjunct.resources.sql.expression import implies_true, parse_expression, struct_fields
+from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.sql.types import expression_type, types_differ
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.user_code import check_plain_function
@@ -112,6 +114,7 @@ class Input(InputSpec):
     """The records of an input stream, in its partitions."""
 
     role: ClassVar[Role] = "input"
+    needs_tasks: ClassVar[bool] = False
 
     def summary(self) -> str:
         return self.stream
@@ -122,10 +125,6 @@ class Input(InputSpec):
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
         return require_facts(context.catalog, self.stream, context.operator).partitions, "input"
-
-    @property
-    def needs_tasks(self) -> bool:
-        return False
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         return batch.records.read(self.stream)
@@ -145,8 +144,8 @@ class BroadcastInput(InputSpec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         columns = InputSpec.derive_columns(self, context, arriving)
-        what = f"stream {self.stream}"
-        return add_task_column(context.operator, what, columns, self.task, "input_stream")
+        what = f"{context.operator}: stream {self.stream}"
+        return add_task_column(context.operator, what, columns, self.task, "input_stream(broadcast")
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, (self.task,), TASK_NUMBER)
@@ -169,13 +168,15 @@ class Broadcast(PassThroughSpec):
 
     kind: ClassVar[str] = "broadcast"
     role: ClassVar[Role] = "broadcast"
+    needs_tasks: ClassVar[bool] = True
     task: str
 
     def summary(self) -> str:
         return f"all of it for each {self.task}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        return add_task_column(context.operator, "the stream", arriving[0], self.task, "broadcast")
+        what = f"{context.operator}: the stream"
+        return add_task_column(context.operator, what, arriving[0], self.task, "broadcast(task")
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, (self.task,), TASK_NUMBER)
@@ -183,29 +184,21 @@ class Broadcast(PassThroughSpec):
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
         return None, "one for each task"
 
-    @property
-    def needs_tasks(self) -> bool:
-        return True
-
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         return copy_for_each_task(frames[0], self.task, batch.planned.tasks)
 
 
-def add_task_column(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
+def add_task_column(operator: str, what: str, columns: Columns, task: str, call: str) -> Columns:
     """Return the columns and `task`, the one for the task's number; raises PlanningError if a
     column has that name.
 
-    `what` has the columns, and `method` is the one that the user called.
+    `what` has the columns, and `call` begins the user's call that names the column.
     """
-    if task.lower() in map(str.lower, columns.names or ()):
+    if find_taken((task,), columns.names or ()):
         problem = (
-            f"{operator}: {what} has a column {task!r}, which is the name of the column for the"
-            " task's number."
+            f"{what} has a column {task!r}, which is the name of the column for the task's number."
         )
-        step = (
-            "Choose another name:"
-            f' {method}({"task" if method == "broadcast" else "broadcast"}="task_number").'
-        )
+        step = f'Choose another name: {call}="task_number").'
         raise PlanningError(problem, step, column=task, operator=operator)
     return columns.add({task: ColumnFacts("int")})
 
@@ -214,7 +207,7 @@ def check_task_column(task: str, found: str, **about: Any) -> None:
     """Raise ConfigurationError unless `task` can name the column for the task's number; `found`
     says what was given.
     """
-    if plain_column(task) != task or task.startswith("__"):
+    if plain_column(task) != task or not is_own(task):
         raise argument_error(found, 'a plain column name, by default "task"', **about)
 
 
@@ -268,83 +261,15 @@ class Filter(PassThroughSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class FilterFunction(PassThroughSpec):
-    """The records that a DataFrame function returns with the same columns."""
-
-    kind: ClassVar[str] = "filter"
-    function: DataFrameFunction
-    keeps_partitioning: bool = False
-
-    def summary(self) -> str:
-        return function_label(self.function)
-
-    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        return flow if self.keeps_partitioning else flow.lose(context.operator)
-
-    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return "a DataFrame function"
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
-        (frame,) = frames
-        passed = batch.records.call_frame(operator, self.function, frame)
-        _check_columns_unchanged(operator, self.function, dict(frame.dtypes), dict(passed.dtypes))
-        return passed
-
-
-def _check_columns_unchanged(
-    operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
-) -> None:
-    """Raise PlanningError if a filter's function has changed the columns: later operators rely
-    on them.
-    """
-    name = next((name for name in (*before, *after) if before.get(name) != after.get(name)), None)
-    if name is None:
-        return
-    was = before.get(name)
-    made = after.get(name)
-    what = f"changes the type of column {name!r} from {was} to {made}"
-    if was is None or made is None:
-        what = f"{'adds' if was is None else 'drops'} the column {name!r}"
-    problem = f"{operator}: {function_label(function)} {what}: a filter must not change columns."
-    step = "Change columns with map(function), and filter after it."
-    raise PlanningError(problem, step, operator=operator, column=name)
-
-
-def build_filter(
-    after: str, condition: str | DataFrameFunction, keeps_partitioning: bool
-) -> Filter | FilterFunction:
-    """Return the filter for a user's arguments; `after` is the id of the operator before it, for
-    errors.
-    """
-    what = f"filter after {after}"
-    if callable(condition):
-        check_plain_function(what, condition, "condition", "frame")
-        return FilterFunction(condition, bool(keeps_partitioning))
-    if not condition.strip():
-        raise argument_error(
-            f"{what} got {condition!r}", "a Spark SQL condition or a function", argument="condition"
-        )
-    if keeps_partitioning:
-        step = "Leave it out: a condition always keeps the partitioning."
-        problem = f"{what} has keeps_partitioning=True with a condition."
-        raise ConfigurationError(problem, step, argument="keeps_partitioning")
-    return Filter(condition)
-
-
-@dataclass(frozen=True, slots=True)
 class Map(Spec):
     """Records whose columns are the Spark SQL `expressions`."""
 
     kind: ClassVar[str] = "map"
+    needs_tasks: ClassVar[bool] = False
     expressions: tuple[str, ...]
 
     def summary(self) -> str:
         return ", ".join(self.expressions)
-
-    @property
-    def needs_tasks(self) -> bool:
-        return False
 
     @property
     def sql(self) -> Sequence[str]:
@@ -352,81 +277,66 @@ class Map(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        names = columns.names
-        types = columns.types
-        sources = columns.sources
         result: dict[str, ColumnFacts] = {}
         named: list[str] = []
         made: dict[str, Sources] = {}
         complete = True
-        for read, kind in check_expressions(context.operator, self.expressions, names, types):
-            name = read.name
+        for read, kind in check_expressions(
+            context.operator, self.expressions, columns.names, columns.types
+        ):
             if read.star:
                 kept = read.expand_star(columns.known)
-                named += kept if columns.complete else ()
                 result |= {column: columns.known[column] for column in kept}
-                complete = complete and columns.complete
-                continue
-            if name is None:
+                if columns.complete:
+                    named += kept
+                else:
+                    complete = False
+            elif read.name is None:
                 complete = False
-                continue
-            named.append(name)
-            fields = struct_fields(read) if name in (UPDATE, DEFAULT) else ()
-            parts = {
-                field: ColumnFacts(
-                    expression_type(value, types or {}),
-                    sources_from_expression(value, sources, made),
-                )
-                for field, value in fields
-            }
-            made[name] = () if fields else sources_from_expression(read, sources, made)
-            result[name] = ColumnFacts(kind, made[name], parts)
-        check_new_names(
-            context.operator,
-            named,
-            "List the columns to keep instead of '*', or choose another name.",
-        )
+            else:
+                named.append(read.name)
+                result[read.name] = _derive_column(read, kind, columns, made)
+                made[read.name] = result[read.name].sources
+        step = "List the columns to keep instead of '*', or choose another name."
+        check_new_names(context.operator, named, step)
         return Columns(result, complete, columns.typed and columns.complete)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        kept = self._partitioning(flow.partitioned_by)
-        return flow.lose(context.operator) if kept is None else replace(flow, partitioned_by=kept)
+        return arriving[0].rename(context.operator, self._kept)
 
-    def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return the names that the partitioning columns have after the map, None if one of them is
-        lost.
+    def _kept(self, column: str) -> str | None:
+        """Return the name that an input column has after the map, None if it is lost.
 
         A plain name, "dest as faa" and "*" keep a column unchanged.
         """
+        name = column.lower()
         passed: dict[str, str] = {}
         lost: set[str] = set()
         star = False
         for expression in map(parse_expression, self.expressions):
             if expression.star:
                 star = True
-                lost |= {name.lower() for name in expression.excepted}
+                lost.update(map(str.lower, expression.excepted))
             elif expression.column is not None:
                 passed.setdefault(expression.column.lower(), expression.name or expression.column)
             elif expression.alias is not None:
                 lost.add(expression.alias.lower())
-        names = [
-            each if star and each.lower() not in lost else passed.get(each.lower())
-            for each in partitioned_by
-        ]
-        kept = tuple(name for name in names if name is not None)
-        return kept if len(kept) == len(partitioned_by) else None
+        return column if star and name not in lost else passed.get(name)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        read = [(text, parse_expression(text)) for text in self.expressions]
-        need = expressions_need([text for text, each in read if not each.star], arriving[0])
-        unnamed = [
-            f"the name that Spark gives {text}"
-            for text, each in read
-            if not each.star and each.name is None
-        ]
-        need = need or next(iter(unnamed), "")
-        return need or names_need((name for _, each in read for name in each.excepted), arriving[0])
+        computed = []
+        unnamed = ""
+        excepted: list[str] = []
+        for text in self.expressions:
+            read = parse_expression(text)
+            excepted += read.excepted
+            if read.star:
+                continue
+            computed.append(text)
+            if read.name is None and not unnamed:
+                unnamed = f"the name that Spark gives {text}"
+        need = expressions_need(computed, arriving[0])
+        return need or unnamed or names_need(excepted, arriving[0])
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
@@ -435,6 +345,22 @@ class Map(Spec):
             names = batch.records.names(frame)
             hidden = [f"`{name}`" for name in list_hidden_columns(names)]
         return batch.records.select(frame, (*hidden, *self.expressions))
+
+
+def _derive_column(
+    read: Expression, kind: str | None, columns: Columns, made: Mapping[str, Sources]
+) -> ColumnFacts:
+    """Return the column of this type that an expression computes; `made` has the sources of those
+    before it.
+    """
+    fields = struct_fields(read) if read.name in (UPDATE, DEFAULT) else ()
+    if not fields:
+        return ColumnFacts(kind, sources_from_expression(read, columns.sources, made))
+    parts = {}
+    for field_name, value in fields:
+        sources = sources_from_expression(value, columns.sources, made)
+        parts[field_name] = ColumnFacts(expression_type(value, columns.types or {}), sources)
+    return ColumnFacts(kind, (), parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +388,63 @@ class MapFunction(Spec):
         return batch.records.call_frame(operator, self.function, frames[0])
 
 
+@dataclass(frozen=True, slots=True)
+class FilterFunction(MapFunction):
+    """The records that a DataFrame function returns with the same columns."""
+
+    kind: ClassVar[str] = "filter"
+    needs_tasks: ClassVar[bool] = False
+
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        return arriving[0]
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
+        passed = MapFunction.compile(self, operator, frames, batch)
+        before = dict(frames[0].dtypes)
+        _check_columns_unchanged(operator, self.function, before, dict(passed.dtypes))
+        return passed
+
+
+def _check_columns_unchanged(
+    operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
+) -> None:
+    """Raise PlanningError if a filter's function has changed the columns: later operators rely
+    on them.
+    """
+    for name in (*before, *after):
+        what = f"changes the type of column {name!r} from {before.get(name)} to {after.get(name)}"
+        if name not in before:
+            what = f"adds the column {name!r}"
+        elif name not in after:
+            what = f"drops the column {name!r}"
+        elif before[name] == after[name]:
+            continue
+        label = function_label(function)
+        problem = f"{operator}: {label} {what}: a filter must not change columns."
+        step = "Change columns with map(function), and filter after it."
+        raise PlanningError(problem, step, operator=operator, column=name)
+
+
+def build_filter(
+    after: str, condition: str | DataFrameFunction, keeps_partitioning: bool
+) -> Filter | FilterFunction:
+    """Return the filter for a user's arguments; `after` is the id of the operator before it, for
+    errors.
+    """
+    what = f"filter after {after}"
+    if callable(condition):
+        check_plain_function(what, condition, "condition", "frame")
+        return FilterFunction(condition, keeps_partitioning)
+    if not condition.strip():
+        expected = "a Spark SQL condition or a function"
+        raise argument_error(f"{what} got {condition!r}", expected, argument="condition")
+    if keeps_partitioning:
+        step = "Leave it out: a condition always keeps the partitioning."
+        problem = f"{what} has keeps_partitioning=True with a condition."
+        raise ConfigurationError(problem, step, argument="keeps_partitioning")
+    return Filter(condition)
+
+
 def build_map(
     after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool
 ) -> Map | MapFunction:
@@ -469,12 +452,11 @@ def build_map(
     errors.
     """
     what = f"map after {after}"
-    functions = [item for item in expressions if callable(item)]
-    texts = tuple(item for item in expressions if isinstance(item, str))
-    if len(functions) == len(expressions) == 1:
-        check_plain_function(what, functions[0], "expressions", "frame")
-        return MapFunction(functions[0], keeps_partitioning)
-    if not texts or functions or not all(text.strip() for text in texts):
+    if len(expressions) == 1 and callable(expressions[0]):
+        check_plain_function(what, expressions[0], "expressions", "frame")
+        return MapFunction(expressions[0], keeps_partitioning)
+    texts = tuple(item for item in expressions if isinstance(item, str) and item.strip())
+    if not texts or len(texts) < len(expressions):
         expected = (
             'Spark SQL expressions, such as "tailnum" and "upper(model) as model", or one function'
         )
@@ -495,11 +477,8 @@ class Merge(Spec):
     """
 
     kind: ClassVar[str] = "merge"
+    needs_tasks: ClassVar[bool] = False
     inputs: tuple[str, ...]
-
-    @property
-    def needs_tasks(self) -> bool:
-        return False
 
     def summary(self) -> str:
         return f"of {', '.join(self.inputs)}"
@@ -509,16 +488,15 @@ class Merge(Spec):
         typed = all(columns.types is not None for columns in arriving)
         for source, other in zip(self.inputs[1:], others, strict=True):
             if first.complete and other.complete:
-                self._check_names(context.operator, tuple(first.known), source, tuple(other.known))
+                self._check_names(context.operator, first, source, other)
             if typed:
-                self._check_types(context.operator, first.known, source, other.known)
+                self._check_types(context.operator, first, source, other)
         result = {}
         for name in first.known:
-            columns = [one.known[name] for one in arriving if name in one.known]
-            kind = next((column.type for column in columns if column.type), None)
-            result[name] = ColumnFacts(
-                kind, merge_sources(columns) if len(columns) == len(arriving) else ()
-            )
+            columns = [one.known.get(name, ColumnFacts()) for one in arriving]
+            kinds = [column.type for column in columns]
+            kind = next(filter(None, kinds), None)
+            result[name] = ColumnFacts(kind, merge_sources(columns))
         return Columns(result, first.complete, typed)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
@@ -527,17 +505,18 @@ class Merge(Spec):
         # tasks may read one.
         return flow if flow.partitioner == SPARK else flow.lose(context.operator)
 
-    def _check_names(
-        self, operator: str, first: Sequence[str], source: str, other: Sequence[str]
-    ) -> None:
-        missing = [name for name in first if name not in other]
-        more = [name for name in other if name not in first]
+    def _check_names(self, operator: str, first: Columns, source: str, other: Columns) -> None:
+        missing = [name for name in first.known if name not in other.known]
+        more = [name for name in other.known if name not in first.known]
         if not missing and not more:
             return
-        lacks = [f"has no {', '.join(map(repr, missing))}"] if missing else []
-        has = [f"has {', '.join(map(repr, more))}"] if more else []
-        kept = ", ".join(f'"{name}"' for name in first if name in other) or '"…"'
-        differs = f"{source} {' and '.join(lacks + has)}, unlike {self.inputs[0]}"
+        differences = []
+        if missing:
+            differences.append(f"has no {', '.join(map(repr, missing))}")
+        if more:
+            differences.append(f"has {', '.join(map(repr, more))}")
+        kept = ", ".join(f'"{name}"' for name in first.known if name in other.known) or '"…"'
+        differs = f"{source} {' and '.join(differences)}, unlike {self.inputs[0]}"
         problem = f"{operator}: its inputs have different columns: {differs}."
         step = (
             f"Give all of them the same: .select({kept}) of each, or .with_columns(…) for what is"
@@ -545,16 +524,10 @@ class Merge(Spec):
         )
         raise PlanningError(problem, step, operator=operator, column=(missing or more)[0])
 
-    def _check_types(
-        self,
-        operator: str,
-        first: Mapping[str, ColumnFacts],
-        source: str,
-        other: Mapping[str, ColumnFacts],
-    ) -> None:
-        for name, column in first.items():
+    def _check_types(self, operator: str, first: Columns, source: str, other: Columns) -> None:
+        for name, column in first.known.items():
             kind = column.type
-            there = other[name].type
+            there = other.known[name].type
             if kind is not None and there is not None and types_differ(kind, there):
                 problem = (
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source},"
@@ -594,17 +567,16 @@ class PartitionBy(PassThroughSpec):
             'Name columns that it has; an expression needs a name: partition_by("upper(city) as'
             ' city_key").'
         )
-        require_columns(context.operator, "the stream", self.columns, arriving[0].names, next_step)
+        arriving[0].require(context.operator, self.columns, next_step)
         return arriving[0]
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, self.columns, SPARK)
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        return (
-            self.partitions,
-            "" if self.partitions is None else f"partition_by(partitions={self.partitions})",
-        )
+        if self.partitions is None:
+            return None, ""
+        return self.partitions, f"partition_by(partitions={self.partitions})"
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return ""
@@ -621,9 +593,8 @@ def build_partition_by(after: str, columns: Sequence[str], partitions: int | Non
     what = f"partition_by after {after}"
     names = validate_column_names(what, columns)
     if not names:
-        raise ConfigurationError(
-            f"{what} names no column.", "Name the columns to partition by.", argument="columns"
-        )
+        step = "Name the columns to partition by."
+        raise ConfigurationError(f"{what} names no column.", step, argument="columns")
     return PartitionBy(names, validate_partition_count(f"{what}: partitions", partitions))
 
 
@@ -631,10 +602,16 @@ def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str
     """Return the names of the columns to partition by, and {name: expression} of those to
     compute first.
     """
-    # A column may be called "loud name": only "as" names an expression here.
-    split = [split_alias(item) if _NAMED.search(str(item)) else (item, None) for item in columns]
-    computed = {alias: what for what, alias in split if alias is not None}
-    return tuple(alias or item for item, (_, alias) in zip(columns, split, strict=True)), computed
+    names = []
+    computed = {}
+    for item in columns:
+        alias = None
+        if _NAMED.search(str(item)):  # a column may be called "loud name"
+            what, alias = split_alias(item)
+        if alias is not None:
+            computed[alias] = what
+        names.append(alias or item)
+    return tuple(names), computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -649,19 +626,18 @@ def build_select(after: str, columns: Sequence[str]) -> Select:
     for errors.
     """
     if not columns:
-        raise ConfigurationError(
-            f"select after {after} names no column.", "Name those to keep.", argument="columns"
-        )
+        problem = f"select after {after} names no column."
+        raise ConfigurationError(problem, "Name those to keep.", argument="columns")
     for item in columns:
         what, name = split_alias(item)
-        if not item.strip() or (name is None and plain_column(what) is None):
-            raise ConfigurationError(
-                f"select after {after} got {item!r}: expected a column, 'column as name', or"
-                " 'expression as name'.",
+        if not item.strip() or (name or plain_column(what)) is None:
+            found = f"select after {after} got {item!r}"
+            expected = "a column, 'column as name', or 'expression as name'"
+            step = (
                 'Give the expression a name, "upper(shop) as shop"; to keep all columns, use'
-                " with_columns().",
-                argument="columns",
+                " with_columns()."
             )
+            raise argument_error(found, expected, step, argument="columns")
     return Select(tuple(columns))
 
 
@@ -675,11 +651,8 @@ class WithColumns(Spec):
     """
 
     kind: ClassVar[str] = "with-columns"
+    needs_tasks: ClassVar[bool] = False
     columns: tuple[tuple[str, str], ...]
-
-    @property
-    def needs_tasks(self) -> bool:
-        return False
 
     def summary(self) -> str:
         return ", ".join(f"{expression} as {name}" for name, expression in self.columns)
@@ -690,22 +663,15 @@ class WithColumns(Spec):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
-        names = columns.names
-        types = columns.types
-        sources = columns.sources
-        given = {}
+        placed = {name.lower(): (name, column) for name, column in columns.known.items()}
         for name, text in self.columns:
-            kind = check_expression(context.operator, text, names, types)
-            given[name.lower()] = name, ColumnFacts(kind, sources_from_sql(text, sources))
-        placed = {name.lower(): (name, column) for name, column in columns.known.items()} | given
+            kind = check_expression(context.operator, text, columns.names, columns.types)
+            made = ColumnFacts(kind, sources_from_sql(text, columns.sources))
+            placed[name.lower()] = name, made
         return replace(columns, known=dict(placed.values()))
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        (flow,) = arriving
-        kept = tuple(filter(None, map(self._kept, flow.partitioned_by)))
-        if len(kept) == len(flow.partitioned_by):
-            return replace(flow, partitioned_by=kept)
-        return flow.lose(context.operator)
+        return arriving[0].rename(context.operator, self._kept)
 
     def _kept(self, column: str) -> str | None:
         """Return the name that an input column has after this operator, None if its values are
@@ -713,13 +679,13 @@ class WithColumns(Spec):
         """
         for name, expression in self.columns:
             if name.lower() == column.lower():
-                return name if (plain_column(expression) or "").lower() == column.lower() else None
+                passed = plain_column(expression) or ""
+                return name if passed.lower() == column.lower() else None
         return column
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return expressions_need(self.sql, arriving[0]) or names_need(
-            (name for name, _ in self.columns), arriving[0]
-        )
+        (columns,) = arriving
+        return expressions_need(self.sql, columns) or names_need(dict(self.columns), columns)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         return batch.records.with_columns(frames[0], self.columns)
@@ -731,11 +697,8 @@ def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
     """
     what = f"with_columns after {after}"
     if not columns:
-        raise argument_error(
-            f"{what} names no column",
-            'at least one, such as gross="spent * 1.2"',
-            argument="columns",
-        )
+        expected = 'at least one, such as gross="spent * 1.2"'
+        raise argument_error(f"{what} names no column", expected, argument="columns")
     validate_column_names(what, list(columns))
     for name, expression in columns.items():
         if not expression.strip():

@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
-from dagster_adjunct.orchestration.operators.columns import (
-    OnNullKey,
-    Types,
-    function_label,
-    require_columns,
-)
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.columns import OnNullKey, function_label
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication, DeclaredOutput
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -67,26 +62,25 @@ def exchange_before_stream(
     if not key:
         if flow.partitioned_by and current == partitions:
             return None
-        return Exchange(
-            operator,
-            reason,
-            (),
-            partitions,
-            f"{stream.name} has {partitions} partitions and no key",
-        )
+        why = f"{stream.name} has {partitions} partitions and no key"
+        return Exchange(operator, reason, (), partitions, why)
     if stream.partitioner == SPARK:
-        right = flow.partitioned_by == key and flow.partitioner == SPARK and current == partitions
+        is_right = current == partitions and _is_hashed_by(flow, key)
     else:
         # The client of the stream system chooses the partition. To keep the order of a key's
         # records, one task must write them all.
-        right = _has_one_task_per_key(flow, key)
-    if right:
+        is_right = _has_one_task_per_key(flow, key)
+    if is_right:
         return None
     why = (
         f"{stream.name} has {partitions} partitions by ({', '.join(key)});"
         f" {_describe_partitioning(flow, current)}"
     )
     return Exchange(operator, reason, key, partitions, why)
+
+
+def _is_hashed_by(flow: Flow, key: tuple[str, ...]) -> bool:
+    return flow.partitioned_by == key and flow.partitioner == SPARK
 
 
 def exchange_before_table(
@@ -107,11 +101,8 @@ def exchange_before_table(
 def _has_one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
     # With another hash, the partitions are those of another stream system, and several tasks may
     # read one of them.
-    return (
-        bool(flow.partitioned_by)
-        and flow.partitioner == SPARK
-        and set(flow.partitioned_by) <= set(key)
-    )
+    by = set(flow.partitioned_by)
+    return bool(by) and by <= set(key) and flow.partitioner == SPARK
 
 
 def _describe_partitioning(flow: Flow, partitions: int) -> str:
@@ -131,11 +122,8 @@ class OutputStreamSpec(Spec):
 
     __slots__ = ()
     role: ClassVar[Role] = "output"
+    needs_tasks: ClassVar[bool] = False
     stream: str
-
-    @property
-    def needs_tasks(self) -> bool:
-        return False
 
     @property
     def writes(self) -> str:
@@ -155,28 +143,23 @@ class OutputStreamSpec(Spec):
         declared. `why` is the next step.
         """
         output = context.app.outputs[self.stream]
-        require_columns(context.operator, what, output.key, columns.names, why)
-        facts = context.catalog.get(output.name)
-        if facts is not None and (facts.partitions, facts.key) != (output.partitions, output.key):
-            raise PlanningError(
-                f"output stream {output.name!r} exists with {facts.partitions} partitions and key"
-                f" ({', '.join(facts.key)}); it is declared with {output.partitions} and"
-                f" ({', '.join(output.key)}).",
-                "Declare it as it exists, or choose another name. A lake stream's partitions can"
-                " be changed: adjunct stream repartition"
-                f" {split_stream_name(output.name)[1]} --partitions"
-                f" {output.partitions} --reason ….",
-                stream=output.name,
-            )
-        needs_key = new_stream_defaults(context.catalog, output.name).needs_key
-        if facts is None and needs_key and not output.key and output.partitions > 1:
+        name = output.name
+        columns.require(context.operator, output.key, why, side=what)
+        facts = context.catalog.get(name)
+        if facts is None:
+            _check_new_stream(context, output)
+        elif (facts.partitions, facts.key) != (output.partitions, output.key):
             problem = (
-                f"{context.operator}: output stream {output.name!r} is declared with"
-                f" {output.partitions} partitions and without a key, so the partition of a record"
-                " is undefined."
+                f"output stream {name!r} exists with {facts.partitions} partitions and key"
+                f" ({', '.join(facts.key)}); it is declared with {output.partitions} and"
+                f" ({', '.join(output.key)})."
             )
-            step = 'Declare key="…", or partitions=1.'
-            raise PlanningError(problem, step, operator=context.operator, stream=output.name)
+            step = (
+                "Declare it as it exists, or choose another name. A lake stream's partitions can"
+                f" be changed: adjunct stream repartition {split_stream_name(name)[1]}"
+                f" --partitions {output.partitions} --reason …."
+            )
+            raise PlanningError(problem, step, stream=name)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         output = context.app.outputs[self.stream]
@@ -191,6 +174,19 @@ class OutputStreamSpec(Spec):
         partitioner = output_partitioner(context.catalog, output.name)
         stream = StreamFacts(output.name, output.partitions, output.key, partitioner)
         return exchange_before_stream(context.operator, "output", stream, flow, partitions)
+
+
+def _check_new_stream(context: PlanContext, output: DeclaredOutput) -> None:
+    """Raise PlanningError if a stream that does not exist yet needs a key and declares none."""
+    needs_key = new_stream_defaults(context.catalog, output.name).needs_key
+    if needs_key and not output.key and output.partitions > 1:
+        problem = (
+            f"{context.operator}: output stream {output.name!r} is declared with"
+            f" {output.partitions} partitions and without a key, so the partition of a record is"
+            " undefined."
+        )
+        step = 'Declare key="…", or partitions=1.'
+        raise PlanningError(problem, step, operator=context.operator, stream=output.name)
 
 
 class DatasetSend(PassThroughSpec):
@@ -234,39 +230,40 @@ class SendToLocal(DatasetSend):
         return LineageNode("dataset", self.table)
 
     def summary(self) -> str:
-        deleted = f", deleted where {self.deleted}" if self.deleted is not None else ""
-        return f"local table {self.table} ({', '.join(self.schema.names)}){deleted}"
+        columns = f"local table {self.table} ({', '.join(self.schema.names)})"
+        if self.deleted is None:
+            return columns
+        return f"{columns}, deleted where {self.deleted}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
         step = f"They are the columns of table {self.table}."
-        require_columns(context.operator, "the stream", self.schema.names, columns.names, step)
-        context.declared.extend(self._compare_types(context.operator, columns.types))
+        columns.require(context.operator, self.schema.names, step)
+        context.declared.extend(self._compare_types(context.operator, columns))
         if self.deleted is not None:
             check_condition(context.operator, self.deleted, columns.names, columns.types)
         return columns
 
-    def _compare_types(self, operator: str, types: Types) -> list[ComparedColumn]:
+    def _compare_types(self, operator: str, columns: Columns) -> list[ComparedColumn]:
         """Return the table's columns, each with its type in the records and in the table.
 
-        Raises PlanningError for a column whose types differ. `types` are those of the records'
-        columns.
+        Raises PlanningError for a column whose types differ. `columns` are those of the records.
         """
         what = f"local table {self.table}"
-        known = types or {}
-        compared = [
-            ComparedColumn(it.name, known.get(it.name), what, it.type) for it in self.schema.fields
-        ]
-        for name, kind, declared in (
-            (pair.column, pair.type, pair.other_type) for pair in compared
-        ):
-            if kind is not None and kind != declared:
+        compared = []
+        for declared in self.schema.fields:
+            name = declared.name
+            kind = columns.type_of(name)
+            compared.append(ComparedColumn(name, kind, what, declared.type))
+            if kind not in (None, declared.type):
                 problem = (
                     f"{operator}: column {name!r} is {kind}, and {what} is declared with"
-                    f" {declared}."
+                    f" {declared.type}."
                 )
-                cast = f'Cast it first: .with_columns({name}="cast({name} as {declared})")'
-                step = f"{cast}; or declare the column as {kind}."
+                step = (
+                    f'Cast it first: .with_columns({name}="cast({name} as {declared.type})"); or'
+                    f" declare the column as {kind}."
+                )
                 raise PlanningError(problem, step, column=name, operator=operator)
         return compared
 
@@ -275,22 +272,20 @@ class SendToLocal(DatasetSend):
         assert dataset.partitions is not None, "a local table has buckets"
         by = dataset.partition_by
         buckets = dataset.partitions
-        if flow.partitioned_by == by and flow.partitioner == SPARK and partitions == buckets:
+        if partitions == buckets and _is_hashed_by(flow, by):
             return None
         where = _describe_partitioning(flow, partitions)
         why = f"local table {self.table} has {buckets} buckets by ({', '.join(by)}); {where}"
         return Exchange(context.operator, "local table", by, buckets, why)
 
     def written(self, arriving: Columns) -> Columns:
-        return replace(
-            arriving,
-            known={name: made for name, made in arriving.known.items() if name in self.schema},
-        )
+        known = {name: made for name, made in arriving.known.items() if name in self.schema}
+        return replace(arriving, known=known)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         """Write the records and return them unchanged, computed once."""
         (frame,) = frames
-        self._compare_types(operator, dict(frame.dtypes))
+        self._compare_types(operator, batch.records.columns(frame))
         if batch.planned.has_consumers(operator):
             frame = batch.records.materialize(operator, frame)
         send = LocalSend(self.table, self.deleted, self.on_null_key)
@@ -314,10 +309,9 @@ def build_send_to_local(
         step = "Send to a stream that the other application reads. Joining the table is allowed."
         raise PlanningError(problem, step, dataset=table.name, operator=after)
     if deleted is not None and not deleted.strip():
+        found = f"send_to after {after} has deleted={deleted!r}"
         expected = 'a Spark SQL condition for entries to delete, such as "visits = 0"'
-        raise argument_error(
-            f"send_to after {after} has deleted={deleted!r}", expected, argument="deleted"
-        )
+        raise argument_error(found, expected, argument="deleted")
     return SendToLocal(table.name, owned.schema, deleted, on_null_key)
 
 
@@ -340,10 +334,7 @@ class SendToDataset(DatasetSend):
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         key = context.app.dataset(self.table).key
-        names = arriving[0].names
-        require_columns(
-            context.operator, "the stream", key, names, f"They are the key of table {self.table}."
-        )
+        arriving[0].require(context.operator, key, f"They are the key of table {self.table}.")
         return arriving[0]
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
@@ -380,12 +371,8 @@ class SendToStream(OutputStreamSpec):
         why = f"They are the key of output {self.stream}."
         self.check_output(context, columns, "the stream", why)
         node = LineageNode("stream", self.stream)
-        return replace(
-            columns,
-            known={
-                name: replace(it, sources=((node, name),)) for name, it in columns.known.items()
-            },
-        )
+        known = {name: replace(it, sources=((node, name),)) for name, it in columns.known.items()}
+        return replace(columns, known=known)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Append to the output stream; return the appended records for the next operators.
@@ -426,7 +413,7 @@ class Sink(Spec):
 
     @property
     def check_target(self) -> Callable[[], object] | None:
-        check: Callable[[], object] | None = getattr(self.function, "check", None)
+        check = getattr(self.function, "check", None)
         return check if callable(check) else None
 
     def target(self, app: DeclaredApplication) -> LineageNode:
@@ -437,17 +424,11 @@ class Sink(Spec):
 
     def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
         recorded = self.returns is not None
+        again = ", and again if the batch is repeated"
         if recorded:
             again = "; not again once its results are recorded"
-        else:
-            again = ", and again if the batch is repeated"
-        return PlannedCall(
-            operator,
-            "sink",
-            self.writes,
-            f"at least once for each record of a batch{again}",
-            recorded,
-        )
+        often = f"at least once for each record of a batch{again}"
+        return PlannedCall(operator, "sink", self.writes, often, recorded)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0] if self.returns is None else Columns.of_schema(self.returns)
@@ -486,7 +467,6 @@ def build_sink(
         problem = (
             f"{what} has keeps_partitioning=True without returns=: the records continue unchanged."
         )
-        raise ConfigurationError(
-            problem, "Leave keeps_partitioning out.", argument="keeps_partitioning"
-        )
+        step = "Leave keeps_partitioning out."
+        raise ConfigurationError(problem, step, argument="keeps_partitioning")
     return Sink(function, returns, keeps_partitioning)

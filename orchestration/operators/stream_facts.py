@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dagster_adjunct.orchestration.operators.columns import Names, Types, validate_partition_count
+from dagster_adjunct.orchestration.operators.columns import (
+    Names,
+    Types,
+    check_new_names,
+    find_taken,
+    is_own,
+    validate_partition_count,
+)
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.expression import NILADIC, parse_expression
+from dagster_adjunct.resources.sql.expression import NILADIC, did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
 from dagster_adjunct.resources.streams.system import LAKE, NewStreams
@@ -78,19 +84,17 @@ class Columns:
         """
         if schema is None:
             return cls(complete=False)
-        return cls(
-            {
-                field.name: ColumnFacts(field.type, ((source, field.name),) if source else ())
-                for field in schema.fields
-            }
-        )
+        known = {}
+        for column in schema.fields:
+            sources = ((source, column.name),) if source else ()
+            known[column.name] = ColumnFacts(column.type, sources)
+        return cls(known)
 
     @classmethod
     def of_frame(cls, frame: DataFrame) -> Columns:
         """Return the columns of a DataFrame without the hidden ones; their sources are unknown."""
-        return cls(
-            {name: ColumnFacts(kind) for name, kind in frame.dtypes if not name.startswith("__")}
-        )
+        types = dict(frame.dtypes)
+        return cls({name: ColumnFacts(types[name]) for name in filter(is_own, types)})
 
     @property
     def names(self) -> Names:
@@ -110,6 +114,52 @@ class Columns:
         """The sources of columns by name, also those of `fields` ("update.seats")."""
         return {name: column.sources for name, column in self._flat.items()}
 
+    def type_of(self, name: str) -> str | None:
+        """Return the type of a column; None if it is unknown."""
+        return None if self.types is None else self.types.get(name)
+
+    def require(
+        self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
+    ) -> None:
+        """Raise PlanningError if these columns are known and lack one of `needed`.
+
+        `side` says in the error whose columns they are.
+        """
+        for name in needed:
+            if self.complete and name not in self.known:
+                problem = (
+                    f"{operator}: {side} has no column {name!r}; its columns there are"
+                    f" {', '.join(self.known)}."
+                )
+                step = did_you_mean(name, tuple(self.known)) + next_step
+                raise PlanningError(problem, step, operator=operator, column=name)
+
+    def check_added(
+        self, operator: str, added: Iterable[str], other: str, prefix: str, **about: Any
+    ) -> None:
+        """Raise PlanningError if one of the names that a join adds from `other` to these columns
+        of the stream is reserved, or used twice; `prefix` is suggested for the names.
+        """
+        names = list(added)
+        step = f'Rename the added one: select=["… as {prefix}_{{}}"], or prefix="{prefix}_".'
+        self.check_not_taken(operator, names, other, step, **about)
+        check_new_names(operator, names, "Rename one with 'column as name'.")
+
+    def check_not_taken(
+        self, operator: str, added: Iterable[str], other: str, next_step: str, **about: Any
+    ) -> None:
+        """Raise PlanningError if the stream, which has these columns, has one of the names that
+        are added from `other`; `next_step` may have a place {} for the name.
+        """
+        taken = find_taken(added, self.names or ())
+        if taken is not None:
+            problem = (
+                f"{operator}: the stream and {other} both have a column {taken!r}; the stream's"
+                f" columns there are {', '.join(self.known)}."
+            )
+            step = next_step.format(taken)
+            raise PlanningError(problem, step, operator=operator, **{"column": taken, **about})
+
     def add(self, more: Mapping[str, ColumnFacts], *, typed: bool = True) -> Columns:
         """Return these columns and `more`, which replace columns of the same names; `typed` is
         that of `more`.
@@ -121,8 +171,8 @@ class Columns:
         flat: dict[str, ColumnFacts] = {}
         for name, column in self.known.items():
             flat[name] = column
-            if column.fields:
-                flat |= {f"{name}.{field}": made for field, made in column.fields.items()}
+            for part, made in column.fields.items():
+                flat[f"{name}.{part}"] = made
         return flat
 
 
@@ -140,8 +190,12 @@ def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
     """Return the sources of a column that is made of these columns; () if those of one of them
     are unknown.
     """
-    all_sources = [column.sources for column in columns]
-    return tuple(dict.fromkeys(chain.from_iterable(all_sources))) if all(all_sources) else ()
+    merged: dict[tuple[LineageNode, str], None] = {}
+    for column in columns:
+        if not column.sources:
+            return ()
+        merged |= dict.fromkeys(column.sources)
+    return tuple(merged)
 
 
 def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
@@ -160,9 +214,9 @@ def sources_from_expression(
     `aliases` has the sources of the names given before it in its select list, which it may use like
     columns.
     """
-    known = {
-        name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())
-    }
+    known: ColumnSources = {}
+    for alias, its in (*(aliases or {}).items(), *columns.items()):
+        known[alias.lower()] = its
     result: dict[tuple[LineageNode, str], None] = {}
     for name in read.columns:
         column = name.name.lower()
@@ -242,16 +296,13 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     system, name = split_stream_name(stream)
     step = "Correct the name, or create the stream first."
     if system == LAKE:
-        create = (
-            f"LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…], partitions=…)"
-        )
         step = (
             "Correct the name, run first what writes the stream, or create it and append to it:"
-            f" {create}."
+            f" LakeStreams(open_lake()).create({name!r}, schema=Schema.of(…), key=[…],"
+            " partitions=…)."
         )
-    raise PlanningError(
-        f"{what} reads stream {stream!r}, which does not exist: {there}", step, stream=stream
-    )
+    problem = f"{what} reads stream {stream!r}, which does not exist: {there}"
+    raise PlanningError(problem, step, stream=stream)
 
 
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
@@ -273,6 +324,3 @@ AS_OF: JoinVersions = "as-of"
 CURRENT: JoinVersions = "current"
 RECORDED: JoinVersions = "recorded"
 JOIN_VERSIONS: tuple[JoinVersions, ...] = (AS_OF, CURRENT, RECORDED)
-
-
-_ZERO = timedelta(0)

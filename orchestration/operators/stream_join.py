@@ -4,9 +4,9 @@ matches may arrive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
@@ -22,10 +22,9 @@ from dagster_adjunct.orchestration.operators.columns import (
     MAX_DURATION,
     RECORD,
     STATE_COLUMNS,
-    check_added_names,
     check_duration,
     check_state_columns,
-    require_columns,
+    is_own,
     validate_column_names,
     validate_partition_by,
 )
@@ -46,7 +45,6 @@ from dagster_adjunct.orchestration.operators.made_records import (
     to_late_records,
 )
 from dagster_adjunct.orchestration.operators.operator import (
-    ComparedColumn,
     Flow,
     PlanContext,
     Requirement,
@@ -124,6 +122,10 @@ class Side:
         return named_column(self.prefixed(name))
 
 
+Sides: TypeAlias = tuple[Side, Side]
+"""The left and the right side."""
+
+
 def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
     """Return a result for each record of this side that can have no match; `frame` has the
     column EXCLUSION.
@@ -139,18 +141,19 @@ def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
 
 
 def match_rows(
-    left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, since: int | None
+    rows: Mapping[str, DataFrame], sides: Sides, bound: Bound, earliest: datetime | None
 ) -> DataFrame:
     """Return the pairs that a batch adds: its new left rows with all right rows, and its new right
     rows with older left rows.
 
-    `since`, in microseconds, is a time that no new row is earlier than, so that older rows can be
-    skipped.
+    `rows` has the stored rows by the name of their side (`prefix_columns`). No new row is earlier
+    than `earliest`, so that older rows can be skipped.
     """
     one, other = sides
-    lefts = _prefix_columns(left, one)
-    rights = _prefix_columns(right, other)
-    if since is not None:
+    lefts = rows[one.name]
+    rights = rows[other.name]
+    if earliest is not None:
+        since = to_microseconds(earliest)
         lefts = lefts.where(one.column(AT) >= since - bound.after)
         rights = rights.where(other.column(AT) >= since - bound.before)
     new_left = _add_spans(lefts.where(one.column(NEW)), one, bound, both=True)
@@ -165,21 +168,13 @@ def match_rows(
 
 
 def find_unmatched(
-    left: DataFrame,
-    right: DataFrame,
-    sides: tuple[Side, Side],
-    bound: Bound,
-    of: Side,
-    watermarks: Watermarks,
+    rows: Mapping[str, DataFrame], sides: Sides, bound: Bound, of: Side, watermarks: Watermarks
 ) -> DataFrame:
-    """Return results for the rows of the side `of` without a match whose latest possible match the
-    watermark has passed in this batch."""
+    """Return results for the `rows` of the side `of` without a match whose latest possible match
+    the watermark has passed in this batch."""
     assert watermarks.after is not None, "nothing has passed"
-    other = sides[1] if of is sides[0] else sides[0]
-    rows = {
-        side.name: _prefix_columns(frame, side)
-        for side, frame in zip(sides, (left, right), strict=True)
-    }
+    left, right = sides
+    other = right if of is left else left
     # The latest match is `ahead` later than the row.
     until = to_microseconds(watermarks.after) - of.ahead
     passed = of.column(AT) < F.lit(until)
@@ -198,7 +193,7 @@ def find_unmatched(
 
 def combine_results(
     parts: Sequence[DataFrame],
-    sides: tuple[Side, Side],
+    sides: Sides,
     types: Sequence[dict[str, str]],
     added: Sequence[SelectedColumn],
 ) -> DataFrame:
@@ -209,30 +204,31 @@ def combine_results(
     either side. `types` are the types of both inputs' columns.
     """
     left, right = sides
-    right_keys = dict(zip(left.keys, right.keys, strict=True))
+    # By name of a column of the results: its type, and the columns that it is taken from, if there.
+    results: dict[str, tuple[str, list[str]]] = {}
+    for name in left.columns:
+        results[name] = types[0][name], [left.prefixed(name)]
+    for name, theirs in zip(left.keys, right.keys, strict=True):
+        results[name][1].append(right.prefixed(theirs))
+    for item in added:
+        results[item.name] = types[1][item.column], [right.prefixed(item.column)]
+    results[LIMIT] = "timestamp", [LIMIT]
 
     def combine(part: DataFrame) -> DataFrame:
         there = set(part.columns)
-
-        def value(side: Side, name: str, kind: str) -> Column:
-            return side.column(name) if side.prefixed(name) in there else F.lit(None).cast(kind)
-
-        columns = []
-        for name in left.columns:
-            from_right = name in right_keys and left.prefixed(name) not in there
-            side, source = (right, right_keys[name]) if from_right else (left, name)
-            columns.append(value(side, source, types[0][name]).alias(name))
-        columns += [
-            value(right, selected.column, types[1][selected.column]).alias(selected.name)
-            for selected in added
-        ]
-        limit = F.col(LIMIT) if LIMIT in there else F.lit(None).cast("timestamp").alias(LIMIT)
-        return part.select(*columns, *map(F.col, (KIND, FIRST, SECOND, TIME)), limit)
+        columns = list(map(F.col, (KIND, FIRST, SECOND, TIME)))
+        for name, (kind, places) in results.items():
+            value = F.lit(None).cast(kind)
+            for place in reversed(places):
+                if place in there:
+                    value = named_column(place)
+            columns.append(value.alias(name))
+        return part.select(*columns)
 
     return reduce(lambda one, other: one.unionByName(other), map(combine, parts))
 
 
-def _prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
+def prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
     """Return stored rows with prefixed column names, which the other side does not have, and AT
     in microseconds.
     """
@@ -249,14 +245,17 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
     side must have both spans.
     """
     time = side.column(AT)
-    width = bound.width
-    time, width = (time - bound.before, width) if side.name == "left" else (time, -width)
+    next_span = -bound.width
+    if side.name == "left":
+        time = time - bound.before
+        next_span = bound.width
     first = time - F.pmod(time, F.lit(bound.width))
-    return rows.withColumn(_SPAN, F.explode(F.array(first, first + width)) if both else first)
+    spans = F.explode(F.array(first, first + next_span)) if both else first
+    return rows.withColumn(_SPAN, spans)
 
 
 def _join_spans(
-    one: DataFrame, other: DataFrame, sides: tuple[Side, Side], bound: Bound, how: str
+    one: DataFrame, other: DataFrame, sides: Sides, bound: Bound, how: str
 ) -> DataFrame:
     left, right = sides
     pairs = [left.column(a) == right.column(b) for a, b in zip(left.keys, right.keys, strict=True)]
@@ -328,16 +327,19 @@ class StreamJoin(Spec):
         )
 
     def requirements(self, app: DeclaredApplication) -> Sequence[Requirement | None]:
-        return [
-            Requirement(None, None, partition_columns)
-            for partition_columns in self._partition_columns
-        ]
+        return [Requirement(None, None, columns) for columns in self._partition_columns]
+
+    @property
+    def _keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The key columns of the left and of the right stream."""
+        right = dict(self.on)
+        return tuple(right), tuple(right.values())
 
     @property
     def _partition_columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The columns that the left and the right stream are partitioned by."""
         right = dict(self.on)
-        return self.partition_by, tuple(right[name] for name in self.partition_by)
+        return self.partition_by, tuple(map(right.__getitem__, self.partition_by))
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         left, right = arriving
@@ -352,57 +354,42 @@ class StreamJoin(Spec):
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         left, right = arriving
         operator = context.operator
-        left_keys = [a for a, _ in self.on]
-        right_keys = [b for _, b in self.on]
-        require_columns(operator, "the left stream", tuple(left_keys), left.names, "Correct on=.")
-        require_columns(
-            operator, "the right stream", tuple(right_keys), right.names, "Correct on=."
-        )
+        left_keys, right_keys = self._keys
+        side = "the right stream"
+        left.require(operator, left_keys, "Correct on=.", side="the left stream")
+        right.require(operator, right_keys, "Correct on=.", side=side)
         chosen = self.selection(tuple(right.known))
         taken = [item.column for item in chosen]
-        require_columns(operator, "the right stream", tuple(taken), right.names, "Correct select=.")
-        if right.complete or self.select is not None:
-            check_added_names(
-                operator, left.names, [item.name for item in chosen], "the right stream", "right"
-            )
+        right.require(operator, taken, "Correct select=.", side=side)
+        added = {item.name: right.known.get(item.column, ColumnFacts()) for item in chosen}
+        is_complete = right.complete or self.select is not None
+        if is_complete:
+            left.check_added(operator, added, side, "right")
         if left.types is not None:
-            check_state_columns(operator, left.types, left.known, left_keys)
+            check_state_columns(operator, left.type_of, left.known, left_keys)
         if right.types is not None:
-            check_state_columns(operator, right.types, taken, right_keys)
-        own = left.types or {}
-        theirs = right.types or {}
-        compared = [
-            ComparedColumn(a, own.get(a), f"{b!r} of the right stream", theirs.get(b))
-            for a, b in self.on
-        ]
+            check_state_columns(operator, right.type_of, taken, right_keys)
+        compared = joins.compare_columns(self.on, left, right, side)
         check_equal_types(operator, compared)
         context.compared.extend(compared)
-        made = left.add(
-            {item.name: right.known.get(item.column, ColumnFacts()) for item in chosen},
-            typed=right.types is not None,
-        )
-        return made if right.complete or self.select is not None else replace(made, complete=False)
+        made = left.add(added, typed=right.types is not None)
+        return replace(made, complete=left.complete and is_complete)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         sides, added = self._sides(operator, frames, batch)
         watermarks = batch.state.watermarks(self.name)
-        classified = [
-            self._classify(operator, frame, side, watermarks, batch)
-            for frame, side in zip(frames, sides, strict=True)
-        ]
-        left, right = (
-            self._store(operator, frame, side, batch)
-            for frame, side in zip(classified, sides, strict=True)
-        )
-        since = None if watermarks.before is None else to_microseconds(watermarks.before)
-        parts = [match_rows(left, right, sides, self.bound, since)]
-        outer = [(frame, side) for frame, side in zip(classified, sides, strict=True) if side.outer]
-        if watermarks.after is not None:
-            parts += [
-                find_unmatched(left, right, sides, self.bound, side, watermarks)
-                for _, side in outer
-            ]
-        parts += [unmatchable_results(frame, side) for frame, side in outer]
+        rows: dict[str, DataFrame] = {}
+        unmatchable: list[DataFrame] = []
+        for frame, side in zip(frames, sides, strict=True):
+            classified = self._classify(operator, frame, side, watermarks, batch)
+            rows[side.name] = self._store(operator, classified, side, batch)
+            if side.outer:
+                unmatchable.append(unmatchable_results(classified, side))
+        parts = [match_rows(rows, sides, self.bound, watermarks.before)]
+        for side in sides:
+            if side.outer and watermarks.after is not None:
+                parts.append(find_unmatched(rows, sides, self.bound, side, watermarks))
+        parts += unmatchable
         results = combine_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
         results = batch.records.count_records(operator, results, conditions)
@@ -427,29 +414,19 @@ class StreamJoin(Spec):
 
     def _sides(
         self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch
-    ) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
+    ) -> tuple[Sides, Sequence[SelectedColumn]]:
         """Return both sides, and the columns that the right one adds; of these and its key its
         stored rows consist.
         """
         self.check_columns(operator, map(batch.records.columns, frames), batch.planned.app)
-        own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
-        chosen = self.selection(own[1])
-        left_keys = tuple(a for a, _ in self.on)
-        right_keys = tuple(b for _, b in self.on)
-        added = tuple(
-            dict.fromkeys(item.column for item in chosen if item.column not in right_keys)
-        )
+        own, theirs = (tuple(filter(is_own, frame.columns)) for frame in frames)
+        chosen = self.selection(theirs)
+        left_keys, right_keys = self._keys
+        left_by, right_by = self._partition_columns
+        stored = tuple(dict.fromkeys((*right_keys, *(item.column for item in chosen))))
         bound = self.bound
-        (left_by, right_by) = self._partition_columns
-        left = Side("left", left_keys, left_by, tuple(own[0]), self._is_outer("left"), bound.after)
-        right = Side(
-            "right",
-            right_keys,
-            right_by,
-            (*right_keys, *added),
-            self._is_outer("right"),
-            bound.before,
-        )
+        left = Side("left", left_keys, left_by, own, self._is_outer("left"), bound.after)
+        right = Side("right", right_keys, right_by, stored, self._is_outer("right"), bound.before)
         return (left, right), chosen
 
     def _is_outer(self, side: str) -> bool:
@@ -478,7 +455,8 @@ class StreamJoin(Spec):
             frame = batch.records.materialize(operator, frame)
         if has_late_consumer:
             why = F.col(EXCLUSION)
-            late = frame.where(why.isin(LATE, *(() if side.outer else UNMATCHABLE)))
+            rejected = (LATE,) if side.outer else (LATE, *UNMATCHABLE)
+            late = frame.where(why.isin(*rejected))
             batch.state.divert_late_records(
                 operator, to_late_records(late, why, self.watermark_delay, side.name)
             )
@@ -486,20 +464,21 @@ class StreamJoin(Spec):
 
     def _store(self, operator: str, frame: DataFrame, side: Side, batch: SparkBatch) -> DataFrame:
         """Add the records of one side to its state table; return all rows of the table, with
-        NEW.
+        NEW (`prefix_columns`).
         """
         conditions = exclusion_conditions() | {side.name: F.col(EXCLUSION).isNull()}
         counted = batch.records.count_records(operator, frame, conditions)
         # A row is needed while matches may arrive; if the other side is outer, until its rows
         # within reach are decided.
-        is_outer = self._is_outer("right" if side.name == "left" else "left")
-        needed = (self.bound.before + self.bound.after if is_outer else side.ahead) + 1
-        columns = [named_column(name) for name in side.columns]
+        needed = side.ahead
+        if self.how not in ("inner", side.name):
+            needed = self.bound.before + self.bound.after
+        columns = list(map(named_column, side.columns))
         rows = counted.where(F.col(EXCLUSION).isNull()).select(
             *columns,
             stored_position_key(counted, batch.planned).alias(RECORD),
             F.col(EVENT_TIME).alias(AT),
-            F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed)).alias(EXPIRES),
+            F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed + 1)).alias(EXPIRES),
         )
         own = Schema.from_spark(frame.select(*columns).schema)
         more = (Field(name, STATE_COLUMNS[name]) for name in (RECORD, AT, EXPIRES))
@@ -514,7 +493,7 @@ class StreamJoin(Spec):
         )
         table = batch.state.table(f"{self.name}-{side.name}", spec, of=self.name)
         table.write(rows, partitioned=True)
-        return table.with_written()
+        return prefix_columns(table.with_written(), side)
 
 
 Within: TypeAlias = timedelta | tuple[timedelta, timedelta]
@@ -540,12 +519,10 @@ def build_stream_join(
         )
     pairs = joins.parse_on(operator, on)
     if not pairs:
+        found = f"{operator}: on= names no column"
         expected = "the columns that are equal in both streams"
-        raise argument_error(
-            f"{operator}: on= names no column", expected, argument="on", operator=operator
-        )
+        raise argument_error(found, expected, argument="on", operator=operator)
     validate_column_names(f"{operator}: on=", [right for _, right in pairs])
-    by = validate_partition_by(operator, partition_by, tuple(left for left, _ in pairs), "on")
-    return StreamJoin(
-        name, pairs, by, *bound, how, joins.parse_selection(operator, select, prefix), prefix
-    )
+    by = validate_partition_by(operator, partition_by, tuple(dict(pairs)), "on")
+    selected = joins.parse_selection(operator, select, prefix)
+    return StreamJoin(name, pairs, by, *bound, how, selected, prefix)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame
@@ -14,7 +14,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     Types,
     first_duplicate,
     list_hidden_columns,
-    require_columns,
     validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
@@ -37,8 +36,9 @@ from dagster_adjunct.orchestration.operators.sends import exchange_before_table
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnFacts,
     Columns,
+    ColumnSources,
     LineageNode,
-    Sources,
+    add_sources,
     sources_from_sql,
 )
 from dagster_adjunct.orchestration.operators.updates import (
@@ -70,24 +70,31 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
     `what` names operator and argument in errors: "update after join-2: set=".
     """
     argument = what.rpartition(" ")[2].rstrip("=")
+    if not columns and not empty:
+        raise argument_error(f"{what} names no column", "at least one", argument=argument)
+    pairs = {name: quote_name(name) for name in columns}
     if isinstance(columns, Mapping):
-        pairs = dict(columns)
-    else:
-        pairs = {name: quote_name(name) for name in columns}
-    names = validate_column_names(what, list(pairs))
-    for name in names:
-        if not pairs[name].strip():
+        pairs |= columns
+    validate_column_names(what, list(columns))
+    for name, text in pairs.items():
+        found = f"{what} gives {name!r} the value {text!r}"
+        if not text.strip():
             expected = "Spark SQL as a string, a text in quotes of its own: \"'north'\""
-            raise argument_error(
-                f"{what} gives {name!r} the value {pairs[name]!r}", expected, argument=argument
-            )
-        if (alias := parse_expression(pairs[name]).alias) is not None:
-            found = f"{what} gives {name!r} the value {pairs[name]!r}"
+            raise argument_error(found, expected, argument=argument)
+        alias = parse_expression(text).alias
+        if alias is not None:
             expected = f"the expression without 'as {alias}'"
             raise argument_error(found, expected, argument=argument, column=name)
-    if not names and not empty:
-        raise argument_error(f"{what} names no column", "at least one", argument=argument)
-    return tuple((name, pairs[name]) for name in names)
+    return tuple(pairs.items())
+
+
+def _parse_default(what: str, key: Sequence[str], columns: Expressions | None) -> Pairs | None:
+    """Return the pairs of the default record; None if it is not given."""
+    if columns is None:
+        return None
+    pairs = parse_pairs(what, columns, empty=True)
+    check_key_unchanged(what, key, pairs)
+    return pairs
 
 
 def build_update(
@@ -100,33 +107,24 @@ def build_update(
     if_missing: Expressions | None,
 ) -> Update:
     """Return the update for a user's arguments; `what` names the operator in errors."""
-    given = {"set": set, "add": add, "append": append}
-    parts = {
-        name: parse_pairs(f"{what}: {name}=", columns, empty=True)
-        for name, columns in given.items()
-        if columns
-    }
+    parts = {}
+    for name, columns in {"set": set, "add": add, "append": append}.items():
+        parts[name] = parse_pairs(f"{what}: {name}=", columns or (), empty=True)
     removed = validate_column_names(f"{what}: remove=", remove)
-    if if_missing is None:
-        default = None
-    else:
-        default = parse_pairs(f"{what}: if_missing=", if_missing, empty=True)
+    default = _parse_default(f"{what}: if_missing=", key, if_missing)
     update = Update(remove=removed, if_missing=default, **parts)
     if not update.columns:
-        raise ConfigurationError(
-            f"{what} changes nothing.", "Give set=, add=, append= or remove=.", argument="set"
-        )
+        step = "Give set=, add=, append= or remove=."
+        raise ConfigurationError(f"{what} changes nothing.", step, argument="set")
     double = first_duplicate(update.columns)
     if double is not None:
         step = "Name a column in one of set, add, append and remove."
         raise ConfigurationError(f"{what} changes column {double!r} twice.", step, column=double)
-    keyed = [name for name in update.columns if name in key]
-    if keyed:
-        problem = f"{what} changes {keyed[0]!r}, which is in the table's key ({', '.join(key)})."
-        raise ConfigurationError(
-            problem, "Leave it out: a record with another key is another record.", argument="set"
-        )
-    check_key_unchanged(f"{what}: if_missing=", key, default or ())
+    for name in update.columns:
+        if name in key:
+            problem = f"{what} changes {name!r}, which is in the table's key ({', '.join(key)})."
+            step = "Leave it out: a record with another key is another record."
+            raise ConfigurationError(problem, step, argument="set")
     return update
 
 
@@ -135,7 +133,8 @@ def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
     record has.
     """
     for name, expression in pairs:
-        if name in key and (parse_expression(expression).column or "").lower() != name.lower():
+        column = parse_expression(expression).column or ""
+        if name in key and column.lower() != name.lower():
             problem = (
                 f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the"
                 f" expression {expression!r}: a record has the key by which it is looked up."
@@ -144,9 +143,8 @@ def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
                 f"Leave {name!r} out: the key is always part of the record. For another key,"
                 " compute it before."
             )
-            raise ConfigurationError(
-                problem, step, argument=what.rpartition(" ")[2].rstrip("="), column=name
-            )
+            argument = what.rpartition(" ")[2].rstrip("=")
+            raise ConfigurationError(problem, step, argument=argument, column=name)
 
 
 @validated
@@ -166,21 +164,13 @@ def update_message(
     """
     keys = validate_column_names("update_message: key=", key)
     if not keys:
-        raise ConfigurationError(
-            "update_message() has no key.", "Pass the table's key columns as key=.", argument="key"
-        )
+        step = "Pass the table's key columns as key=."
+        raise ConfigurationError("update_message() has no key.", step, argument="key")
     pairs = parse_pairs("update_message: update=", update)
-    if default is None:
-        first = None
-    else:
-        first = parse_pairs("update_message: default=", default, empty=True)
     check_key_unchanged("update_message: update=", keys, pairs)
-    check_key_unchanged("update_message: default=", keys, first or ())
-    return (
-        *(quote_name(name) for name in keys),
-        f"{struct_expression(pairs)} as {UPDATE}",
-        *default_expression(first),
-    )
+    first = _parse_default("update_message: default=", keys, default)
+    made = f"{struct_expression(pairs)} as {UPDATE}"
+    return (*map(quote_name, keys), made, *default_expression(first))
 
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
@@ -197,17 +187,14 @@ _APPENDABLE = (Kind.LIST, Kind.OTHER)
 
 @dataclass(frozen=True, slots=True)
 class TableSink:
-    """A table and a send to it."""
+    """A table, a send to it, and the types of the records' columns, None if they are unknown.
+
+    Fields of structs have names like "update.seats".
+    """
 
     table: AnyTable
     send: TableSend
-
-    @property
-    def update(self) -> Update:
-        """The expressions of the update; an empty `Update` if records or update messages are
-        sent.
-        """
-        return self.send.update or Update()
+    types: Types = None
 
     @property
     def function(self) -> Any:
@@ -217,6 +204,51 @@ class TableSink:
     def columns(self) -> dict[str, str] | None:
         """{column: type} as the table's write function declares it, or None."""
         return function_column_types(self.function)
+
+    @property
+    def sent(self) -> dict[str, str | None] | None:
+        """{the table's column: type of what is sent to it}; None if these are unknown."""
+        known = self.types or {}
+        keys = {name: known.get(name) for name in self.table.key}
+        if self.send.update is not None:
+            pairs = (*self.send.update.set, *self.send.update.add)
+            sent = {name: self.sent_type(name, text) for name, text in pairs}
+            return keys | dict.fromkeys(self.send.update.columns) | sent
+        if self.types is None:
+            return None
+        if self.send.contract is None:
+            return {name: kind for name, kind in self.types.items() if "." not in name}
+        fields = self.fields_of(UPDATE)
+        return keys | fields if fields else None
+
+    @property
+    def default(self) -> dict[str, str | None]:
+        """{the table's column: type of what the default record has}."""
+        if self.send.contract is None:
+            return {}
+        if self.send.update is None:
+            return self.fields_of(DEFAULT)
+        pairs = self.send.update.if_missing or ()
+        return {name: self.sent_type(name, text, DEFAULT) for name, text in pairs}
+
+    def fields_of(self, struct: str) -> dict[str, str | None]:
+        """Return the types of the fields of a struct; {} if the records have none."""
+        fields = {}
+        for name, kind in (self.types or {}).items():
+            column, dot, field = name.partition(".")
+            if dot and column == struct:
+                fields[field] = kind
+        return fields
+
+    def sent_type(self, name: str, expression: str, struct: str = UPDATE) -> str | None:
+        """Return the type of what is sent to the column `name`: of a struct's field, or of this
+        expression.
+        """
+        return self.fields_of(struct).get(name) or self.type_of(expression)
+
+    def type_of(self, expression: str) -> str | None:
+        """Return the type of an expression over the records' columns; None if it is unknown."""
+        return expression_type(parse_expression(expression), self.types or {})
 
 
 def _sink_problems(sink: TableSink) -> Problems:
@@ -228,22 +260,23 @@ def _sink_problems(sink: TableSink) -> Problems:
             "Declare it with write_function=….",
         )
         return
-    yield from function_problems(sink.table, function, sink.send.args)
+    yield from function_problems(function, sink.send.args)
     can = getattr(function, "capabilities", None)
+    if can is None:
+        return
     name = type(function).__name__
-    for condition in () if can is None else ("newest_by", "idempotent"):
+    for condition in ("newest_by", "idempotent"):
         if getattr(sink.table, condition) and not getattr(can, condition):
             yield (
                 f" is declared with {condition}, and {name} can't make a write conditional.",
                 "Leave it out, or choose a store that can: PostgreSQL, SQLite, DynamoDB or Redis.",
             )
-    if can is not None and sink.send.contract is not None:
+    if sink.send.contract is not None:
         yield from _update_problems(sink, name, can)
 
 
 def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
     table = sink.table
-    update = sink.update
     if table.cache is not None:
         yield (
             " has a cache, and updates would leave outdated records in it.",
@@ -254,12 +287,9 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             f" is sent updates, and {name} supports only whole records.",
             "Send whole records without a contract, or override update() in the function.",
         )
-    if sink.send.update:
-        changes = {*update.parts, *(["remove"] if update.remove else [])}
-    else:
-        changes = {"set"}
-    lacking = sorted(changes - can.changes) if can.changes else []
-    if lacking:
+    changes = {"set"} if sink.send.update is None else sink.send.update.kinds
+    lacking = sorted(changes - can.changes)
+    if can.changes and lacking:
         yield (
             (
                 f": {name} can't {' or '.join(lacking)} columns; it can"
@@ -267,22 +297,10 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             ),
             "Set the columns to their new values, or choose a store that can.",
         )
-    has_safe_defaults = (
-        can.puts_if_absent or can.updates_with_defaults or table.defaults_may_overwrite
-    )
-    if sink.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS and not has_safe_defaults:
-        yield (
-            (
-                f": {name} can't put a record only where there is none, so a default could replace"
-                " the record of another writer."
-            ),
-            (
-                "Give the function put_if_absent(), or accept that with RemoteTable(…,"
-                " defaults_may_overwrite=True), or use UPDATE_ONLY."
-            ),
-        )
-    newest_by = table.newest_by
-    if newest_by is not None and not table.idempotent and changes & {"add", "append"}:
+    if sink.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS:
+        yield from _default_problems(table, name, can)
+    newest_by = None if table.idempotent else table.newest_by
+    if newest_by is not None and changes & {"add", "append"}:
         yield (
             (
                 f" keeps the newest record by {newest_by!r}, and applies an update of the same time"
@@ -292,63 +310,79 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
         )
 
 
+def _default_problems(table: AnyTable, name: str, can: Capabilities) -> Problems:
+    if can.puts_if_absent or can.updates_with_defaults or table.defaults_may_overwrite:
+        return
+    yield (
+        (
+            f": {name} can't put a record only where there is none, so a default could replace"
+            " the record of another writer."
+        ),
+        (
+            "Give the function put_if_absent(), or accept that with RemoteTable(…,"
+            " defaults_may_overwrite=True), or use UPDATE_ONLY."
+        ),
+    )
+
+
 def check_sink_columns(
     operator: str, sink: TableSink, types: Types, stored: dict[str, str] | None = None
 ) -> None:
     """Raise PlanningError for a sent column that the table certainly does not have, or has with
     another type.
 
-    `types` are those of the records' columns; fields of structs have names like "update.seats".
-    `stored` is {column: type} as the store reports it, used instead of the declared columns.
+    `types` are those of the records' columns. `stored` is {column: type} as the store reports it,
+    used instead of the declared columns.
     """
-    raise_first_problem(operator, sink.table, _column_problems(sink, types, stored))
+    sink = replace(sink, types=types)
+    columns = sink.columns if stored is None else stored
+    raise_first_problem(operator, sink.table, _column_problems(sink, columns))
 
 
-def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
+def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
     """Return the table's columns that are written, each with the type of what is sent and the
     declared type.
     """
     columns = sink.columns or {}
+    known = sink.types or {}
+    written: list[tuple[str, str | None]] = []
     if sink.send.update is not None:
-        written = [(name, (types or {}).get(name)) for name in sink.table.key]
-        written += [
-            (name, _type(text, types))
-            for pairs in sink.update.parts.values()
-            for name, text in pairs
-        ]
+        written += [(name, known.get(name)) for name in sink.table.key]
+        for pairs in sink.send.update.parts.values():
+            written += [(name, sink.type_of(text)) for name, text in pairs]
+    elif sink.send.contract is None:
+        written += (sink.sent or dict.fromkeys(columns)).items()
     else:
-        unknown = dict.fromkeys(columns) if sink.send.contract is None else {}
-        written = list((_sent_types(sink, types) or unknown).items())
-    written += _default_types(sink, types).items()
-    return [
-        ComparedColumn(name, kind, f"table {sink.table.name}", columns[name])
-        for name, kind in written
-        if name in columns and parse_column(name, columns[name]).kind not in (Kind.OTHER, Kind.JSON)
-    ]
+        written += (sink.sent or {}).items()
+    compared = []
+    for name, kind in (*written, *sink.default.items()):
+        declared = columns.get(name)
+        if declared is None or parse_column(name, declared).kind in (Kind.OTHER, Kind.JSON):
+            continue
+        compared.append(ComparedColumn(name, kind, f"table {sink.table.name}", declared))
+    return compared
 
 
-def find_summed_columns(sink: TableSink, types: Types) -> frozenset[str]:
+def find_summed_columns(sink: TableSink) -> frozenset[str]:
     """Return the columns to which updates add numbers, as opposed to JSON.
 
     For that, the column's declared type or the type of the added value must be known to be a
     number.
     """
     columns = sink.columns or {}
-    return frozenset(
-        name
-        for name, text in sink.update.add
-        if any(
-            kind and parse_column(name, kind).kind in _NUMBERS
-            for kind in (columns.get(name), _type(text, types))
-        )
-    )
+    summed = set()
+    for name, text in sink.send.expressions.add:
+        for kind in (columns.get(name), sink.type_of(text)):
+            if kind and parse_column(name, kind).kind in _NUMBERS:
+                summed.add(name)
+    return frozenset(summed)
 
 
-def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | None) -> Problems:
-    sent = _sent_types(sink, types)
+def _column_problems(sink: TableSink, columns: dict[str, str] | None) -> Problems:
+    sent = sink.sent
     if sent is None:
         return
-    if sink.send.contract is None and any(name.startswith(f"{UPDATE}.") for name in types or ()):
+    if sink.send.contract is None and sink.fields_of(UPDATE):
         yield (
             " is sent updates without a contract, as whole records.",
             (
@@ -356,75 +390,70 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
                 " UPDATE_WITH_DEFAULTS."
             ),
         )
-    columns = sink.columns if stored is None else stored
-    update = sink.update
-    yield from _newest_by_problems(sink, sent, columns)
+    yield from _newest_by_problems(sink, sent, columns or {})
     if columns is None:
         return
-    added = dict(update.add)
-    texts = dict((*update.set, *update.add))
-    for name, kind in (*sent.items(), *_default_types(sink, types).items()):
+    added = dict(sink.send.expressions.add)
+    texts = dict(sink.send.expressions.set) | added
+    for name, kind in (*sent.items(), *sink.default.items()):
         if name not in columns:
             step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
             yield f" has no column {name!r}; it has {', '.join(columns)}.", step
-        elif not _fits(kind, columns[name]) and (
-            name not in added or parse_column(name, columns[name]).kind in _ADDABLE
-        ):
+            continue
+        declared = parse_column(name, columns[name])
+        if name in added and declared.kind not in _ADDABLE:  # nothing can be added to it
+            continue
+        if kind is not None and not _fits(parse_column("sent", kind), declared):
             yield (
                 f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
                 _suggest_cast(texts.get(name, name), kind, columns[name]),
             )
-    yield from _addition_problems(sink, types, columns)
+    for name, text in added.items():
+        yield from _addition_problems(sink, name, text, columns[name])
+    for name, text in sink.send.expressions.append:
+        yield from _append_problems(sink, name, text, columns[name])
 
 
-def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Problems:
-    """Yield a problem for each value that can't be added or appended to its column; `columns` is
-    {column: type}.
-    """
-    update = sink.update
-    for name, text in update.add:  # only the members of a struct can be added to JSON
-        kind = _sent_type(name, text, types) or "null"
-        if (
-            parse_column(name, columns[name]).kind is Kind.JSON
-            and not kind.startswith("struct<")
-            and _MAY_BE_ANY.match(kind) is None
-        ):
-            yield (
-                f" has the column {name!r} as {columns[name]}, and {kind} is added to it.",
-                f"Add members to it: named_struct('…', {text}).",
-            )
-    for name, text in update.append:  # an element, or an array of them
-        sent = _sent_type(name, text, types)
-        column = parse_column(name, columns[name])
-        if sent is None:
-            continue
+def _addition_problems(sink: TableSink, name: str, text: str, declared: str) -> Problems:
+    """Yield why a value can't be added to a column of this declared type."""
+    column = parse_column(name, declared)
+    if column.kind not in _ADDABLE:
+        yield (
+            f" has the column {name!r} as {declared}, and an update would add to it.",
+            "Add to a number, or members to JSON.",
+        )
+    if column.kind is not Kind.JSON:
+        return
+    kind = sink.sent_type(name, text) or "null"
+    if not kind.startswith("struct<") and not _MAY_BE_ANY.match(kind):
+        yield (  # only the members of a struct can be added to JSON
+            f" has the column {name!r} as {declared}, and {kind} is added to it.",
+            f"Add members to it: named_struct('…', {text}).",
+        )
+
+
+def _append_problems(sink: TableSink, name: str, text: str, declared: str) -> Problems:
+    """Yield why an element, or an array of them, can't be appended to a column."""
+    column = parse_column(name, declared)
+    sent = sink.sent_type(name, text)
+    if sent is not None:
         appended = parse_column("sent", sent)
         element = column.element or column
-        if not _fits_column(appended.element or appended, element):
+        if not _fits(appended.element or appended, element):
             yield (
-                f" has the column {name!r} as {columns[name]}, and {sent} is appended to it.",
+                f" has the column {name!r} as {declared}, and {sent} is appended to it.",
                 _suggest_cast(text, sent, f"{element.type}{element.size}"),
             )
-    appendable: tuple[Kind, ...] = _APPENDABLE
-    if getattr(sink.function, "appends_to_json", True):
-        appendable = (*_APPENDABLE, Kind.JSON)
-    for part, pairs, kinds, step in (
-        ("add", update.add, _ADDABLE, "Add to a number, or members to JSON."),
-        ("append", update.append, appendable, "Append to an array."),
-    ):
-        for name, _ in pairs:
-            if parse_column(name, columns[name]).kind not in kinds:
-                yield (
-                    (
-                        f" has the column {name!r} as {columns[name]}, and an update would"
-                        f" {part} to it."
-                    ),
-                    step,
-                )
+    to_json = column.kind is Kind.JSON and getattr(sink.function, "appends_to_json", True)
+    if column.kind not in _APPENDABLE and not to_json:
+        yield (
+            f" has the column {name!r} as {declared}, and an update would append to it.",
+            "Append to an array.",
+        )
 
 
 def _newest_by_problems(
-    sink: TableSink, sent: dict[str, str | None], columns: dict[str, str] | None
+    sink: TableSink, sent: dict[str, str | None], columns: dict[str, str]
 ) -> Problems:
     """Yield problems of the column `newest_by`: it is not sent, updates do not set it, or its
     values have no order.
@@ -433,24 +462,19 @@ def _newest_by_problems(
     if name is None:
         return
     what = f" keeps the newest record by {name!r}"
-    is_update = sink.send.update is not None
+    update = sink.send.update
     if name not in sent:
-        argument = "set=" if is_update else ""
-        yield (
-            f"{what}, which is not sent; the columns that are sent are {', '.join(sent)}.",
-            (
-                f"Send it with each record: {argument}{{'{name}': …}}."
-                if sink.send.contract
-                else "Keep the column."
-            ),
-        )
+        step = "Keep the column."
+        if sink.send.contract is not None:
+            argument = "" if update is None else "set="
+            step = f"Send it with each record: {argument}{{'{name}': …}}."
+        missing = f"which is not sent; the columns that are sent are {', '.join(sent)}."
+        yield f"{what}, {missing}", step
         return
-    if is_update and name not in dict(sink.update.set):
-        yield (
-            f"{what}, and updates do not set it.",
-            f"Set it with each update: set={{'{name}': …}}.",
-        )
-    kind = sent[name] or (columns or {}).get(name)
+    if update is not None and name not in dict(update.set):
+        step = f"Set it with each update: set={{'{name}': …}}."
+        yield f"{what}, and updates do not set it.", step
+    kind = sent[name] or columns.get(name)
     if kind is not None and parse_column(name, kind).kind in _UNORDERED:
         yield (
             f"{what}, which is {kind}: expected a time, a date, a number or a text.",
@@ -458,60 +482,8 @@ def _newest_by_problems(
         )
 
 
-def _sent_types(sink: TableSink, types: Types) -> dict[str, str | None] | None:
-    """Return {the table's column: type of what is sent to it}; None if the sent columns are
-    unknown.
-    """
-    known: dict[str, str | None] = types or {}
-    keys = {name: known.get(name) for name in sink.table.key}
-    if sink.send.update is not None:
-        pairs = (*sink.update.set, *sink.update.add)
-        sent = {name: _sent_type(name, text, types) for name, text in pairs}
-        return keys | sent | {name: None for name in sink.update.columns if name not in sent}
-    if types is None:
-        return None
-    if sink.send.contract is None:
-        return {name: kind for name, kind in types.items() if "." not in name}
-    fields = _field_types(UPDATE, known)
-    return keys | fields if fields else None
-
-
-def _field_types(struct: str, types: dict[str, str | None]) -> dict[str, str | None]:
-    return {
-        name.partition(".")[2]: kind
-        for name, kind in types.items()
-        if name.startswith(f"{struct}.")
-    }
-
-
-def _default_types(sink: TableSink, types: Types) -> dict[str, str | None]:
-    if sink.send.contract is None:
-        return {}
-    if sink.send.update is None:
-        return _field_types(DEFAULT, types or {})
-    return {
-        name: _sent_type(name, text, types, DEFAULT) for name, text in sink.update.if_missing or ()
-    }
-
-
-def _sent_type(name: str, expression: str, types: Types, struct: str = UPDATE) -> str | None:
-    return (types or {}).get(f"{struct}.{name}") or _type(expression, types)
-
-
-def _type(expression: str, types: Types) -> str | None:
-    return expression_type(parse_expression(expression), types or {})
-
-
-def _fits(sent: str | None, declared: str) -> bool:
-    """Whether values of the type `sent` can be stored in a column; an unknown type (None) is
-    assumed to fit.
-    """
-    return sent is None or _fits_column(
-        parse_column("sent", sent), parse_column("declared", declared)
-    )
-
-
-def _fits_column(sent: Column, declared: Column) -> bool:
+def _fits(sent: Column, declared: Column) -> bool:
+    """Whether values of the type `sent` can be stored in a column."""
     ours = sent.kind
     theirs = declared.kind
     if theirs is Kind.OTHER or ours is Kind.JSON:
@@ -521,18 +493,17 @@ def _fits_column(sent: Column, declared: Column) -> bool:
     if sent.type.startswith("array<…"):  # an array whose element type is unknown
         return theirs is Kind.LIST
     if sent.element is not None and declared.element is not None:
-        return _fits_column(sent.element, declared.element)
+        return _fits(sent.element, declared.element)
     if ours is Kind.OTHER:
         return _MAY_BE_ANY.match(sent.type) is not None
     return ours is theirs or theirs in _WIDENS_TO.get(ours, ())
 
 
-def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
+def _suggest_cast(name: str, sent: str, declared: str) -> str:
     """Return a next step: how to convert the value sent to the column `name` to its `declared`
     type.
     """
     kind = parse_column("declared", declared).kind
-    sent = sent or ""
     if kind is Kind.JSON:
         if sent.startswith("map<"):
             return "Give its members names: named_struct(…)."
@@ -559,98 +530,87 @@ class SendToTable(PassThroughSpec):
 
     @property
     def sql(self) -> Sequence[str]:
-        return tuple(expression for _, _, expression in self._update.written)
-
-    @property
-    def _update(self) -> Update:
-        return self.send.update or Update()
+        return [expression for _, _, expression in self.send.expressions.written]
 
     def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("table", self.send.table)
 
     def summary(self) -> str:
-        contract = f" ({self.send.contract.value})" if self.send.contract is not None else ""
-        update = self._update
-        parts = "".join(
-            f", {part} {', '.join(name for name, _ in pairs)}"
-            for part, pairs in update.parts.items()
-        )
-        removed = f", remove {', '.join(update.remove)}" if update.remove else ""
-        return f"table {self.send.table}{contract}{parts}{removed}"
+        words = [f"table {self.send.table}"]
+        if self.send.contract is not None:
+            words[0] += f" ({self.send.contract.value})"
+        update = self.send.expressions
+        for part, pairs in update.parts.items():
+            words.append(f"{part} {', '.join(dict(pairs))}")
+        if update.remove:
+            words.append(f"remove {', '.join(update.remove)}")
+        return ", ".join(words)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
+        operator = context.operator
         table = self.send.table
-        names = columns.names
         types = columns.types
         key = context.app.table_key(table)
-        sink = self._sink(context.app)
-        require_columns(
-            context.operator, "the stream", key, names, f"They are the key of table {table}."
-        )
-        raise_first_problem(context.operator, sink.table, _sink_problems(sink))
-        for part, name, expression in self._update.written:
+        sink = self._sink(context.app, types)
+        columns.require(operator, key, f"They are the key of table {table}.")
+        raise_first_problem(operator, sink.table, _sink_problems(sink))
+        for part, name, expression in self.send.expressions.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
-            check_expression(context.operator, expression, names, types, next_step=where)
-        if self.send.contract is not None and self.send.update is None:
-            require_columns(
-                context.operator,
-                "the stream",
-                (UPDATE,),
-                names,
-                f"With a contract table {table} takes updates: give records their form with "
-                ".map(*update_message(…)), or write stream.update(table, set={…}); or leave the"
-                " contract out.",
+            check_expression(operator, expression, columns.names, types, next_step=where)
+        if self._takes_updates:
+            step = (
+                f"With a contract table {table} takes updates: give records their form with"
+                " .map(*update_message(…)), or write stream.update(table, set={…}); or leave the"
+                " contract out."
             )
-        context.declared.extend(compare_sink_types(sink, types))
-        check_sink_columns(context.operator, sink, types)
+            columns.require(operator, (UPDATE,), step)
+        context.declared.extend(compare_sink_types(sink))
+        check_sink_columns(operator, sink, types)
         return columns
+
+    @property
+    def _takes_updates(self) -> bool:
+        """Whether the records are update messages."""
+        return self.send.contract is not None and self.send.update is None
 
     def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns | None:
         update = self.send.update
         if update is None:
             return None
-        summed = find_summed_columns(self._sink(app), arriving.types)
+        summed = find_summed_columns(self._sink(app, arriving.types))
         return ChangedColumns(
-            frozenset(name for name, _ in update.set) | frozenset(update.remove),
+            frozenset((*dict(update.set), *update.remove)),
             summed,
-            frozenset(name for name, _ in update.append),
-            frozenset(name for name, _ in update.add) - summed,
-            frozenset(name for name, _ in update.if_missing or ())
-            - frozenset(app.table_key(self.send.table)),
+            frozenset(dict(update.append)),
+            frozenset(dict(update.add)) - summed,
+            frozenset(dict(update.if_missing or ())).difference(app.table_key(self.send.table)),
         )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        if self.send.contract is not None and self.send.update is None:
+        if self._takes_updates:
             return "updates in records"
-        if self._update.append:
+        if self.send.expressions.append:
             return "append="
         return expressions_need(self.sql, arriving[0]) if self.sql else ""
 
-    def _sink(self, app: DeclaredApplication) -> TableSink:
-        return TableSink(app.tables[self.send.table], self.send)
+    def _sink(self, app: DeclaredApplication, types: Types) -> TableSink:
+        return TableSink(app.tables[self.send.table], self.send, types)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         table = self.send.table
-        return exchange_before_table(
-            context.operator, table, context.app.table_key(table), flow, partitions
-        )
+        key = context.app.table_key(table)
+        return exchange_before_table(context.operator, table, key, flow, partitions)
 
     def written(self, arriving: Columns) -> Columns:
-        written: dict[str, Sources] = {}
-        made = [
-            (field, part.sources)
-            for name, column in arriving.known.items()
-            for field, part in (column.fields or {name: column}).items()
-        ]
+        written: ColumnSources = {}
         if self.send.update is not None:
-            sources = arriving.sources
-            made = [
-                (name, sources_from_sql(expression, sources))
-                for _, name, expression in self._update.written
-            ]
-        for name, its in made:
-            written[name] = tuple(dict.fromkeys((*written.get(name, ()), *its)))
+            for _, name, expression in self.send.update.written:
+                add_sources(written, name, sources_from_sql(expression, arriving.sources))
+        else:
+            for name, column in arriving.known.items():
+                for field, part in (column.fields or {name: column}).items():
+                    add_sources(written, field, part.sources)
         return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,21 +33,28 @@ class Update:
     @property
     def parts(self) -> dict[str, Pairs]:
         """The pairs by kind of change ("set", "add", "append"), without kinds that have none."""
-        return {name: pairs for name in ("set", "add", "append") if (pairs := getattr(self, name))}
+        parts = {"set": self.set, "add": self.add, "append": self.append}
+        return {name: pairs for name, pairs in parts.items() if pairs}
+
+    @property
+    def kinds(self) -> AbstractSet[str]:
+        """The kinds of change that an update makes, with "remove"."""
+        return self.parts.keys() | ({"remove"} if self.remove else set())
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the table's columns that an update changes."""
-        return (*(name for pairs in self.parts.values() for name, _ in pairs), *self.remove)
+        changed = (*self.set, *self.add, *self.append)
+        return (*(name for name, _ in changed), *self.remove)
 
     @property
     def written(self) -> tuple[tuple[str, str, str], ...]:
         """All expressions, as (argument, the table's column, expression); the argument is "set",
         "add", "append" or "if_missing"."""
-        parts = {**self.parts, "if_missing": self.if_missing or ()}
-        return tuple(
-            (part, name, expression) for part, pairs in parts.items() for name, expression in pairs
-        )
+        written = []
+        for part, pairs in {**self.parts, "if_missing": self.if_missing or ()}.items():
+            written += [(part, name, expression) for name, expression in pairs]
+        return tuple(written)
 
     def expressions(self) -> tuple[str, ...]:
         """Return the expressions by which `map` makes the update and, if there is one, the
@@ -63,7 +71,8 @@ def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
     if pairs is None:
         return ()
     # Spark has no struct without fields: a default record without columns is a boolean.
-    return (f"{struct_expression(pairs) if pairs else '(true)'} as {DEFAULT}",)
+    made = struct_expression(pairs) if pairs else "(true)"
+    return (f"{made} as {DEFAULT}",)
 
 
 def struct_expression(pairs: Pairs) -> str:
@@ -90,6 +99,11 @@ class TableSend:
     args: tuple[object, ...] = ()
     dead_letters: int | None = None
     marks_as: str | None = None
+
+    @property
+    def expressions(self) -> Update:
+        """The expressions of the update; none if records or update messages are sent."""
+        return self.update or Update()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,5 @@ class ChangedColumns(NamedTuple):
         """Whether the order of two updates matters: both change a column, and one does more than
         add a number.
         """
-        return bool(self._ordered & (other._ordered | other.summed)) or bool(
-            other._ordered & self.summed
-        )
+        changed = self._ordered | self.summed
+        return bool(self._ordered & other.summed or changed & other._ordered)

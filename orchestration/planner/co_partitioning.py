@@ -78,13 +78,10 @@ class _Repartitioning:
 
     def repartition(self, operator: Operator, arriving: Arriving) -> Arriving:
         """Insert the exchanges before an operator, and return the flows that then arrive."""
-        needed_by_input = self.needs.get(operator.id, ())
-        target = self._choose_count(needed_by_input, arriving)
+        needs = self.needs.get(operator.id, {})
+        target = self._choose_count(needs, arriving)
         moved = list(arriving)
-        together = []
-        for number, needed in enumerate(needed_by_input):
-            if needed is None:
-                continue
+        for number, needed in needs.items():
             flow = arriving[number]
             why = describe_mismatch(needed, flow)
             if not why:
@@ -95,23 +92,18 @@ class _Repartitioning:
                 self.inserted[operator.id, number] = item
                 self.equal.add(item.node, target)
                 moved[number] = item.moved(flow)
-            together.append(moved[number].stream)
-        self.equal.join(together, target)
+        self.equal.join([moved[number].stream for number in needs], target)
         self.equal.record_inputs(operator.id, [flow.stream for flow in moved])
         return tuple(moved)
 
-    def _choose_count(
-        self, needed_by_input: Sequence[Requirement | None], arriving: Arriving
-    ) -> int | None:
+    def _choose_count(self, needs: Mapping[int, Requirement], arriving: Arriving) -> int | None:
         """Return the required count, else the one that most well-partitioned inputs have."""
         matching = []
-        for needed, flow in zip(needed_by_input, arriving, strict=False):
-            if needed is None:
-                continue
+        for number, needed in needs.items():
             if needed.partitions is not None:
                 return needed.partitions
-            if not describe_mismatch(needed, flow):
-                matching.append(flow.stream)
+            if not describe_mismatch(needed, arriving[number]):
+                matching.append(arriving[number].stream)
         return self.equal.most_frequent(matching)
 
 
@@ -150,9 +142,8 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
     On a tie, that is the one required first. Streams before no such join are left out.
     """
     votes: dict[str, Counter[int]] = {}
-    joined: set[str] = (
-        set()
-    )  # operators whose records were joined with a partitioned dataset since their stream began
+    # Operators whose records were joined with a partitioned dataset since their stream began.
+    joined: set[str] = set()
     for operator in app.operators:
         if operator.spec.role == "intermediate":
             votes[operator.id] = Counter()
@@ -161,10 +152,10 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
         if not joined.isdisjoint(operator.inputs):
             joined.add(operator.id)
             continue
-        arriving = flows.arriving[operator.id]
-        for needed, flow in zip(needs.get(operator.id, ()), arriving, strict=False):
-            if needed is None or needed.partitions is None:
+        for number, needed in needs.get(operator.id, {}).items():
+            if needed.partitions is None:
                 continue
+            flow = flows.arriving[operator.id][number]
             if flow.stream in votes and not describe_mismatch(needed, flow):
                 votes[flow.stream][needed.partitions] += 1
             if not needed.feeds:
@@ -242,17 +233,14 @@ class _DatasetUses:
 def _collect_dataset_uses(draft: Draft) -> _DatasetUses:
     uses = _DatasetUses(draft.needs, {}, defaultdict(list), defaultdict(list), {})
     for operator, requirements in draft.needs.items():
-        met = {}
-        for needed in requirements:
-            if needed is None or needed.dataset is None:
+        for needed in requirements.values():
+            if needed.dataset is None:
                 continue
-            met[needed.dataset] = operator
+            uses.meeting[dataset_node(needed.dataset)].append(operator)
             if needed.feeds:
                 uses.feeds[operator] = needed.dataset
             else:
                 uses.joining[needed.dataset].append(operator)
-        for dataset in met:
-            uses.meeting[dataset_node(dataset)].append(operator)
     for operator, members in draft.groups.items():
         for member in members:
             if member != operator:
@@ -450,12 +438,10 @@ class FixFinder:
 
     def _equal_inputs(self, operator: str) -> Iterator[_ArrivingInput]:
         """Yield the inputs of an operator whose counts have to be equal."""
-        draft = self._draft
-        arriving = draft.flows.arriving[operator]
-        requirements = draft.needs.get(operator, (None,) * len(arriving))
-        for number, (needed, flow) in enumerate(zip(requirements, arriving, strict=True)):
-            if needed is not None or operator not in draft.needs:
-                yield _ArrivingInput(operator, number, needed, flow)
+        needs = self._draft.needs.get(operator, {})
+        for number, flow in enumerate(self._draft.flows.arriving[operator]):
+            if number in needs or not needs:
+                yield _ArrivingInput(operator, number, needs.get(number), flow)
 
     def _move(self, arriving: _ArrivingInput, partitions: int) -> InsertedExchange:
         columns = self._columns(arriving)
@@ -537,7 +523,7 @@ def check_co_partitioning(draft: Draft) -> None:
         raise PartitionCountMismatchError(
             problem, step, **about, counts=every[0][1], conflicts=every
         )
-    datasets = [needed.dataset for needed in draft.needs[operator] if needed is not None]
+    datasets = [needed.dataset for needed in draft.needs[operator].values()]
     raise PlanningError(problem, step, **about, dataset=next(filter(None, datasets), None))
 
 
@@ -644,36 +630,41 @@ def _find_mispartitioned(draft: Draft) -> list[_Mispartitioned]:
     """Return each input that is not partitioned by the required columns and hash."""
     found = []
     for operator, requirements in draft.needs.items():
-        arriving = draft.flows.arriving[operator]
-        for number, (needed, flow) in enumerate(zip(requirements, arriving, strict=True)):
-            if needed is None or needed.columns is None:
-                continue
+        for number, needed in requirements.items():
+            flow = draft.flows.arriving[operator][number]
             why = describe_mismatch(needed, flow)
-            if not why:
-                continue
-            label = _stream_label(flow.stream, draft.streams)
-            if needed.dataset is None:
-                problem = f"input {number + 1} ({label}) is not partitioned as the operator needs"
-            else:
-                stream = f"stream {label}" if flow.stream in draft.streams else label
-                problem = (
-                    f"{stream} is not partitioned like dataset {needed.dataset}, which is"
-                    f" partitioned by {_by_columns(draft.app.dataset(needed.dataset).partition_by)}"
-                )
-            partition_by = _partition_by(needed.columns)
-            breaking = _find_breaking_inputs(draft, needed, flow)
-            if breaking:
-                why = "; ".join(f"{each} breaks it: {wrong}" for each, wrong in breaking.items())
-                inputs = abbreviate([*breaking])
-                step = f"Write {partition_by} before {flow.stream}, on {inputs}."
-            else:
-                place = f", on {label}" if len(requirements) > 1 else ""
-                step = f"Write {partition_by} before {operator}{place}."
-                if number == 0:
-                    step += _suggest_partition_by(draft.app, operator, needed, flow)
-            problem = f"{operator}: {problem}: {why}; needed is {_by_columns(needed.columns)}."
-            found.append(_Mispartitioned(operator, problem, step))
+            if why and needed.columns is not None:
+                arriving = _ArrivingInput(operator, number, needed, flow)
+                found.append(_explain_mispartitioned(draft, arriving, needed, needed.columns, why))
     return found
+
+
+def _explain_mispartitioned(
+    draft: Draft, arriving: _ArrivingInput, needed: Requirement, columns: tuple[str, ...], why: str
+) -> _Mispartitioned:
+    operator = arriving.operator
+    flow = arriving.flow
+    label = _stream_label(flow.stream, draft.streams)
+    problem = f"input {arriving.number + 1} ({label}) is not partitioned as the operator needs"
+    if needed.dataset is not None:
+        stream = f"stream {label}" if flow.stream in draft.streams else label
+        problem = (
+            f"{stream} is not partitioned like dataset {needed.dataset}, which is partitioned by"
+            f" {_by_columns(draft.app.dataset(needed.dataset).partition_by)}"
+        )
+    partition_by = _partition_by(columns)
+    breaking = _find_breaking_inputs(draft, needed, flow)
+    if breaking:
+        why = "; ".join(f"{each} breaks it: {wrong}" for each, wrong in breaking.items())
+        step = f"Write {partition_by} before {flow.stream}, on {abbreviate([*breaking])}."
+    else:
+        has_several = len(draft.flows.arriving[operator]) > 1
+        place = f", on {label}" if has_several else ""
+        step = f"Write {partition_by} before {operator}{place}."
+        if arriving.number == 0:
+            step += _suggest_partition_by(draft.app, operator, needed, flow)
+    problem = f"{operator}: {problem}: {why}; needed is {_by_columns(columns)}."
+    return _Mispartitioned(operator, problem, step)
 
 
 def _find_breaking_inputs(draft: Draft, needed: Requirement, flow: Flow) -> dict[str, str]:

@@ -175,10 +175,8 @@ def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Gro
         datasets: list[str] = []
         if operator.id in relied_on and flows.merges_streams(operator):
             streams = [operator.id, *(flow.stream for flow in arriving)]
-        for needed, flow in zip(needs.get(operator.id, ()), arriving, strict=False):
-            if needed is None:
-                continue
-            streams.append(flow.stream)
+        for number, needed in needs.get(operator.id, {}).items():
+            streams.append(arriving[number].stream)
             if needed.dataset is not None:
                 datasets.append(dataset_node(needed.dataset))
         members = dict.fromkeys([*streams, *datasets])
@@ -390,28 +388,27 @@ def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
     return replace(counts, partitions=partitions)
 
 
-Requirements = Mapping[str, tuple[Requirement | None, ...]]
-"""The requirements of each operator that has any, by its id; one per input, or None."""
+Requirements = Mapping[str, Mapping[int, Requirement]]
+"""The requirements of each operator that has any, by its id and the number of the input."""
 
 
 def collect_requirements(app: Application) -> Requirements:
     """Return the requirements of operators, without those of sends to datasets that no operator
     joins.
     """
-    required = {operator.id: operator.spec.requirements(app) for operator in app.operators}
+    required: dict[str, dict[int, Requirement]] = {}
     joined = set()
-    for needs in required.values():
-        joined |= {need.dataset for need in needs if need is not None and not need.feeds}
-
-    def is_kept(need: Requirement | None) -> bool:
-        return need is not None and (not need.feeds or need.dataset in joined)
-
-    collected = {}
-    for operator, needs in required.items():
-        kept = tuple(need if is_kept(need) else None for need in needs)
-        if any(kept):
-            collected[operator] = kept
-    return collected
+    for operator in app.operators:
+        for number, need in enumerate(operator.spec.requirements(app)):
+            if need is None:
+                continue
+            required.setdefault(operator.id, {})[number] = need
+            if not need.feeds:
+                joined.add(need.dataset)
+    for operator_id, needs in list(required.items()):
+        if all(need.feeds and need.dataset not in joined for need in needs.values()):
+            del required[operator_id]
+    return required
 
 
 @dataclass(frozen=True, slots=True)

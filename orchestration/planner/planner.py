@@ -9,6 +9,7 @@ SAMZA-1889. `plan_application` reads these facts, the only I/O of planning.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -18,13 +19,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySour
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
-from dagster_adjunct.orchestration.operators.operator import (
-    Exchange,
-    Flow,
-    PlanContext,
-    PlannedStream,
-    Requirement,
-)
+from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, PlannedStream
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
 from dagster_adjunct.orchestration.operators.windows.zone_rules import check_zones_in_jvm
 from dagster_adjunct.orchestration.planner import notes, partition_counts
@@ -303,48 +298,36 @@ def _iter_operators(
 
 def _iter_join_groups(draft: partition_counts.Draft) -> Iterator[JoinGroup]:
     for join, requirements in draft.needs.items():
-        joined: list[tuple[Requirement, Flow]] = []
-        streams: list[str] = []
-        datasets: list[str] = []
-        for needed, flow in zip(requirements, draft.flows.arriving[join], strict=True):
-            if needed is None or needed.feeds:
-                continue
-            joined.append((needed, flow))
-            streams.append(flow.stream)
-            if needed.dataset is not None:
-                datasets.append(partition_counts.dataset_node(needed.dataset))
+        joined = {number: needed for number, needed in requirements.items() if not needed.feeds}
         if not joined:
             continue
-        nodes = dict.fromkeys([*streams, *datasets])
-        names = tuple(_stream_label(node, draft.streams) for node in nodes)
-        needed, flow = joined[0]
-        yield JoinGroup(
-            join, needed.dataset, names, draft.counts.partitions[flow.stream], needed.columns or ()
-        )
+        nodes = [draft.flows.arriving[join][number].stream for number in joined]
+        count = draft.counts.partitions[nodes[0]]
+        for needed in joined.values():
+            if needed.dataset is not None:
+                nodes.append(partition_counts.dataset_node(needed.dataset))
+        names = tuple(_stream_label(node, draft.streams) for node in dict.fromkeys(nodes))
+        first = next(iter(joined.values()))
+        yield JoinGroup(join, first.dataset, names, count, first.columns or ())
 
 
 def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
     """Return the joined datasets that the application itself sends records to, in order of
     declaration.
     """
-    sinks: dict[str | None, list[str]] = {}
-    streams: dict[str | None, dict[str, None]] = {}
+    streams: dict[str | None, dict[str, str]] = defaultdict(dict)  # by operator that sends them
     for operator, requirements in draft.needs.items():
-        for needed, flow in zip(requirements, draft.flows.arriving[operator], strict=True):
-            if needed is not None and needed.feeds:
-                label = _stream_label(flow.stream, draft.streams)
-                sinks.setdefault(needed.dataset, []).append(operator)
-                streams.setdefault(needed.dataset, {})[label] = None
-    return tuple(
-        FedDataset(
-            dataset.name,
-            tuple(streams[dataset.name]),
-            tuple(sinks[dataset.name]),
-            dataset.partitions or 0,
-        )
-        for dataset in draft.app.datasets
-        if dataset.name in sinks
-    )
+        for number, needed in requirements.items():
+            if needed.feeds:
+                flow = draft.flows.arriving[operator][number]
+                streams[needed.dataset][operator] = _stream_label(flow.stream, draft.streams)
+    fed = []
+    for dataset in draft.app.datasets:
+        sent = streams[dataset.name]
+        if sent:
+            names = tuple(dict.fromkeys(sent.values()))
+            fed.append(FedDataset(dataset.name, names, tuple(sent), dataset.partitions or 0))
+    return tuple(fed)
 
 
 def _stream_label(node: str, streams: Mapping[str, PlannedStream]) -> str:

@@ -17,7 +17,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin
-from dagster_adjunct.orchestration.operators.joins import build_join
+from dagster_adjunct.orchestration.operators.join_arguments import JoinArguments
 from dagster_adjunct.orchestration.operators.lookups import AsOf, EntryLookup
 from dagster_adjunct.orchestration.step.kept_entries import TimedEntries
 from dagster_adjunct.orchestration.step.spark_datasets import AsOfMatch, TimedRows, join_entries
@@ -99,9 +99,8 @@ def sent(spark: SparkSession, records: list[Record], kind: str = "timestamp") ->
 def join(**options: Any) -> AsOfJoin:
     given = {"how": "left", "before_history": "null", "on_null_time": "null"} | options
     as_of = AsOf("at", given["before_history"], given["on_null_time"])
-    made = build_join(AsOfJoin, "join-2", PRICES, "item", given["how"], None, "", None, as_of=as_of)
-    assert isinstance(made, AsOfJoin)
-    return made
+    arguments = JoinArguments("join-2", "item", given["how"], None, "", None)
+    return arguments.build(AsOfJoin, PRICES, as_of=as_of)
 
 
 def joined(spec: AsOfJoin, frame: DataFrame, batch: FakeBatch) -> DataFrame:

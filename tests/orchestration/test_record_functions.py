@@ -13,7 +13,7 @@ import pytest
 from dagster_adjunct import MessageStream, Schema
 from dagster_adjunct.errors import OperatorFailedError, SchemaMismatchError
 from dagster_adjunct.orchestration.operators.calls import RecordCall
-from dagster_adjunct.orchestration.operators.functions import _process_batch
+from dagster_adjunct.orchestration.operators.functions import _process_batches
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_result_that_is_not_as_declared_tells_no_value_where_columns_are_sensi
     ):
         call = RecordCall("flat-map-2", function, Schema.of(n="int"), sensitive=sensitive)
         with pytest.raises(OperatorFailedError) as caught:
-            list(_process_batch(batch, call, ["k"]))
+            list(_process_batches([batch], call, ["k"]))
         assert problem.format(other=other) in caught.value.problem
         assert ("ada@mail" in "".join(traceback.format_exception(caught.value))) is not bool(
             sensitive
@@ -53,8 +53,8 @@ def test_the_record_whose_result_is_not_as_declared_is_told_with_its_place(
     batch = pa.RecordBatch.from_pydict({"k": keys, **positions})
     with pytest.raises(OperatorFailedError) as caught:
         list(
-            _process_batch(
-                batch,
+            _process_batches(
+                [batch],
                 RecordCall("flat-map-2", wrong_once, Schema.of(n="int"), stream="lake.s"),
                 ["k"],
             )
@@ -76,8 +76,8 @@ def test_a_value_that_the_function_passed_on_wrongly_is_told_with_its_record() -
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "__partition": [3], "__offset": [10]})
     with pytest.raises(OperatorFailedError) as caught:
         list(
-            _process_batch(
-                batch,
+            _process_batches(
+                [batch],
                 RecordCall("flat-map-2", looks_up, Schema.of(n="int"), stream="lake.s"),
                 ["k"],
             )
@@ -111,7 +111,7 @@ def test_a_value_without_a_python_form_is_reported_by_column(entry: str | None) 
 
     call = RecordCall("flat-map-2", function, Schema.of(n="int"), entry=entry, stream="lake.s")
     with pytest.raises(OperatorFailedError) as caught:
-        list(_process_batch(batch, call, ["k"]))
+        list(_process_batches([batch], call, ["k"]))
     error = caught.value
     assert (error.stream, error.partition, error.offset, error.file) == ("lake.s", 3, "11", None)
     assert error.record == "{k: 'b', at: '+10000-01-01 00:00:00'}"
@@ -124,7 +124,7 @@ def test_a_value_without_a_python_form_is_reported_by_column(entry: str | None) 
         "flat-map-2", function, Schema.of(n="int"), stream="lake.s", sensitive=frozenset({"at"})
     )
     with pytest.raises(OperatorFailedError) as caught:
-        list(_process_batch(batch, hidden, ["k"]))
+        list(_process_batches([batch], hidden, ["k"]))
     assert "10000" not in str(caught.value)
 
 
@@ -145,7 +145,9 @@ def test_a_time_that_names_no_moment_is_refused_as_a_result(value: Any) -> None:
 
     with pytest.raises(OperatorFailedError) as caught:
         list(
-            _process_batch(batch, RecordCall("flat-map-2", made, Schema.of(at="timestamp")), ["k"])
+            _process_batches(
+                [batch], RecordCall("flat-map-2", made, Schema.of(at="timestamp")), ["k"]
+            )
         )
     assert caught.value.record == "{k: 'b'}"
     assert "column 'at'" in caught.value.problem

@@ -71,24 +71,29 @@ class ExactSum:
     kind: str
 
     @property
+    def _decimal(self) -> tuple[int, int]:
+        """The digits of a decimal, in all and after the point; (0, 0) for an integer."""
+        return decimal_digits(self.kind) or (0, 0)
+
+    @property
     def scale(self) -> int:
         """The number of digits after the point."""
-        return (decimal_digits(self.kind) or (0, 0))[1]
+        return self._decimal[1]
 
     @property
     def is_wide(self) -> bool:
         """Whether the sum is stored as two numbers, `high` and `low`."""
-        return (decimal_digits(self.kind) or (0, 0))[0] > _NARROW
+        return self._decimal[0] > _NARROW
 
     @property
     def wider(self) -> str | None:
         """The widest type whose sums are stored in the same way as those of `kind`; None if it
         is not wider.
         """
-        digits = decimal_digits(self.kind)
-        if digits is None:
+        digits = self._decimal[0]
+        if not digits:
             return "decimal(20,0)"
-        return f"decimal({_NARROW},{self.scale})" if digits[0] < _NARROW else None
+        return f"decimal({_NARROW},{self.scale})" if digits < _NARROW else None
 
     def partials(self, column: str) -> tuple[Partial, ...]:
         """Return the partial values of the sum of this column of the records."""
@@ -158,9 +163,8 @@ class ExactSum:
         high = f"coalesce({quote_name(self._high)}, 0)"
         low = quote_name(self._low)
         negative = f"({_carry(high, low)} < 0)"
-        high, low = (
-            f"(case when {negative} then 0 - {part} else {part} end)" for part in (high, low)
-        )
+        high = f"(case when {negative} then 0 - {high} else {high} end)"
+        low = f"(case when {negative} then 0 - {low} else {low} end)"
         return f"if({negative}, '-', '')", _carry(high, low), f"pmod({low}, {_power(_LOW)})"
 
     def _unless_null(self, text: str) -> str:
@@ -289,9 +293,8 @@ class _Extreme(Aggregation):
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         partial = f"{name}${self.function}"
-        made, merged = (
-            f"{self.function}({quote_name(column)})" for column in (self.column, partial)
-        )
+        made = f"{self.function}({quote_name(self.column)})"
+        merged = f"{self.function}({quote_name(partial)})"
         return (Partial(partial, kind, made, merged, f"{self.of_two}({{0}}, {{1}})"),)
 
     def result(self, name: str, kind: str) -> str:
@@ -334,9 +337,11 @@ class Mean(Aggregation):
         return _is_number(kind)
 
     def result_type(self, kind: str | None) -> str | None:
-        digits = None if kind is None else decimal_digits(kind)
+        if kind is None:
+            return None
+        digits = decimal_digits(kind)
         if digits is None:
-            return None if kind is None else "double"
+            return "double"
         return f"decimal({min(digits[0] + 4, 38)},{_scale_of_mean(*digits)})"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
@@ -390,11 +395,9 @@ class Distinct(Aggregation):
         text = _as_text(self.column, kind)
         if self.approximate:
             stored = quote_name(f"{name}$sketch")
-            # Sketches ignore empty texts.
+            value = f"concat('=', {text})"  # sketches ignore empty texts
             if kind in INTEGERS:
                 value = f"cast({quote_name(self.column)} as bigint)"
-            else:
-                value = f"concat('=', {text})"
             either = _either("hll_union({0}, {1})")
             made = f"hll_sketch_agg({value}, 12)"
             merged = f"hll_union_agg({stored})"
@@ -432,15 +435,16 @@ class Aggregate(Aggregation):
     def __post_init__(self) -> None:
         check_plain_function("Aggregate", self.function, "function", "records")
         if self.of is not None and not self.columns:
-            raise ConfigurationError(
-                "Aggregate has of=[], no column.", "Name some, or leave it out.", argument="of"
-            )
+            step = "Name some, or leave it out."
+            raise ConfigurationError("Aggregate has of=[], no column.", step, argument="of")
         object.__setattr__(self, "returns", Field("value", self.returns).type)
         object.__setattr__(self, "of", self.columns or None)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.of,) if isinstance(self.of, str) else tuple(self.of or ())
+        if isinstance(self.of, str):
+            return (self.of,)
+        return tuple(self.of or ())
 
     def describe(self) -> str:
         return function_label(self.function)
@@ -450,8 +454,11 @@ class Aggregate(Aggregation):
 
     def compute(self, records: pa.Table) -> object:
         """Return the function's result for a window's records."""
-        chosen = records.select(list(self.columns)) if self.of else records
-        return self.function(chosen.to_pandas() if self.form == "pandas" else chosen)
+        if self.of:
+            records = records.select(list(self.columns))
+        if self.form == "pandas":
+            return self.function(records.to_pandas())
+        return self.function(records)
 
 
 def _is_number(kind: str) -> bool:
@@ -464,7 +471,9 @@ def _unit(kind: str, *, whole: bool = False) -> str:
     Decimals without digits after the point have a unit only with `whole`.
     """
     digits = decimal_digits(kind)
-    return f"in units of 1E-{digits[1]}" if digits is not None and (digits[1] or whole) else ""
+    if digits is None or not (digits[1] or whole):
+        return ""
+    return f"in units of 1E-{digits[1]}"
 
 
 def _scale_of_mean(precision: int, scale: int) -> int:
@@ -525,23 +534,18 @@ def _power(exponent: int) -> str:
     """Return Spark SQL for 10**exponent in the narrowest decimal type: with a wider one, results
     would lose digits.
     """
-    kind = f"decimal({exponent + 1},0)" if exponent >= 0 else f"decimal({-exponent},{-exponent})"
+    kind = f"decimal({exponent + 1},0)"
+    if exponent < 0:
+        kind = f"decimal({-exponent},{-exponent})"
     return f"cast('1E{exponent}' as {kind})"
 
 
 def _added(name: str, made: str, scale: int) -> Partial:
     kind = f"decimal(38,{scale})"
-    addend = (
-        "cast({} as decimal(37," + f"{scale}))"
-    )  # adding two decimals of 38 digits, Spark rounds one off
-    both = f"cast({addend.format('{0}')} + {addend.format('{1}')} as {kind})"
-    return Partial(
-        name,
-        kind,
-        f"cast({made} as {kind})",
-        f"cast(sum({quote_name(name)}) as {kind})",
-        _either(both),
-    )
+    narrow = f"decimal(37,{scale})"  # adding two decimals of 38 digits, Spark rounds one off
+    both = f"cast(cast({{0}} as {narrow}) + cast({{1}} as {narrow}) as {kind})"
+    merged = f"cast(sum({quote_name(name)}) as {kind})"
+    return Partial(name, kind, f"cast({made} as {kind})", merged, _either(both))
 
 
 def _values(text: str) -> str:
@@ -551,7 +555,10 @@ def _values(text: str) -> str:
 def _as_text(column: str, kind: str) -> str:
     """Return Spark SQL for a text that is equal for equal values only; 0.0 and -0.0 are equal."""
     value = quote_name(column)
-    texts = {"binary": f"hex({value})", "string": value} | dict.fromkeys(
-        FLOATS, f"cast({value} + 0D as string)"
-    )
-    return texts.get(kind, f"cast({value} as string)")
+    if kind == "string":
+        return value
+    if kind == "binary":
+        return f"hex({value})"
+    if kind in FLOATS:
+        value = f"{value} + 0D"
+    return f"cast({value} as string)"

@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     STORED_BEHIND,
 )
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
-from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.functions import pickle_function, to_typed_array
 from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     LATE,
@@ -49,13 +49,7 @@ from dagster_adjunct.orchestration.operators.windows.kinds import (
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.schema import (
-    Schema,
-    arrow_type,
-    named_column,
-    quote_name,
-    to_exact_array,
-)
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import apply_in_arrow, encode_task_errors
 from dagster_adjunct.resources.times import to_microseconds
@@ -111,10 +105,8 @@ class Windows:
     @property
     def schema(self) -> Schema:
         """The columns of the windows' stored rows."""
-        columns = {name: self.types[name] for name in self.by} | {
-            START: "timestamp",
-            END: "timestamp",
-        }
+        columns = {name: self.types[name] for name in self.by}
+        columns |= {START: "timestamp", END: "timestamp"}
         columns |= {partial.name: partial.type for partial in self.partials}
         return Schema.of(columns | {EXPIRES: "timestamp"})
 
@@ -123,8 +115,12 @@ class Windows:
         """The units of those stored values whose unit depends on the type of the column: ";
         spent in units of 1E-2".
         """
-        units = {name: made.unit(self.type_of(made)) for name, made in self.aggregates}
-        return "".join(f"; {name} {unit}" for name, unit in units.items() if unit)
+        units = ""
+        for name, made in self.aggregates:
+            unit = made.unit(self.type_of(made))
+            if unit:
+                units += f"; {name} {unit}"
+        return units
 
     def type_of(self, made: Aggregation) -> str:
         """Return the type of the (first) column that an aggregate is computed from; "" if it
@@ -154,27 +150,26 @@ def aggregate_rows(
     With `partial`, `frame` has rows with partial values instead of records. Within a group, they
     are added in the order of the columns `order`, if the order makes a difference.
     """
-    names = [named_column(name) for name in by]
-    if any(
-        value.ordered for value in windows.partials
-    ):  # a task adds rows in the order in which it gets them
+    names = list(map(named_column, by))
+    values = []
+    for value in windows.partials:
+        text = value.merged if partial else value.made
+        values.append(F.expr(text).cast(value.type).alias(value.name))
+    if any(value.ordered for value in windows.partials):
+        # A task adds rows in the order in which it gets them.
         frame = frame.sortWithinPartitions(*names, *map(named_column, order))
-    values = [
-        F.expr(value.merged if partial else value.made).cast(value.type).alias(value.name)
-        for value in windows.partials
-    ]
     return frame.groupBy(*names).agg(*more, *values)
+
+
+def column_of(frame: str, name: str) -> Column:
+    """Return a column of an aliased frame."""
+    return F.col(f"{frame}.{quote_name(name)}")
 
 
 def equal_columns(left: str, right: str, names: Iterable[str]) -> Column:
     """Return the condition that these columns of two aliased frames are equal."""
-    return reduce(
-        and_,
-        [
-            F.col(f"{left}.{quote_name(name)}") == F.col(f"{right}.{quote_name(name)}")
-            for name in names
-        ],
-    )
+    pairs = [column_of(left, name) == column_of(right, name) for name in names]
+    return reduce(and_, pairs)
 
 
 def join_old_and_new(
@@ -185,12 +180,10 @@ def join_old_and_new(
 
     Unlike after a union, Spark still knows the partitioning of the frames.
     """
-    both = left.alias("old").join(
-        right.hint("merge").alias("new"), equal_columns("old", "new", on), "full"
-    )
-    return both, [
-        F.coalesce(f"old.{quote_name(name)}", f"new.{quote_name(name)}").alias(name) for name in on
-    ]
+    condition = equal_columns("old", "new", on)
+    both = left.alias("old").join(right.hint("merge").alias("new"), condition, "full")
+    keys = [F.coalesce(column_of("old", name), column_of("new", name)).alias(name) for name in on]
+    return both, keys
 
 
 def select_changed_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> DataFrame:
@@ -204,9 +197,8 @@ def select_changed_windows(rows: DataFrame, windows: Windows, after: datetime | 
         named_column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness))
     )
     reached = epoch_micros(after)
-    if reached is None:
-        closing = F.lit(False)
-    else:
+    closing: Column = F.lit(False)
+    if reached is not None:
         closing = F.unix_micros(named_column(EXPIRES)) <= F.lit(reached)
     marked = rows.withColumn(EXPIRES, kept_until).withColumn(CLOSING, closing)
     return marked.filter(F.col(TOUCHED) | F.col(CLOSING))
@@ -271,9 +263,8 @@ def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
         F.col(_FIRST) - 1,
     )
     starts = F.filter(F.sequence(_FIRST, _LAST, F.lit(every)), lambda start: start > limit)
-    return records.withColumn(_START, F.explode(starts)).withColumn(
-        BEGIN, F.timestamp_micros(_START)
-    )
+    assigned = records.withColumn(_START, F.explode(starts))
+    return assigned.withColumn(BEGIN, F.timestamp_micros(_START))
 
 
 def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
@@ -304,18 +295,13 @@ def update_fixed_windows(
     key = (*windows.by, START)
     new = aggregate_rows(assign_windows(records, windows), (*windows.by, BEGIN), windows, (RECORD,))
     both, keys = join_old_and_new(stored, new.withColumnRenamed(BEGIN, START), key)
-    added = [
-        F.expr(
-            partial.added.format(
-                f"old.{quote_name(partial.name)}", f"new.{quote_name(partial.name)}"
-            )
-        )
-        .cast(partial.type)
-        .alias(partial.name)
-        for partial in windows.partials
-    ]
-    touched = F.col(f"new.{quote_name(RECORDS)}").isNotNull().alias(TOUCHED)
-    rows = both.select(*keys, *added, touched, F.col(f"old.{quote_name(EXPIRES)}").alias(EXPIRES))
+    added = []
+    for partial in windows.partials:
+        name = quote_name(partial.name)
+        value = F.expr(partial.added.format(f"old.{name}", f"new.{name}"))
+        added.append(value.cast(partial.type).alias(partial.name))
+    touched = column_of("new", RECORDS).isNotNull().alias(TOUCHED)
+    rows = both.select(*keys, *added, touched, column_of("old", EXPIRES).alias(EXPIRES))
     end = F.timestamp_micros(window_end(F.unix_micros(START), windows.kind))
     return select_changed_windows(rows.withColumn(END, end), windows, watermarks.after)
 
@@ -370,22 +356,18 @@ def union_sessions(
     """
     from pyspark.sql import Window
 
-    asked = F.col(f"new.{quote_name(windows.by[0])}").isNotNull()
+    asked = column_of("new", windows.by[0]).isNotNull()
     reached = epoch_micros(watermarks.after)
     if reached is not None:
         first = F.min(named_column(EXPIRES)).over(Window.partitionBy(*windows.keys))
         stored = stored.withColumn(_CLOSES, F.unix_micros(first) <= reached)
-        asked = asked | F.col(f"old.{_CLOSES}")
+        asked = asked | column_of("old", _CLOSES)
     keys = runs.select(*windows.keys).distinct().hint("merge").alias("new")
-    known = (
-        stored.alias("old")
-        .join(keys, equal_columns("old", "new", windows.by), "left")
-        .filter(asked)
-    )
-    names = (*windows.by, START, END, EXPIRES, *(partial.name for partial in windows.partials))
-    before = known.select(
-        *[F.col(f"old.{quote_name(name)}") for name in names], F.lit(True).alias(_STORED)
-    )
+    same_key = equal_columns("old", "new", windows.by)
+    known = stored.alias("old").join(keys, same_key, "left").filter(asked)
+    names = windows.schema.names
+    own = [column_of("old", name) for name in names]
+    before = known.select(*own, F.lit(True).alias(_STORED))
     return before.union(runs.select(*map(named_column, names), F.lit(False).alias(_STORED)))
 
 
@@ -467,14 +449,12 @@ def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFr
     """
     key = (*windows.by, RECORD)
     both, keys = join_old_and_new(stored, new, key)
-    is_new = F.col(f"new.{quote_name(RECORD)}").isNotNull()
-    values = [
-        F.when(is_new, F.col(f"new.{quote_name(name)}"))
-        .otherwise(F.col(f"old.{quote_name(name)}"))
-        .alias(name)
-        for name in stored_record_schema(windows).names
-        if name not in key
-    ]
+    is_new = column_of("new", RECORD).isNotNull()
+    values = []
+    for name in stored_record_schema(windows).names:
+        if name not in key:
+            value = F.when(is_new, column_of("new", name)).otherwise(column_of("old", name))
+            values.append(value.alias(name))
     return both.select(*keys, *values)
 
 
@@ -482,20 +462,17 @@ def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
     """Return those records that are in the sessions `rows`, with BEGIN, EXPIRES, TOUCHED and
     CLOSING of the session.
     """
-    sessions = rows.select(
-        *windows.keys, START, END, named_column(EXPIRES), TOUCHED, CLOSING
-    ).alias("session")
-    time = F.col(f"record.{quote_name(AT)}")
-    within = (time >= F.col(f"session.{START}")) & (time < F.col(f"session.{END}"))
-    own = [
-        F.col(f"record.{quote_name(name)}")
-        for name in stored_record_schema(windows).names
-        if name != EXPIRES
-    ]
-    of_session = [F.col(f"session.{quote_name(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
+    taken = (EXPIRES, TOUCHED, CLOSING)
+    sessions = rows.select(*windows.keys, START, END, *map(named_column, taken)).alias("session")
+    time = column_of("record", AT)
+    begin = column_of("session", START)
+    within = (time >= begin) & (time < column_of("session", END))
+    names = stored_record_schema(windows).names
+    own = [column_of("record", name) for name in names if name != EXPIRES]
+    of_session = [column_of("session", name) for name in taken]
     condition = within & equal_columns("record", "session", windows.by)
     joined = records.alias("record").join(sessions.hint("merge"), condition)
-    return joined.select(*own, F.col(f"session.{START}").alias(BEGIN), *of_session)
+    return joined.select(*own, begin.alias(BEGIN), *of_session)
 
 
 def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
@@ -531,11 +508,11 @@ class WindowFunctionCall:
     def __call__(self, records: pa.Table) -> pa.Table:
         key = records.select(list(self.key)).slice(0, 1)
         given = records.sort_by(RECORD).select(list(self.given))
-        if (found := first_unreadable(given)) is not None:
+        found = first_unreadable(given)
+        if found is not None:
             place = f"a record for {self.aggregates[0][1].describe()}"
-            raise found.error(
-                self.operator, place, hidden=bool(self.sensitive), operator=self.operator
-            )
+            hidden = bool(self.sensitive)
+            raise found.error(self.operator, place, hidden=hidden, operator=self.operator)
         arrays = [self._value(name, made, given) for name, made in self.aggregates]
         return pa.table([*key.columns, *arrays], names=self.schema.names)
 
@@ -549,19 +526,18 @@ class WindowFunctionCall:
             )
             raise failed from (None if self.sensitive else error)
         try:
-            value = value.as_py() if isinstance(value, pa.Scalar) else value
-            return to_exact_array([value], arrow_type(made.returns))
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            if isinstance(value, pa.Scalar):
+                value = value.as_py()
+            return to_typed_array([value], made.returns)
+        except (OverflowError, ValueError) as error:
             misfit = "does not fit into" if isinstance(value, int | float) else "is no"
             reason = "" if self.sensitive else f": {str(error).splitlines()[0]}"
             problem = (
                 f"{self.operator}: {called} returned {type(value).__name__} for {name!r}, which"
-                f" {misfit}"
+                f" {misfit} {made.returns}{reason}."
             )
             step = "Return one value of that type, or None; or correct returns=."
-            failure = SchemaMismatchError(
-                f"{problem} {made.returns}{reason}.", step, column=name, operator=self.operator
-            )
+            failure = SchemaMismatchError(problem, step, column=name, operator=self.operator)
             raise failure from (None if self.sensitive else error)
 
 

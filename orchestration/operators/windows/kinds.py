@@ -67,10 +67,9 @@ class Tumbling:
         if self.size is not None:
             check_duration(self.size, "Tumbling has size", argument="size", most=MAX_DURATION)
         if (self.size is None) != (self.zone is not None):
+            without = "it names no zone"
             if self.zone is not None:
                 without = "a size does not follow the clock of a zone"
-            else:
-                without = "it names no zone"
             problem = (
                 f"Tumbling has {given[0]}={getattr(self, given[0])!r} and zone={self.zone!r}:"
                 f" {without}."
@@ -94,8 +93,13 @@ class Tumbling:
         """Return a description for plans."""
         if self.zone is None:
             return f"tumbling {self.size}"
-        count, unit = (self.days, "day") if self.days is not None else (self.hours, "hour")
-        return f"tumbling {count} {unit}{'s' if count != 1 else ''} of {self.zone}"
+        count = self.hours
+        unit = "hour"
+        if self.days is not None:
+            count = self.days
+            unit = "day"
+        plural = "" if count == 1 else "s"
+        return f"tumbling {count} {unit}{plural} of {self.zone}"
 
 
 @validated
@@ -112,13 +116,14 @@ class Sliding:
         check_duration(self.size, "Sliding has size", argument="size", most=MAX_DURATION)
         check_duration(self.every, "Sliding has every", argument="every", most=MAX_DURATION)
         if not self.every <= self.size <= self.every * _MAX_OVERLAP:
-            raise ConfigurationError(
+            problem = (
                 f"Sliding has size={self.size} and every={self.every}: expected a size of 1 to"
-                f" {_MAX_OVERLAP:,} times every; each record is counted in that many windows.",
-                "Choose others; for windows with gaps between them, filter the results of"
-                " Tumbling.",
-                argument="every",
+                f" {_MAX_OVERLAP:,} times every; each record is counted in that many windows."
             )
+            step = (
+                "Choose others; for windows with gaps between them, filter the results of Tumbling."
+            )
+            raise ConfigurationError(problem, step, argument="every")
 
     def describe(self) -> str:
         """Return a description for plans."""
@@ -172,9 +177,8 @@ def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
     zone.
     """
     if days is not None and days not in range(1, 366):
-        raise argument_error(
-            f"Tumbling has days={days!r}", "a whole number from 1 to 365", argument="days"
-        )
+        expected = "a whole number from 1 to 365"
+        raise argument_error(f"Tumbling has days={days!r}", expected, argument="days")
     if hours is not None and hours not in _HOURS:  # windows of hours are counted from midnight
         expected = f"hours that divide a day: one of {', '.join(map(str, _HOURS))}"
         raise argument_error(f"Tumbling has hours={hours!r}", expected, argument="hours")
@@ -229,9 +233,8 @@ def _refuse_spans(
         )
         refused = raise_error_column(ZoneRulesError, problem, step, zone=kind.zone or "")
         reach = to_micros(max_duration_after(kind))
-        start = F.when(time.between(first - reach, last + reach), refused.cast("bigint")).otherwise(
-            start
-        )
+        is_refused = time.between(first - reach, last + reach)
+        start = F.when(is_refused, refused.cast("bigint")).otherwise(start)
     return start
 
 

@@ -6,7 +6,7 @@ in `aggregates.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
@@ -22,7 +22,8 @@ from dagster_adjunct.orchestration.operators.columns import (
     check_new_names,
     check_state_columns,
     check_state_names,
-    require_columns,
+    find_taken,
+    is_own,
     validate_column_names,
     validate_partition_by,
 )
@@ -104,52 +105,53 @@ def make_results(
     one. A sum that its type can't hold fails the batch that closes the window; in earlier updates
     it is null, because later records may reduce it.
     """
-    masked = frozenset(name.lower() for name in sensitive)
-    exact = {name: made.exact(name, windows.type_of(made)) for name, made in windows.aggregates}
-    computed = {
-        exact_column(name): F.expr(text) for name, text in exact.items() if text is not None
-    }
-    rows = rows.withColumns(computed) if computed else rows
     values = [F.col(START), F.col(END)]
-    values += [_value(name, made, windows, operator, masked) for name, made in windows.aggregates]
+    computed = {}
+    for name, made in windows.aggregates:
+        kind = windows.type_of(made)
+        exact = made.exact(name, kind)
+        value = F.expr(made.result(name, kind))
+        if exact is not None:
+            computed[exact_column(name)] = F.expr(exact)
+            value = _check_range(name, made, windows, operator, sensitive)
+        values.append(value.alias(name))
+    if computed:
+        rows = rows.withColumns(computed)
     if results == "final":
         return rows.filter(CLOSING).select(*windows.keys, *values, F.lit(False).alias(TOMBSTONE))
     return _add_retractions(rows, windows, [*values, F.col(CLOSING).alias(FINAL)], (START,))
 
 
-def _value(
-    name: str, made: Aggregation, windows: Windows, operator: str, masked: Collection[str]
+def _check_range(
+    name: str, made: Aggregation, windows: Windows, operator: str, sensitive: Collection[str]
 ) -> Column:
-    if isinstance(made, Aggregate):
-        return named_column(name)
+    """Return the value of an aggregate, which fails the batch if the window closes and its exact
+    value does not fit the type.
+    """
     kind = windows.type_of(made)
-    value = F.expr(made.result(name, kind))
-    if made.exact(name, kind) is None:
-        return value.alias(name)
-    exact = named_column(exact_column(name))
     returns = str(made.result_type(kind))
-
-    def shown(source: str, part: Column) -> Column:
-        if source.lower() in masked:
-            return F.lit(MASKED)
-        return F.substring(part.cast("string"), 1, MAX_VALUE_CHARS)
-
-    words = [F.lit(f"{operator}: {made.describe()} as {name} is "), shown(made.columns[0], exact)]
-    words.append(F.lit(f", which is no {returns}: in the window from "))
-    words += [
-        F.col(START).cast("string"),
-        F.lit(" to "),
-        F.col(END).cast("string"),
-        F.lit(" UTC of "),
-    ]
-    for place, key in enumerate(windows.by):
-        words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, named_column(key))]
-    problem = F.concat(*words, F.lit("."))
-    refused = raise_error_column(
-        OperatorFailedError, problem, _next_step(made, kind), operator=operator
-    )
+    value = F.expr(made.result(name, kind))
+    exact = named_column(exact_column(name))
+    total = _shown(made.columns[0], exact, sensitive)
+    words: list[object] = [f"{operator}: {made.describe()} as {name} is ", total]
+    words += [f", which is no {returns}: in the window from ", F.col(START).cast("string")]
+    words += [" to ", F.col(END).cast("string"), " UTC of "]
+    separator = ""
+    for key in windows.by:
+        words += [f"{separator}{key} = ", _shown(key, named_column(key), sensitive)]
+        separator = ", "
+    problem = F.concat(*map(F.lit, words), F.lit("."))
+    step = _next_step(made, kind)
+    refused = raise_error_column(OperatorFailedError, problem, step, operator=operator)
     too_large = F.col(CLOSING) & value.isNull() & exact.isNotNull()
-    return F.when(too_large, refused.cast(returns)).otherwise(value).alias(name)
+    return F.when(too_large, refused.cast(returns)).otherwise(value)
+
+
+def _shown(source: str, value: Column, sensitive: Collection[str]) -> Column:
+    """Return a value of the column `source` as an error shows it."""
+    if find_taken((source,), sensitive):
+        return F.lit(MASKED)
+    return F.substring(value.cast("string"), 1, MAX_VALUE_CHARS)
 
 
 def _next_step(made: Aggregation, kind: str) -> str:
@@ -160,26 +162,22 @@ def _next_step(made: Aggregation, kind: str) -> str:
     in the same way.
     """
     column = made.columns[0]
-    wider = ExactSum("", kind).wider
-    if wider is not None:
+    stored = ExactSum("", kind)
+    if stored.wider is not None:
         return (
             f"Nothing is lost: the sum is stored exactly. Sum a wider type, .with_columns({column}="
-            f'"cast({column} as {wider})") before the window, and the next run continues with it.'
+            f'"cast({column} as {stored.wider})") before the window, and the next run continues'
+            " with it."
         )
-    scale = ExactSum("", kind).scale
-    if scale:
-        fewer = (
-            f', or, with fewer digits after the point, "cast({column} as decimal(38,{scale // 2}))"'
-        )
-    else:
+    scale = stored.scale
+    fewer = f', or, with fewer digits after the point, "cast({column} as decimal(38,{scale // 2}))"'
+    if not scale:
         fewer = ""
     return (
         f"No decimal with {scale} digits after the point can hold it, and the stored sum has as"
-        " many. Sum doubles, "
-        f'which are rounded: .with_columns({column}="cast({column} as double)") before the'
-        f" window{fewer}. Do that in "
-        "an application with another name and its own outputs: it fills its windows from the oldest"
-        " records on."
+        f' many. Sum doubles, which are rounded: .with_columns({column}="cast({column} as'
+        f' double)") before the window{fewer}. Do that in an application with another name and its'
+        " own outputs: it fills its windows from the oldest records on."
     )
 
 
@@ -187,11 +185,9 @@ def select_open_windows(rows: DataFrame, windows: Windows) -> DataFrame:
     """Return what is written to the state table: changed rows of open windows, and tombstones of
     absorbed sessions.
     """
-    names = [name for name in windows.schema.names if name not in windows.by]
+    values = map(named_column, windows.schema.names[len(windows.by) :])
     still_open = rows.filter(TOUCHED).filter(f"not {CLOSING}")
-    return _add_retractions(
-        still_open, windows, [named_column(name) for name in names], (START, EXPIRES)
-    )
+    return _add_retractions(still_open, windows, list(values), (START, EXPIRES))
 
 
 def _add_retractions(
@@ -208,17 +204,16 @@ def _add_retractions(
         return rows.select(*key, *values, F.lit(False).alias(TOMBSTONE))
     made = rows.select(*key, *values, ABSORBED)
     fields = made.schema.fields[len(key) : -1]
-    here = F.struct(*[named_column(field.name) for field in fields], F.lit(False).alias(TOMBSTONE))
+    own = [named_column(field.name) for field in fields]
+    here = F.struct(*own, F.lit(False).alias(TOMBSTONE))
 
     def tombstone(old: Column) -> Column:
-        parts = [
-            (
-                old.getField(field.name)
-                if field.name in known
-                else F.lit(None).cast(field.dataType)
-            ).alias(field.name)
-            for field in fields
-        ]
+        parts = []
+        for field in fields:
+            part = F.lit(None).cast(field.dataType)
+            if field.name in known:
+                part = old.getField(field.name)
+            parts.append(part.alias(field.name))
         return F.struct(*parts, F.lit(True).alias(TOMBSTONE))
 
     return made.select(*key, F.inline(F.concat(F.array(here), F.transform(ABSORBED, tombstone))))
@@ -249,12 +244,16 @@ class Window(PassThroughSpec):
 
     def summary(self) -> str:
         made = ", ".join(f"{aggregate.describe()} as {name}" for name, aggregate in self.aggregates)
-        late = f", {self.allowed_lateness} late" if self.allowed_lateness else ""
+        late = ""
+        if self.allowed_lateness:
+            late = f", {self.allowed_lateness} late"
         return f"{self.windows.describe()} by {', '.join(self.by)}: {made}; {self.results}{late}"
 
     @property
     def states(self) -> Sequence[str]:
-        return (self.name, f"{self.name}-records") if self._has_functions else (self.name,)
+        if self._has_functions:
+            return (self.name, f"{self.name}-records")
+        return (self.name,)
 
     @property
     def ordered_by(self) -> Sequence[str]:
@@ -263,8 +262,9 @@ class Window(PassThroughSpec):
 
     @property
     def zones(self) -> Sequence[str]:
-        zone = self.windows.zone if isinstance(self.windows, Tumbling) else None
-        return () if zone is None else (zone,)
+        if isinstance(self.windows, Tumbling) and self.windows.zone is not None:
+            return (self.windows.zone,)
+        return ()
 
     @property
     def watermark_delay(self) -> timedelta:
@@ -290,7 +290,9 @@ class Window(PassThroughSpec):
     def moves(self) -> int:
         # One each for the rows of changed windows, the values of functions, and the records of
         # sessions.
-        return 1 + self._has_functions * (2 if isinstance(self.windows, Session) else 1)
+        if not self._has_functions:
+            return 1
+        return 3 if isinstance(self.windows, Session) else 2
 
     @property
     def _has_functions(self) -> bool:
@@ -302,26 +304,16 @@ class Window(PassThroughSpec):
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
         operator = context.operator
-        known = columns.known
-        require_columns(operator, "the stream", self.by, columns.names, "Correct by=.")
-        made = [(name, known.get(name, ColumnFacts())) for name in self.by]
+        columns.require(operator, self.by, "Correct by=.")
+        made = [(name, columns.known.get(name, ColumnFacts())) for name in self.by]
         made += [(START, ColumnFacts("timestamp")), (END, ColumnFacts("timestamp"))]
         for name, aggregate in self.aggregates:
-            step = f"Correct the aggregate {name!r}."
-            require_columns(operator, "the stream", aggregate.columns, columns.names, step)
-            of = [known.get(column, ColumnFacts()) for column in aggregate.columns]
-            made.append(
-                (
-                    name,
-                    ColumnFacts(
-                        aggregate.result_type(of[0].type if of else None), merge_sources(of)
-                    ),
-                )
-            )
-        made += [(FINAL, ColumnFacts("boolean"))] if self.emits_updates else []
-        check_new_names(
-            operator, [name for name, _ in made], "Rename the column before, or the aggregate."
-        )
+            columns.require(operator, aggregate.columns, f"Correct the aggregate {name!r}.")
+            made.append((name, _derive_result(aggregate, columns)))
+        if self.emits_updates:
+            made.append((FINAL, ColumnFacts("boolean")))
+        step = "Rename the column before, or the aggregate."
+        check_new_names(operator, [name for name, _ in made], step)
         if columns.types is not None:
             self._check_types(operator, columns)
         return Columns(dict(made), typed=columns.types is not None)
@@ -330,63 +322,48 @@ class Window(PassThroughSpec):
         """Raise PlanningError for columns that can't be aggregated or stored; unknown types are
         not checked.
         """
-        values = [
-            p.name
-            for name, made in self.aggregates
-            for kind in ("", WIDEST)
-            for p in made.partials(name, kind)
-        ]
-        check_state_names(operator, self.by, (RECORDS, *values))
-        check_state_names(
-            operator, (column for _, made in self.aggregates for column in made.columns)
-        )
-        takes_all = any(isinstance(made, Aggregate) and not made.of for _, made in self.aggregates)
-        types = columns.types or {}
-        check_state_columns(operator, types, columns.known if takes_all else (), self.by)
+        partials = [RECORDS]
+        aggregated: list[str] = []
+        stored: Iterable[str] = ()
+        for name, made in self.aggregates:
+            aggregated += made.columns
+            for kind in ("", WIDEST):
+                partials += [partial.name for partial in made.partials(name, kind)]
+            if isinstance(made, Aggregate) and not made.of:
+                stored = columns.known
+        check_state_names(operator, self.by, partials)
+        check_state_names(operator, aggregated)
+        check_state_columns(operator, columns.type_of, stored, self.by)
         for name, made in self.aggregates:
             for column in made.columns:
-                kind = types.get(column)
-                if kind is not None and not (made.accepts(kind) and is_storable(kind)):
-                    problem = (
-                        f"{operator}: {name!r} is {made.describe()}, and column {column!r} is"
-                        f" {kind}."
-                    )
-                    wanted = "string" if made.accepts(kind) else "double"
-                    step = (
-                        f'Cast it before, for example .with_columns({column}="cast({column} as'
-                        f' {wanted})").'
-                    )
-                    raise PlanningError(problem, step, operator=operator, column=column)
+                _check_aggregated(operator, name, made, column, columns.type_of(column))
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         (frame,) = frames
         self.check_columns(operator, [batch.records.columns(frame)], batch.planned.app)
         sensitive = batch.planned.sensitive(operator, frame.columns)
-        types = {name: kind for name, kind in frame.dtypes if not name.startswith("__")}
+        types = {name: kind for name, kind in frame.dtypes if is_own(name)}
         windows = Windows(self.windows, self.by, self.aggregates, self.allowed_lateness, types)
         partitions = batch.planned.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
         key = (*self.by, START)
-        stored_for = self.summary() + windows.units
-        rules = "".join(map(describe_rules, self.zones))
         spec = StateSpec(
             windows.schema,
             key,
             self.partition_by,
             partitions,
             EXPIRES,
-            kept_for=stored_for,
-            zone_rules=rules,
+            kept_for=self.summary() + windows.units,
+            zone_rules="".join(map(describe_rules, self.zones)),
         )
         state = batch.state.table(self.name, spec)
         for zone in self.zones:
             batch.state.check_zone_rules(self.name, zone, is_of_other_rules(windows))
-        rows = batch.records.materialize(
-            operator, self._update_rows(operator, state.frame(), counted, windows, batch)
-        )
+        rows = self._update_rows(operator, state.frame(), counted, windows, batch)
+        rows = batch.records.materialize(operator, rows)
         state.write(select_open_windows(rows, windows), partitioned=True)
         if windows.functions:
-            rows = self._call_functions(operator, rows, counted, windows, batch, sensitive)
+            rows = self._call_functions(operator, rows, counted, windows, batch)
         results = make_results(rows, windows, self.results, operator, sensitive)
         # The event time of a window's result is the last microsecond of the window.
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
@@ -427,26 +404,21 @@ class Window(PassThroughSpec):
         """Return the records that count, with POSITION; pass the LEFT_OUT ones on if an operator
         reads late records.
         """
-        conditions = {
-            "records": F.lit(True),
-            "partly_late": F.col(PARTLY_LATE),
-        } | exclusion_conditions()
+        conditions = {"records": F.lit(True), "partly_late": F.col(PARTLY_LATE)}
+        conditions |= exclusion_conditions()
         before = batch.state.watermarks(self.name).before
-        classified = batch.records.count_records(
-            operator, classify_window_records(frame, windows, before), conditions
-        )
+        classified = classify_window_records(frame, windows, before)
+        classified = batch.records.count_records(operator, classified, conditions)
         has_late_consumer = batch.planned.has_late_consumer(operator)
         if has_late_consumer or windows.functions:
             classified = batch.records.materialize(operator, classified)
         why = F.col(EXCLUSION)
         if has_late_consumer:
             late = classified.filter(why.isin(*LEFT_OUT))
-            batch.state.divert_late_records(
-                operator, to_late_records(late, why, self.watermark_delay)
-            )
-        return classified.filter(why.isNull()).withColumn(
-            RECORD, stored_position_key(classified, batch.planned)
-        )
+            late = to_late_records(late, why, self.watermark_delay)
+            batch.state.divert_late_records(operator, late)
+        record = stored_position_key(classified, batch.planned)
+        return classified.filter(why.isNull()).withColumn(RECORD, record)
 
     def _call_functions(
         self,
@@ -455,7 +427,6 @@ class Window(PassThroughSpec):
         counted: DataFrame,
         windows: Windows,
         batch: SparkBatch,
-        sensitive: frozenset[str],
     ) -> DataFrame:
         """Return the rows that have results, with the values of users' functions; store the records
         of open windows.
@@ -478,13 +449,35 @@ class Window(PassThroughSpec):
             assigned = _keep_single_partition(assign_sessions(every, rows, windows), partitions)
             grown = assigned.filter(TOUCHED).filter(f"not {CLOSING}")
             state.write(grown.select(*map(named_column, schema.names)), partitioned=True)
-            assigned = assigned.filter(CLOSING) if final else assigned
+            if final:
+                assigned = assigned.filter(CLOSING)
         else:
             state.write(new, partitioned=True)
             assigned = select_window_records(state.with_written(), asked, windows)
+        sensitive = batch.planned.sensitive(operator, list(windows.types))
         values = call_window_functions(operator, assigned, windows, sensitive)
         values = self._repartition(values, partitions).hint("merge")
         return _keep_single_partition(asked.join(values, [*self.by, START], "left"), partitions)
+
+
+def _derive_result(aggregate: Aggregation, columns: Columns) -> ColumnFacts:
+    of = [columns.known.get(column, ColumnFacts()) for column in aggregate.columns]
+    kind = of[0].type if of else None
+    return ColumnFacts(aggregate.result_type(kind), merge_sources(of))
+
+
+def _check_aggregated(
+    operator: str, name: str, made: Aggregation, column: str, kind: str | None
+) -> None:
+    """Raise PlanningError if the aggregate `name` can't be made of a column of this type."""
+    if kind is None:
+        return
+    wanted = "string" if made.accepts(kind) else "double"
+    if wanted == "string" and is_storable(kind):
+        return
+    problem = f"{operator}: {name!r} is {made.describe()}, and column {column!r} is {kind}."
+    step = f'Cast it before, for example .with_columns({column}="cast({column} as {wanted})").'
+    raise PlanningError(problem, step, operator=operator, column=column)
 
 
 def _keep_single_partition(joined: DataFrame, partitions: int) -> DataFrame:
@@ -515,24 +508,15 @@ def build_window(
     )
     key = validate_column_names(f"{what}: by=", by)
     if not key:
-        raise ConfigurationError(
-            f"{what} has no key: by= is empty.", "Pass the key columns in by=.", argument="by"
-        )
+        problem = f"{what} has no key: by= is empty."
+        raise ConfigurationError(problem, "Pass the key columns in by=.", argument="by")
     partition_columns = validate_partition_by(what, partition_by, key, "by")
-    return Window(
-        name, kind, key, partition_columns, _aggregates(what, aggregates), results, allowed_lateness
-    )
-
-
-def _aggregates(
-    what: str, aggregates: Mapping[str, Aggregation]
-) -> tuple[tuple[str, Aggregation], ...]:
     if not aggregates:
+        found = f"{what} has aggregates={aggregates!r}"
         expected = 'at least one value, such as {"views": Count()}'
-        raise argument_error(
-            f"{what} has aggregates={aggregates!r}", expected, argument="aggregates"
-        )
+        raise argument_error(found, expected, argument="aggregates")
     validate_column_names(f"{what}: aggregates=", list(aggregates))
     for made in aggregates.values():
         validate_column_names(f"{what}: {made.describe()}", made.columns)
-    return tuple(aggregates.items())
+    values = tuple(aggregates.items())
+    return Window(name, kind, key, partition_columns, values, results, allowed_lateness)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SPAN = timedelta(days=3653)
 """The rules of a zone are compared from this long ago to as long ahead. Beyond, databases are known
 to differ: what they say of the time before 1970 depends on how they are built."""
+_MICROSECOND = timedelta(microseconds=1)
 _SECOND = 1_000_000
 _DAY = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -97,16 +98,15 @@ def clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
             high = time + step
             while high - low > timedelta(seconds=1):
                 middle = low + (high - low) // 2
-                low, high = (middle, high) if offset(middle) == before else (low, middle)
-            moment = high.replace(microsecond=0)
-            changes.append(
-                tuple(
-                    span // timedelta(microseconds=1) for span in (moment - _EPOCH, before, after)
-                )
-            )
+                if offset(middle) == before:
+                    low = middle
+                else:
+                    high = middle
+            moment = to_microseconds(high.replace(microsecond=0))
+            changes.append((moment, before // _MICROSECOND, after // _MICROSECOND))
         time = time + step
         before = after
-    return tuple((moment, before, after) for moment, before, after in changes)
+    return tuple(changes)
 
 
 def describe_rules(zone: str) -> str:
@@ -130,8 +130,7 @@ def differing_spans(session: SparkSession, zone: str) -> tuple[tuple[int, int], 
     """
     asked = identify_session(session), zone
     if asked not in _differences:
-        moments, offsets = _offsets_by_spark(session, zone)
-        _differences[asked] = _find_differences(zone, moments, offsets)
+        _differences[asked] = _find_differences(zone, *_offsets_by_spark(session, zone))
     spans = _differences[asked]
     _check_near_spans(zone, spans, lambda: java_database(session))
     return spans
@@ -150,16 +149,10 @@ def check_zones_in_jvm(zones: Iterable[str]) -> None:
         for zone in zones:
             if not time.ZoneId.getAvailableZoneIds().contains(zone):
                 raise unknown_to_java_error(zone)
-            moments, offsets = _offsets_by_jvm(time, zone)
-            java = Database(
-                time.zone.ZoneRulesProvider.getVersions("UTC").lastKey(),
-                f"Java {jvm.java.lang.System.getProperty('java.version')}",
-            )
-            _check_near_spans(
-                zone,
-                _find_differences(zone, moments, offsets),
-                partial(Database, java.version, java.place),
-            )
+            spans = _find_differences(zone, *_offsets_by_jvm(time, zone))
+            rules = time.zone.ZoneRulesProvider.getVersions("UTC").lastKey()
+            java = f"Java {jvm.java.lang.System.getProperty('java.version')}"
+            _check_near_spans(zone, spans, partial(Database, rules, java))
 
 
 def java_database(session: SparkSession) -> Database:
@@ -183,23 +176,26 @@ def _check_near_spans(
 ) -> None:
     """Raise ZoneRulesError for the first of these spans that is within SPAN of now."""
     now = to_microseconds(utc_now())
-    reach = SPAN // timedelta(microseconds=1)
-    near = [first for first, last in spans if last >= now - reach and first <= now + reach]
-    if not near:
-        return
-    theirs = java()
-    ours = python_database(zone)
-    at = _EPOCH + timedelta(microseconds=near[0] + _DAY)
-    raise ZoneRulesError(
-        f"Java and Python have different rules for the zone {zone!r}, as on {at:%Y-%m-%d}: those of"
-        f" Java are {theirs}, those of Python {ours}. Windows would not start when the zone's"
-        " clocks say.",
-        _next_step(theirs, ours),
-        zone=zone,
-        java_rules=theirs.version or None,
-        python_rules=ours.version or None,
-        at=at.isoformat(),
-    )
+    reach = SPAN // _MICROSECOND
+    for first, last in spans:
+        if last < now - reach or first > now + reach:
+            continue
+        theirs = java()
+        ours = python_database(zone)
+        at = _EPOCH + timedelta(microseconds=first + _DAY)
+        problem = (
+            f"Java and Python have different rules for the zone {zone!r}, as on {at:%Y-%m-%d}:"
+            f" those of Java are {theirs}, those of Python {ours}. Windows would not start when the"
+            " zone's clocks say."
+        )
+        raise ZoneRulesError(
+            problem,
+            _next_step(theirs, ours),
+            zone=zone,
+            java_rules=theirs.version or None,
+            python_rules=ours.version or None,
+            at=at.isoformat(),
+        )
 
 
 def _next_step(java: Database, python: Database) -> str:
@@ -250,12 +246,15 @@ def _first_offset(zone: str) -> int:
     if changes:
         return changes[0][1]
     offset = ZoneInfo(zone).utcoffset(_FIRST.replace(tzinfo=None)) or timedelta(0)
-    return offset // timedelta(microseconds=1)
+    return offset // _MICROSECOND
 
 
 def _moments_around_changes(zone: str) -> list[int]:
     """Return each time at which the clock changes by Python's rules, and the second before."""
-    return [time for moment, _, _ in clock_changes(zone) for time in (moment - _SECOND, moment)]
+    times: list[int] = []
+    for moment, _, _ in clock_changes(zone):
+        times += (moment - _SECOND, moment)
+    return times
 
 
 def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
@@ -274,11 +273,8 @@ def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
     tasks = 1 if (session.conf.get("spark.master", "") or "").startswith("local") else _TASKS
     numbers = session.range(0, tasks * (days + len(around)), 1, tasks)
     try:
-        found = (
-            numbers.select(moment.alias("moment"))
-            .select("moment", shown - F.col("moment"))
-            .toArrow()
-        )
+        moments = numbers.select(moment.alias("moment"))
+        found = moments.select("moment", shown - F.col("moment")).toArrow()
     except PySparkException as error:
         if error.getCondition() != "INVALID_TIMEZONE" and "INVALID_TIMEZONE" not in str(error):
             raise
@@ -291,7 +287,7 @@ def _offsets_by_jvm(time: Any, zone: str) -> tuple[Any, Any]:
     is java.time.
     """
     now = to_microseconds(utc_now())
-    reach = SPAN // timedelta(microseconds=1)
+    reach = SPAN // _MICROSECOND
     rules = time.ZoneId.of(zone).getRules()
     begin = time.Instant.ofEpochSecond((now - reach) // _SECOND)
     times: list[int] = []
@@ -302,11 +298,7 @@ def _offsets_by_jvm(time: Any, zone: str) -> tuple[Any, Any]:
         offsets.append(change.getOffsetAfter().getTotalSeconds())
         change = rules.nextTransition(change.getInstant())
     around = [moment for moment in _moments_around_changes(zone) if abs(moment - now) < reach]
-    moments = np.concatenate(
-        (np.arange(now - reach, now + reach, _DAY), np.array([*around, *times], "int64"))
-    )
-    return (
-        moments,
-        np.array(offsets)[np.searchsorted(np.array(times, "int64"), moments, side="right")]
-        * _SECOND,
-    )
+    days = np.arange(now - reach, now + reach, _DAY)
+    moments = np.concatenate((days, np.array([*around, *times], "int64")))
+    at = np.searchsorted(np.array(times, "int64"), moments, side="right")
+    return moments, np.array(offsets)[at] * _SECOND

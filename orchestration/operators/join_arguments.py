@@ -1,0 +1,154 @@
+"""The arguments of `MessageStream.join`, and the operator that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
+from dagster_adjunct.orchestration.operators.calls import RecordFunction
+from dagster_adjunct.orchestration.operators.functions import validate_record_function
+from dagster_adjunct.orchestration.operators.joins import (
+    Join,
+    JoinFunction,
+    On,
+    pair_key_columns,
+    parse_selection,
+)
+from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
+from dagster_adjunct.orchestration.operators.lookups import AsOf, BeforeHistory, How, OnNullTime
+from dagster_adjunct.resources.arguments import argument_error
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables.table import AnyTable
+
+J = TypeVar("J", bound=Join | LookupJoin)
+_CALL_AFTER = "Join with select=, and call the function after it: flat_map(function, schema=…)."
+
+
+@dataclass(frozen=True, slots=True)
+class JoinArguments:
+    """The arguments of every join with a table; `operator` is the join's id."""
+
+    operator: str
+    on: On
+    how: How
+    select: Sequence[str] | Mapping[str, str] | None
+    prefix: str
+    min_match_rate: float | None
+
+    def build(self, kind: type[J], table: AdjunctDataset | AnyTable, **more: Any) -> J:
+        """Return the join of this kind; `more` has the fields that only this kind has."""
+        rate = self.min_match_rate
+        if rate is not None and not 0 <= rate <= 1:
+            raise argument_error(
+                f"{self.operator} has min_match_rate={rate!r}",
+                "0 to 1, such as 0.95 for 95 %",
+                argument="min_match_rate",
+                operator=self.operator,
+            )
+        pairs = pair_key_columns(self.operator, kind.source, table.name, table.key, self.on)
+        selected = parse_selection(self.operator, self.select, self.prefix)
+        return kind(table.name, pairs, self.how, selected, self.prefix, rate, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """The arguments of `MessageStream.join` that only some joins take."""
+
+    function: RecordFunction | None
+    schema: Schema | None
+    as_of: str | None
+    before_history: BeforeHistory
+    on_null_time: OnNullTime
+    args: tuple[object, ...]
+
+    @property
+    def has_function(self) -> bool:
+        return self.function is not None or self.schema is not None
+
+    @property
+    def by_time(self) -> str | None:
+        """The first argument that only joins as of a time take, if there is one."""
+        if self.as_of is not None:
+            return "as_of"
+        if self.before_history != "null":
+            return "before_history"
+        return None if self.on_null_time == "null" else "on_null_time"
+
+
+def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTable) -> LookupJoin:
+    """Return the join with a remote table; raises ConfigurationError for options of datasets."""
+    if options.has_function:
+        problem = (
+            f"{given.operator}: function= and schema= are for datasets; {table.name!r} is a"
+            " remote table."
+        )
+        raise ConfigurationError(problem, _CALL_AFTER, argument="function")
+    by_time = options.by_time
+    if by_time is not None:
+        problem = (
+            f"{given.operator}: {by_time}= is for datasets; {table.name!r} is a remote table"
+            " without history."
+        )
+        step = (
+            "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…,"
+            " history=…)."
+        )
+        raise ConfigurationError(problem, step, argument=by_time)
+    return given.build(LookupJoin, table, args=options.args)
+
+
+def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset) -> Join:
+    """Return the join with a dataset; raises ConfigurationError for options of other joins."""
+    if options.args or isinstance(given.select, Mapping):
+        problem = (
+            f"{given.operator}: args= and types in select= are for remote tables;"
+            f" {dataset.name!r} is a dataset."
+        )
+        step = "Leave args= out, and write select=[…]."
+        argument = "args" if options.args else "select"
+        raise ConfigurationError(problem, step, argument=argument)
+    if options.as_of is not None:
+        return _build_as_of_join(given, options, options.as_of, dataset)
+    by_time = options.by_time
+    if by_time is not None:
+        problem = (
+            f"{given.operator} has {by_time}= without as_of=: its records are joined with current"
+            " entries."
+        )
+        step = "Name the column with the record's time: as_of=…."
+        raise ConfigurationError(problem, step, argument=by_time)
+    if options.has_function:
+        return _build_function_join(given, options, dataset)
+    return given.build(Join, dataset)
+
+
+def _build_as_of_join(
+    given: JoinArguments, options: JoinOptions, as_of: str, dataset: AdjunctDataset
+) -> AsOfJoin:
+    if options.has_function:
+        problem = f"{given.operator} has a function, and as_of=, which joins columns only."
+        raise ConfigurationError(problem, _CALL_AFTER, argument="function")
+    check_as_of(given.operator, dataset, as_of)
+    times = AsOf(as_of, options.before_history, options.on_null_time)
+    return given.build(AsOfJoin, dataset, as_of=times)
+
+
+def _build_function_join(
+    given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset
+) -> JoinFunction:
+    if given.select is not None or given.prefix:
+        problem = (
+            f"{given.operator} has a function, and select= or prefix=, which are for joins without"
+            " one."
+        )
+        step = (
+            "Leave them out: the function gets the whole entry, and schema= declares what it adds."
+        )
+        raise ConfigurationError(problem, step, argument="select", operator=given.operator)
+    validate_record_function(given.operator, options.function, options.schema, "record", "entry")
+    given = replace(given, select=())
+    return given.build(JoinFunction, dataset, function=options.function, schema=options.schema)
