@@ -552,7 +552,7 @@ def input_position(
 
     `done` is the manifest's record of the delivery, None if the answer is Awaiting.
     """
-    delivered = _with_copies(manifest.delivered, answer.copies)
+    delivered = _with_copies(manifest, answer.copies)
     known = list(manifest.known)
     if done is not None:
         delivered, older = _add_delivery(delivered, done)
@@ -568,12 +568,12 @@ def input_position(
 
 
 def _with_copies(
-    delivered: Sequence[Delivered], copies: Mapping[str, Mapping[str, MarkerFacts]]
+    manifest: BoundedManifest, copies: Mapping[str, Mapping[str, MarkerFacts]]
 ) -> list[Delivered]:
     """Return the deliveries, with new markers where files were copied without a change."""
-    newest = {done.name: done for done in delivered}
+    newest = manifest.newest_deliveries
     after = []
-    for done in delivered:
+    for done in manifest.delivered:
         if done.name in copies and done is newest[done.name]:
             after.append(done.model_copy(update={"markers": dict(copies[done.name])}))
         else:

@@ -357,14 +357,10 @@ def _describe_redelivery(
             f"{again}, because it was abandoned. To publish them, deliver them under a new version"
             " name"
         )
-    taken: Mapping[str, MarkerFacts] = {}
-    holder = ""
-    for delivered in manifest.delivered:
-        if delivered.name == name:
-            taken = delivered.markers
-            holder = delivered.version
-    if holder in manifest.rejected:
-        drop = f"adjunct dataset remove-version {manifest.name} {holder} --reason …"
+    earlier = manifest.newest_deliveries.get(name)
+    taken = {} if earlier is None else earlier.markers
+    if earlier is not None and earlier.version in manifest.rejected:
+        drop = f"adjunct dataset remove-version {manifest.name} {earlier.version} --reason …"
         way = f"To have them validated, deliver them under a new name, or again after {drop}"
         return f"{again}, because the rejected one holds the name. {way}"
     if all(_has_equal_checksum(segment, taken) for segment in segments):

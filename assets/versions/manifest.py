@@ -468,6 +468,11 @@ class BoundedManifest(CommonManifest):
         return {done.name for done in self.delivered if done.freed is None}.union(self.known)
 
     @property
+    def newest_deliveries(self) -> dict[str, Delivered]:
+        """The last delivery under each name."""
+        return {done.name: done for done in self.delivered}
+
+    @property
     def freed(self) -> set[str]:
         """The names of delivered versions that are free to be delivered again."""
         return {done.name for done in self.delivered if done.freed is not None}
