@@ -18,11 +18,12 @@ stored as rejected and does not block the next one. Behaviour: SAMZA-1278, "Boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.bounded.candidate import (
     AdvanceGroup,
@@ -39,7 +40,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     QuerySource,
 )
 from dagster_adjunct.assets.sources.open_source import open_source
-from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery
+from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions import actions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Members, join_version_set
 from dagster_adjunct.assets.versions.manifest import (
@@ -49,7 +50,9 @@ from dagster_adjunct.assets.versions.manifest import (
     Awaited,
     BoundedManifest,
     Change,
+    DatasetManifest,
     Delivered,
+    MarkerFacts,
     as_bounded,
 )
 from dagster_adjunct.assets.versions.reports import (
@@ -81,30 +84,31 @@ _DROPPED = frozenset({"redelivered", "left_out"})
 def build_bounded_report(member: Member) -> AdvanceReport:
     """Return the report of this dataset's advance, with what its next version waits for."""
     manifest = member.manifest
+    outcome = member.outcome
     version = manifest.version
-    evaluated = member.last_built or version
     action = _choose_action(member)
     awaiting = member.awaiting
     if awaiting is not None and (_is_idle(member) or not awaiting.missing):
         awaiting = None
-    lost = [summary.summary() for summary in member.lost]
-    warnings = dict.fromkeys([*member.warnings, *lost, *member.notes])
+    losses = [lost.summary() for lost in outcome.lost]
+    warnings = dict.fromkeys([*outcome.warnings, *losses, *outcome.notes])
     report = AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,
         action=action,
-        version=None if version is None else version.id,
-        sealed=member.sealed,
-        rejected=member.rejected,
-        lost=tuple(chain.from_iterable(lost.versions for lost in member.lost)),
+        version=manifest.served,
+        sealed=outcome.sealed,
+        rejected=outcome.rejected,
+        lost=tuple(chain.from_iterable(lost.versions for lost in outcome.lost)),
         warnings=tuple(warnings),
         rows=None if version is None else version.rows,
-        counters=member.counters,
+        counters=outcome.counters,
         offsets=manifest.offsets,
         seconds=member.stages.seconds,
         schema=member.source.schema if version is None else version.columns,
         note="; ".join(_list_notes(member, action, awaiting)),
     )
+    evaluated = outcome.last_built or version
     if evaluated is not None:
         report = replace(report, evaluated=evaluated.id, verdicts=evaluated.verdicts)
     if awaiting is not None:
@@ -114,18 +118,18 @@ def build_bounded_report(member: Member) -> AdvanceReport:
 
 def _choose_action(member: Member) -> Action:
     """Return what this advance did, in one word."""
-    if member.sealed:
+    if member.outcome.sealed:
         return "sealed"
-    if member.rejected:
+    if member.outcome.rejected:
         return "rejected"
-    if member.unchanged:
+    if member.outcome.unchanged:
         return "unchanged"
     return "up-to-date" if _is_idle(member) else "waiting"
 
 
 def _is_idle(member: Member) -> bool:
     """Whether nothing has arrived since the served version, and nothing was lost."""
-    if member.awaiting is None or member.lost:
+    if member.awaiting is None or member.outcome.lost:
         return False
     return member.awaiting.idle and member.manifest.version is not None
 
@@ -133,28 +137,25 @@ def _is_idle(member: Member) -> bool:
 def _list_notes(member: Member, action: Action, awaiting: Awaiting | None) -> Iterator[str]:
     """Yield what a reader of the report has to know besides its fields."""
     manifest = member.manifest
+    outcome = member.outcome
     if action == "unchanged":
         yield "the version delivered equals the current one"
-    dropped = bool(member.notes) and not _DROPPED.isdisjoint(member.counters)
+    dropped = bool(outcome.notes) and not _DROPPED.isdisjoint(outcome.counters)
     if action == "up-to-date" and not dropped:
         yield "nothing new was delivered"
-    for ref in _refs(manifest, member.rejected):
-        yield _describe_rejected(member, ref)
-    for ref in _refs(manifest, member.unserved):
-        yield actions.describe_unserved(manifest, ref)
-    newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
-    if newest is not None and newest.state == "rejected" and not member.rejected:
+    for ref in manifest.versions:
+        if ref.id in outcome.rejected:
+            yield _describe_rejected(member, ref)
+    for ref in manifest.versions:
+        if ref.id in outcome.unserved:
+            yield actions.describe_unserved(manifest, ref)
+    newest = manifest.versions[-1] if manifest.versions else None
+    if newest is not None and newest.state == "rejected" and not outcome.rejected:
         yield f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}"
     if awaiting is not None:
         yield f"{_name_awaited(awaiting, manifest)} waits for {awaiting.described}"
     if manifest.pin is not None:
         yield f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}"
-
-
-def _refs(manifest: BoundedManifest, ids: Iterable[str]) -> list[VersionRef]:
-    """Return the versions with these ids that are still known."""
-    refs = [manifest.ref(id) for id in ids]
-    return [ref for ref in refs if ref is not None]
 
 
 def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
@@ -165,11 +166,12 @@ def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
 
 def _describe_rejected(member: Member, ref: VersionRef) -> str:
     """Return a note on a rejected version: the reason and the next steps."""
-    name = member.spec.name
-    source = member.spec.input
-    again = {FileSource: "complete the folder again", QuerySource: "compute it again"}.get(
-        type(source), "deliver it again under the same name"
-    )
+    name = member.name
+    again = "deliver it again under the same name"
+    if isinstance(member.spec.input, FileSource):
+        again = "complete the folder again"
+    elif isinstance(member.spec.input, QuerySource):
+        again = "compute it again"
     show = f"look at it (adjunct dataset show {name} {ref.id})"
     accept = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
     drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"
@@ -195,21 +197,21 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
     """Ask each member's source for its next version. Raises MarkerConflictError if markers or
     members disagree.
     """
-    polled = {member.name: member.source.next(member.manifest) for member in group.members}
-    complete = {name: answer for name, answer in polled.items() if isinstance(answer, Delivery)}
-    waiting = {name: answer for name, answer in polled.items() if isinstance(answer, Awaiting)}
+    complete: dict[str, Delivery] = {}
+    waiting: dict[str, Awaiting] = {}
+    for member in group.members:
+        answer = member.source.next(member.manifest)
+        if isinstance(answer, Delivery):
+            complete[member.name] = answer
+        else:
+            waiting[member.name] = answer
     versions = {delivery.version for delivery in complete.values()}
     for version in versions:
-        together = {
-            name: delivery for name, delivery in complete.items() if delivery.version == version
-        }
+        together = {name: each for name, each in complete.items() if each.version == version}
         # A member that had this version before it joined the set is not waited for. One that
         # abandoned it is, so the set never completes this version.
-        if all(
-            version in member.manifest.taken
-            for member in group.members
-            if member.name not in together
-        ):
+        others = [member for member in group.members if member.name not in together]
+        if all(version in member.manifest.taken for member in others):
             return PollResult(complete, waiting, together)
     if len(versions) > 1:
         named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
@@ -245,35 +247,29 @@ def snapshot_inputs(
         raise errors.DatasetError(problem, step, dataset=specs[0].name)
     if actions.expire_pins(log, manifests, context.now(), by=context.by):
         commit, manifests = log.read_all()
-    opened = []
+    stages = {spec.name: Stages(spec.name, on_stage) for spec in specs}
+    sources: dict[str, VersionSource] = {}
+    carried: dict[str, DatasetManifest] = {}
     for spec in specs:
-        stages = Stages(spec.name, on_stage)
-        with stages("collect"):
-            opened.append(
-                (
-                    spec,
-                    stages,
-                    open_source(context.systems, spec, context.lake, partition=partition),
-                )
-            )
-    stored_sources = [
-        (manifests[spec.name], source) for spec, _, source in opened if spec.name in manifests
-    ]
-    carried = {
-        old.name: new
-        for old, source in stored_sources
-        if (new := source.follow_repartition(old)) is not None
-    }
+        with stages[spec.name]("collect"):
+            source = open_source(context.systems, spec, context.lake, partition=partition)
+        sources[spec.name] = source
+        if spec.name in manifests:
+            followed = source.follow_repartition(manifests[spec.name])
+            if followed is not None:
+                carried[spec.name] = followed
     if carried:
         commit = log.commit_all(commit, carried, by=context.by)
         manifests |= carried
     members = []
-    for spec, stages, source in opened:
-        with stages("collect"):
+    for spec in specs:
+        source = sources[spec.name]
+        with stages[spec.name]("collect"):
             stored = manifests.get(spec.name)
             manifest = source.first_manifest() if stored is None else source.resume_manifest(stored)
             committed = None if stored is None else as_bounded(stored)
-            members.append(Member(spec, context, source, stages, manifest, committed))
+            member = Member(spec, context, source, stages[spec.name], manifest, committed)
+            members.append(member)
     return AdvanceGroup(commit, tuple(members))
 
 
@@ -363,53 +359,43 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())
     change = Change(action="abandon", version=version, reason=reason)
 
-    def abandon(manifest: BoundedManifest) -> BoundedManifest | None:
-        if any(abandoned.name == version for abandoned in manifest.abandoned):
-            return None
-        if manifest.awaited and manifest.awaited.version == version:
-            awaited = None
-        else:
+    def abandon(manifests: Members) -> Members:
+        after = {}
+        for name, manifest in manifests.items():
+            if version in manifest.given_up:
+                continue
             awaited = manifest.awaited
-        return manifest.after(
-            abandoned=(*manifest.abandoned, ended), awaited=awaited, change=change
-        )
+            if awaited is not None and awaited.version == version:
+                awaited = None
+            abandoned = (*manifest.abandoned, ended)
+            after[name] = manifest.after(abandoned=abandoned, awaited=awaited, change=change)
+        return after
 
-    DatasetLog(lake, dataset).transact_versions(
-        lambda manifests: (
-            {name: after for name, m in manifests.items() if (after := abandon(m)) is not None}
-            or None
-        ),
-        by=by,
-    )
+    DatasetLog(lake, dataset).transact_versions(abandon, by=by)
 
 
 def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[AdvanceReport]:
     """Build, validate and publish until no delivery is complete, or one if `once`. Return a
     report for each dataset.
     """
-    while True:
+    polled = None
+    while polled is None or not once:
         try:
             polled = poll_sources(group)
             if not polled.together:
-                return [
-                    build_bounded_report(member) for member in commit_waiting(group, polled).members
-                ]
+                group = commit_waiting(group, polled)
+                return [build_bounded_report(member) for member in group.members]
             candidates = [
                 build_candidate(group.member(name), delivery)
                 for name, delivery in polled.together.items()
             ]
-            validated = [
-                validate_candidate(candidate) for candidate in reject_revoked_content(candidates)
-            ]
+            validated = [*map(validate_candidate, reject_revoked_content(candidates))]
         except (errors.MarkerConflictError, errors.ValidatorError):
             commit_waits(group, {})
             raise
         group = publish_candidates(group, validated, make_current=make_current)
-        if once:
-            asked = Awaiting(None, (), idle=True)
-            return [
-                build_bounded_report(replace(member, awaiting=asked)) for member in group.members
-            ]
+    asked = Awaiting(None, (), idle=True)
+    return [build_bounded_report(replace(member, awaiting=asked)) for member in group.members]
 
 
 def _has_query(group: AdvanceGroup) -> bool:
@@ -418,10 +404,9 @@ def _has_query(group: AdvanceGroup) -> bool:
 
 def _check_partition(spec: BoundedDataset, partition: str | None) -> None:
     if partition is None:
-        known = spec.versions is not None and (
-            spec.versions.start is not None or spec.versions.names
-        )
-        if not known or not isinstance(spec.input, QuerySource):
+        if spec.versions is None or not isinstance(spec.input, QuerySource):
+            return
+        if spec.versions.start is None and not spec.versions.names:
             return
         # A name made of the time would sort after all others, which could then never become
         # current.
@@ -451,35 +436,41 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
     Raises CommitConflictError if they make one of the candidates' builds unusable.
     """
     manifests, rebased = _follow_commits(group)
-    for candidate in (candidate.with_member_of(group) for candidate in candidates):
-        now = manifests.get(candidate.member.name)
-        if now is None and candidate.member.committed is None:
+    for built in candidates:
+        candidate = built.with_member_of(group)
+        member = candidate.member
+        now = manifests.get(member.name)
+        if now is not None:
+            what = _find_conflict(candidate, now)
+        elif member.committed is not None:
+            what = "discarded this build"
+        else:
             continue  # it has no commit yet, only other members of its version set have
-        what = "discarded this build" if now is None else _find_conflict(candidate, now)
-        if what:
-            # Before another build of this delivery is published, another writer may still find and
-            # publish this one.
-            settled = (
-                now is not None
-                and candidate.delivery.version in now.taken - candidate.member.manifest.taken
-            )
-            if (
-                now is not None
-                and settled
-                and not any(candidate.attempt.folder in ref.folders for ref in now.versions)
-            ):
-                candidate.delete_attempt(files=True)
-            name = candidate.member.name
-            problem = (
-                f"dataset {name!r}, version {candidate.delivery.version!r}: another writer"
-                f" {what} meanwhile."
-            )
-            step = (
-                "Nothing of this attempt is served. Advance again: it continues from the other"
-                " writer's commit."
-            )
-            raise errors.CommitConflictError(problem, step, dataset=name)
+        if not what:
+            continue
+        if now is not None:
+            _delete_if_settled(candidate, now)
+        problem = (
+            f"dataset {member.name!r}, version {candidate.delivery.version!r}: another writer"
+            f" {what} meanwhile."
+        )
+        step = (
+            "Nothing of this attempt is served. Advance again: it continues from the other"
+            " writer's commit."
+        )
+        raise errors.CommitConflictError(problem, step, dataset=member.name)
     return rebased
+
+
+def _delete_if_settled(candidate: CandidateVersion, now: BoundedManifest) -> None:
+    """Delete a build whose delivery another writer has published from another build.
+
+    Before that, another writer may still find and publish this one.
+    """
+    is_settled = candidate.delivery.version in now.taken - candidate.member.manifest.taken
+    is_used = any(candidate.attempt.folder in ref.folders for ref in now.versions)
+    if is_settled and not is_used:
+        candidate.delete_attempt(files=True)
 
 
 def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
@@ -489,16 +480,14 @@ def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
         return "discarded this build"
     if _has_new_delivery(before, now):
         return "took in the same delivery"
-    if candidate.document is None and candidate.unchanged:
-        ref = now.ref(candidate.unchanged)
-        same = before.head == now.head and ref is not None and ref.state == "sealed"
-        return "" if same else "changed what is current, to which this version was equal"
-    # Checked after this manifest was read: a finished discard no longer lists the objects as
-    # doomed.
-    if candidate.document is not None and (
-        candidate.document in now.doomed or not candidate.is_stored()
-    ):
-        return "discarded this build"
+    if candidate.document is not None:
+        # Checked after this manifest was read: a finished discard no longer lists the objects as
+        # doomed.
+        is_kept = candidate.document not in now.doomed and candidate.is_stored()
+        return "" if is_kept else "discarded this build"
+    if candidate.unchanged:
+        is_same = before.head == now.head and now.retains(candidate.unchanged)
+        return "" if is_same else "changed what is current, to which this version was equal"
     return ""
 
 
@@ -510,7 +499,11 @@ def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
     for member in group.members:
         before = member.committed
         now = manifests.get(member.name)
-        if (before is None) != (now is None) or (before and now and _has_new_delivery(before, now)):
+        if before is not None and now is not None:
+            is_new = _has_new_delivery(before, now)
+        else:
+            is_new = before is not now
+        if is_new:
             return None
     return rebased
 
@@ -521,34 +514,30 @@ def _follow_commits(group: AdvanceGroup) -> tuple[Members, AdvanceGroup]:
     """
     commit, stored = group.members[0].log.read_all()
     manifests = {name: as_bounded(manifest) for name, manifest in stored.items()}
-    members = tuple(
-        (
-            replace(
-                member,
-                committed=now,
-                manifest=now.with_declared_policies(member.source.declaration),
-            )
-            if (now := manifests.get(member.name)) is not None
-            else member
-        )
-        for member in group.members
-    )
-    return manifests, replace(group, commit=commit, members=members)
+    members = []
+    for member in group.members:
+        now = manifests.get(member.name)
+        if now is not None:
+            declared = now.with_declared_policies(member.source.declaration)
+            member = replace(member, committed=now, manifest=declared)  # noqa: PLW2901
+        members.append(member)
+    return manifests, replace(group, commit=commit, members=tuple(members))
 
 
 def _has_new_delivery(before: BoundedManifest, now: BoundedManifest) -> bool:
     """Whether a version was delivered or abandoned between two manifests; dropping one does not
     count.
     """
-    if (before.offsets, before.abandoned, before.next_number) != (
-        now.offsets,
-        now.abandoned,
-        now.next_number,
-    ):
+    if before.next_number != now.next_number:
+        return True
+    if before.offsets != now.offsets or before.abandoned != now.abandoned:
         return True
     # Version ids are ignored: an erasure changes them, and is no delivery.
     known = [(done.name, done.markers) for done in before.delivered]
-    for delivered in [(done.name, done.markers) for done in now.delivered if not done.freed]:
+    for done in now.delivered:
+        delivered = (done.name, done.markers)
+        if done.freed:
+            continue
         if delivered not in known:
             return True
         known.remove(delivered)
@@ -563,41 +552,52 @@ def input_position(
 
     `done` is the manifest's record of the delivery, None if the answer is Awaiting.
     """
-    newest = {done.name: done for done in manifest.delivered}
-    delivered: tuple[Delivered, ...] = (
-        tuple(  # with new markers for those whose files were copied without a change
-            (
-                earlier.model_copy(update={"markers": dict(answer.copies[earlier.name])})
-                if earlier.name in answer.copies and earlier is newest[earlier.name]
-                else earlier
-            )
-            for earlier in manifest.delivered
-        )
-    )
-    known = manifest.known
+    delivered = _with_copies(manifest, answer.copies)
+    known = list(manifest.known)
     if done is not None:
-        # A freed name is taken again. Names that are still free are kept, whatever their age.
-        delivered = (
-            *(
-                earlier
-                for earlier in delivered
-                if not (earlier.freed and earlier.name == done.name)
-            ),
-            done,
-        )
-        older = delivered[:-MAX_DELIVERIES]
-        recent = delivered[-MAX_DELIVERIES:]
-        delivered = (*(earlier for earlier in older if earlier.freed), *recent)
-        known = (*known, *(earlier.name for earlier in older if not earlier.freed))[-MAX_NAMES:]
+        delivered, older = _add_delivery(delivered, done)
+        known += older
+    lost = manifest.lost if answer.lost is None else (*manifest.lost, answer.lost)
     return {
         "offsets": dict(answer.offsets),
         "stream": answer.stream or manifest.stream,
-        "lost": (*manifest.lost, *([answer.lost] if answer.lost is not None else []))[
-            -MAX_DELIVERIES:
-        ],
-        "delivered": delivered,
-        "known": known,
+        "lost": lost[-MAX_DELIVERIES:],
+        "delivered": tuple(delivered),
+        "known": tuple(known[-MAX_NAMES:]),
     }
+
+
+def _with_copies(
+    manifest: BoundedManifest, copies: Mapping[str, Mapping[str, MarkerFacts]]
+) -> list[Delivered]:
+    """Return the deliveries, with new markers where files were copied without a change."""
+    newest = manifest.newest_deliveries
+    after = []
+    for done in manifest.delivered:
+        if done.name in copies and done is newest[done.name]:
+            after.append(done.model_copy(update={"markers": dict(copies[done.name])}))
+        else:
+            after.append(done)
+    return after
+
+
+def _add_delivery(
+    delivered: Sequence[Delivered], done: Delivered
+) -> tuple[list[Delivered], list[str]]:
+    """Return the recorded deliveries with this one, and the names of those that are too old.
+
+    A freed name is taken again. Names that are still free are kept, whatever their age.
+    """
+    kept = [earlier for earlier in delivered if earlier.name != done.name or not earlier.freed]
+    kept.append(done)
+    free = []
+    names = []
+    for earlier in kept[:-MAX_DELIVERIES]:
+        if earlier.freed:
+            free.append(earlier)
+        else:
+            names.append(earlier.name)
+    return [*free, *kept[-MAX_DELIVERIES:]], names
 
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
@@ -613,26 +613,25 @@ def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
     set in each member.
     """
     begun = next((delivery.version for delivery in polled.complete.values()), None)
-    waits = {
-        name: _begin_waiting(group.member(name), answer, begun)
-        for name, answer in polled.waiting.items()
-    }
-    missing = tuple(marker for answer in waits.values() for marker in answer.missing)
-    since = min(
-        (answer.since for answer in waits.values() if answer.since is not None), default=None
-    )
-    others = Awaiting(begun, missing, since=since)  # for members that have a complete version
+    waits: dict[str, Awaiting] = {}
+    missing: list[str] = []
+    sinces: list[datetime] = []
+    for name, answer in polled.waiting.items():
+        waits[name] = _begin_waiting(group.member(name), answer, begun)
+        missing += waits[name].missing
+        since = waits[name].since
+        if since is not None:
+            sinces.append(since)
+    # For members that have a complete version.
+    others = Awaiting(begun, tuple(missing), since=min(sinces, default=None))
     group = commit_waits(group, waits)
-    members = [
-        (
-            replace(
-                member.with_source_report(polled.waiting[member.name]), awaiting=waits[member.name]
-            )
-            if member.name in waits
-            else replace(member, awaiting=others)
-        )
-        for member in group.members
-    ]
+    members = []
+    for member in group.members:
+        outcome = member.outcome
+        if member.name in waits:
+            outcome = outcome.with_answer(waits[member.name])
+        awaiting = waits.get(member.name, others)
+        members.append(replace(member, outcome=outcome, awaiting=awaiting))
     return replace(group, members=tuple(members))
 
 
@@ -646,12 +645,12 @@ def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceG
     def commit(group: AdvanceGroup) -> AdvanceGroup:
         members = []
         for member in group.members:
-            if member.committed is None:
-                start = Awaiting(None, (), offsets=member.manifest.offsets)
-            else:
-                start = None
-            answer = waits.get(member.name, start)
-            if answer is not None and (after := _waiting_manifest(member, answer)) is not None:
+            # Also the start of members without a commit.
+            start = Awaiting(None, (), offsets=member.manifest.offsets)
+            if member.name not in waits and member.committed is not None:
+                continue
+            after = _waiting_manifest(member, waits.get(member.name, start))
+            if after is not None:
                 members.append(member.after_commit(after))
         return group.commit_members(members) if members else group
 
@@ -664,19 +663,12 @@ def _waiting_manifest(member: Member, awaiting: Awaiting) -> BoundedManifest | N
     awaited = None
     if awaiting.since is not None:
         awaited = Awaited(version=awaiting.version, missing=awaiting.missing, since=awaiting.since)
-    now, before = (each and (each.version, each.missing) for each in (awaited, manifest.awaited))
-    same = now == before
-    if (
-        dict(awaiting.offsets) == manifest.offsets
-        and same
-        and not awaiting.copies
-        and member.committed == manifest
-    ):
+    fields = {**input_position(manifest, awaiting), "awaited": awaited}
+    if manifest.model_copy(update=fields) == member.committed:
         return None
-    change = Change(
-        action="wait", version=awaited.version if awaited else None, reason=commit_reason(awaiting)
-    )
-    return manifest.after(awaited=awaited, **input_position(manifest, awaiting), change=change)
+    version = None if awaited is None else awaited.version
+    change = Change(action="wait", version=version, reason=commit_reason(awaiting))
+    return manifest.after(**fields, change=change)
 
 
 def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Awaiting:
@@ -704,70 +696,85 @@ def apply_delivery(
     `rejected` is the candidate, perhaps of another member, for which the delivery is rejected; None
     publishes it. `switches` makes the version current; otherwise `between` inserts it by time.
     """
-    after = _apply_to_manifest(candidate, rejected, switches, between)
-    member = candidate.member.with_source_report(candidate.delivery).after_commit(after)
-    ref = after.ref(candidate.id)
-    if ref is None:
-        member = replace(member, unchanged=(*member.unchanged, str(candidate.unchanged)))
-    elif ref.state == "rejected":
-        member = replace(member, rejected=(*member.rejected, candidate.id))
-    else:
-        built = dict(candidate.version.counters) if candidate.version else {}
-        member = replace(
-            member,
-            sealed=(*member.sealed, candidate.id),
-            unserved=(*member.unserved, *(() if after.head == candidate.id else (candidate.id,))),
-            counters=sum_counters(dict(member.counters), built),
-        )
-    return replace(
-        member, warnings=(*member.warnings, *candidate.warnings), last_built=candidate.version
+    member = candidate.member
+    version = candidate.version
+    outcome = member.outcome.with_answer(candidate.delivery)
+    outcome = replace(
+        outcome, warnings=(*outcome.warnings, *candidate.warnings), last_built=version
     )
+    if rejected is not None:
+        after = _reject(candidate, rejected)
+        outcome = replace(outcome, rejected=(*outcome.rejected, candidate.id))
+    elif candidate.unchanged:
+        after = _publish(candidate, switches=switches, between=between)
+        outcome = replace(outcome, unchanged=(*outcome.unchanged, candidate.unchanged))
+    else:
+        assert version is not None, "a version that was not built is rejected"
+        after = _publish(candidate, switches=switches, between=between)
+        counters = sum_counters(outcome.counters, version.counters)
+        outcome = replace(outcome, sealed=(*outcome.sealed, candidate.id), counters=counters)
+        if after.head != candidate.id:
+            outcome = replace(outcome, unserved=(*outcome.unserved, candidate.id))
+    return replace(member.after_commit(after), outcome=outcome)
 
 
-def _apply_to_manifest(
-    candidate: CandidateVersion, rejected: CandidateVersion | None, switches: bool, between: bool
+def _reject(candidate: CandidateVersion, rejected: CandidateVersion) -> BoundedManifest:
+    """Return the manifest with this delivery rejected, because of `rejected`."""
+    reason = rejected.problem
+    if rejected.member.name != candidate.member.name:
+        reason = f"member {rejected.member.name} of the version set rejected it: {reason}"
+    ref = _new_ref(candidate).model_copy(update={"state": "rejected", "reason": reason})
+    if candidate.version is not None:
+        ref = ref.model_copy(update={"verdicts": candidate.version.verdicts})
+    # A repeated delivery of revoked content takes no name.
+    freed = None if rejected.revoked is None else candidate.member.context.now()
+    change = Change(
+        action="reject", version=ref.id, reason=commit_reason(candidate.delivery, reason)
+    )
+    draft = _count_version(candidate, _take_delivery(candidate, ref.id, freed))
+    return actions.with_ref(draft, ref).after(change=change)
+
+
+def _publish(candidate: CandidateVersion, *, switches: bool, between: bool) -> BoundedManifest:
+    """Return the manifest with this delivery published, or recorded as unchanged."""
+    ref = _sealed_ref(candidate)
+    draft = _take_delivery(candidate, ref.id)
+    action = "unchanged"
+    note = f"delivered as {candidate.delivery.version}"
+    if not candidate.unchanged:
+        action = "seal"
+        note = "" if switches else "sealed but not served: a later version stays current"
+        draft = _count_version(candidate, draft)
+    if switches:
+        draft = actions.switch_to(draft, ref)
+    elif not candidate.unchanged:
+        draft = actions.insert_unserved_version(draft, ref, between=between)
+    change = Change(action=action, version=ref.id, reason=commit_reason(candidate.delivery, note))
+    return actions.with_served_version(candidate.member.log, draft, change, candidate.version)
+
+
+def _take_delivery(
+    candidate: CandidateVersion, version: str, freed: datetime | None = None
 ) -> BoundedManifest:
-    """Return the manifest with this delivery: published, rejected because of `rejected`, or
-    unchanged.
-    """
+    """Return a draft of the manifest with this delivery, whose content this version holds."""
     manifest = candidate.member.manifest
     delivery = candidate.delivery
-    version = candidate.version
-    unchanged = candidate.unchanged if rejected is None else None
-    ref = _version_ref(candidate, rejected)
-    head = {"head": ref.id} if rejected is None and switches else {}
-    # A repeated delivery of revoked content takes no name.
-    freed = candidate.member.context.now() if rejected is not None and rejected.revoked else None
     done = Delivered(
-        name=delivery.version, version=ref.id, markers=dict(delivery.markers), freed=freed
+        name=delivery.version, version=version, markers=dict(delivery.markers), freed=freed
     )
-    fields = {**input_position(manifest, delivery, done), **head, "awaited": None}
-    if unchanged is None:
-        used = [generation.id for generation in version.generations] if version is not None else []
-        fields |= {
-            "versions": (
-                (*manifest.versions, ref)
-                if head or rejected
-                else actions.insert_unserved_version(manifest, ref, between=between)
-            ),
-            "next_number": candidate.number + 1,
-            "next_generation": max([manifest.next_generation, *(number + 1 for number in used)]),
-            "counters": sum_counters(
-                manifest.counters, version.counters if version is not None else {}
-            ),
-        }
-    if rejected is not None:
-        change = Change(action="reject", version=ref.id, reason=commit_reason(delivery, ref.reason))
-        return manifest.after(**fields, change=change)
-    action = "seal"
-    note = "" if head else "sealed but not served: a later version stays current"
-    if unchanged is not None:
-        action = "unchanged"
-        note = f"delivered as {delivery.version}"
-    change = Change(action=action, version=ref.id, reason=commit_reason(delivery, note))
-    return actions.with_served_version(
-        candidate.member.log, manifest, **fields, built=version, change=change
-    )
+    fields = {**input_position(manifest, delivery, done), "awaited": None}
+    return manifest.model_copy(update=fields)
+
+
+def _count_version(candidate: CandidateVersion, draft: BoundedManifest) -> BoundedManifest:
+    """Return the draft with the numbers after those of a new version, and its counters added."""
+    fields: dict[str, object] = {"next_number": candidate.number + 1}
+    version = candidate.version
+    if version is not None:
+        used = version.generations[-1].id
+        fields["next_generation"] = max(draft.next_generation, used + 1)
+        fields["counters"] = sum_counters(draft.counters, version.counters)
+    return draft.model_copy(update=fields)
 
 
 def is_at_or_after_head(candidate: CandidateVersion) -> bool:
@@ -775,42 +782,40 @@ def is_at_or_after_head(candidate: CandidateVersion) -> bool:
     order, or equals it.
     """
     manifest = candidate.member.manifest
-    head = manifest.ref(manifest.head) if manifest.head else None
+    head = manifest.head_ref
     order = actions.version_order(manifest)
-    return head is None or bool(order(_version_ref(candidate, None)) >= order(head))
+    return head is None or bool(order(_sealed_ref(candidate)) >= order(head))
 
 
-def _version_ref(candidate: CandidateVersion, rejected: CandidateVersion | None) -> VersionRef:
+def _sealed_ref(candidate: CandidateVersion) -> VersionRef:
     """Return the manifest's entry for a version; for an unchanged one, that of the version that
     it equals.
     """
-    if rejected is None and candidate.unchanged:
-        same = candidate.member.manifest.ref(candidate.unchanged)
-        assert same is not None, "the version that it equals was found in this manifest"
-        return same
+    if not candidate.unchanged:
+        return _new_ref(candidate)
+    same = candidate.member.manifest.ref(candidate.unchanged)
+    assert same is not None, "the version that it equals was found in this manifest"
+    return same
+
+
+def _new_ref(candidate: CandidateVersion) -> VersionRef:
+    """Return the manifest's entry for a new version."""
+    facts: dict[str, Any] = {
+        "id": candidate.id,
+        "number": candidate.number,
+        "name": candidate.delivery.version,
+        "document": candidate.document,
+    }
     version = candidate.version
-    reason = ""
-    if rejected is not None:
-        reason = rejected.problem
-        if rejected.member.name != candidate.member.name:
-            reason = f"member {rejected.member.name} of the version set rejected it: {reason}"
+    if version is None:
+        return VersionRef(sealed_at=candidate.member.context.now(), **facts)
     return VersionRef(
-        id=candidate.id,
-        number=candidate.number,
-        name=candidate.delivery.version,
-        rows=None if version is None else version.rows,
-        sealed_at=candidate.member.context.now() if version is None else version.sealed_at,
-        state="sealed" if rejected is None else "rejected",
-        document=candidate.document,
-        folders=(
-            ()
-            if version is None
-            else tuple(generation.folder for generation in version.generations)
-        ),
-        bytes=0 if version is None else sum(generation.size for generation in version.generations),
-        reason=reason,
-        verdicts=version.verdicts if rejected is not None and version is not None else (),
-        valid_from=None if version is None else version.valid_from,
+        rows=version.rows,
+        sealed_at=version.sealed_at,
+        folders=tuple(generation.folder for generation in version.generations),
+        bytes=sum(generation.size for generation in version.generations),
+        valid_from=version.valid_from,
+        **facts,
     )
 
 
@@ -888,15 +893,9 @@ def _commit_candidates(
         try:
             return rebase_candidates(group, candidates)
         except errors.CommitConflictError:
+            documents = [each.document for each in candidates if each.document is not None]
             with suppress(errors.AdjunctError):  # documents that remain are left to a discard
-                store = group.members[0].context.lake.store
-                store.delete_many(
-                    [
-                        candidate.document
-                        for candidate in candidates
-                        if candidate.document is not None
-                    ]
-                )
+                group.members[0].context.lake.store.delete_many(documents)
             raise
 
     return commit_with_rebase(group, commit, catch_up)

@@ -31,6 +31,7 @@ from dagster_adjunct.assets.versions.version import (
     VersionRef,
     build_layout,
     build_version,
+    mark_sensitive,
     version_id,
 )
 from dagster_adjunct.assets.writing.generation import (
@@ -43,6 +44,7 @@ from dagster_adjunct.assets.writing.generation import (
     write_generation,
 )
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.reports import sum_counters
@@ -53,24 +55,15 @@ from dagster_adjunct.resources.streams.system import PARTITION
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One dataset during an advance, and the outcome so far.
+class Outcome:
+    """What an advance has done for one dataset so far.
 
-    `manifest` is the state that decisions are based on, `committed` the one in the lake, None
-    before the first commit. `awaiting` is what its next version waits for, in this or other members
-    of the version set. `sealed` and `rejected` are the ids of the versions that this advance has
-    made; `unchanged` those of existing versions whose content was delivered again. `unserved` are
-    the ids in `sealed` that did not become current, because a later version stays current.
-    `last_built` is the version built last.
+    `sealed` and `rejected` are the ids of the versions that it has made; `unchanged` those of
+    existing versions whose content was delivered again. `unserved` are the ids in `sealed` that did
+    not become current, because a later version stays current. `lost`, `notes` and `counters` are
+    those of the source's answers. `last_built` is the version built last.
     """
 
-    spec: BoundedDataset
-    context: Runtime
-    source: VersionSource
-    stages: Stages
-    manifest: BoundedManifest
-    committed: BoundedManifest | None = None
-    awaiting: Awaiting | None = None
     sealed: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
@@ -80,6 +73,34 @@ class Member:
     notes: tuple[str, ...] = ()
     counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     last_built: SealedVersion | None = None
+
+    def with_answer(self, answer: Delivery | Awaiting) -> Outcome:
+        """Return the outcome with the losses, notes and dropped records of the source's answer."""
+        counters = dict(self.counters)
+        for name, count in (("redelivered", answer.redelivered), ("left_out", answer.left_out)):
+            if count:
+                counters[name] = counters.get(name, 0) + count
+        lost = self.lost if answer.lost is None else (*self.lost, answer.lost)
+        return replace(self, counters=counters, notes=(*self.notes, *answer.notes), lost=lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One dataset during an advance, and the outcome so far.
+
+    `manifest` is the state that decisions are based on, `committed` the one in the lake, None
+    before the first commit. `awaiting` is what its next version waits for, in this or other members
+    of the version set.
+    """
+
+    spec: BoundedDataset
+    context: Runtime
+    source: VersionSource
+    stages: Stages
+    manifest: BoundedManifest
+    committed: BoundedManifest | None = None
+    awaiting: Awaiting | None = None
+    outcome: Outcome = field(default_factory=Outcome)
 
     @property
     def name(self) -> str:
@@ -92,19 +113,6 @@ class Member:
     def after_commit(self, manifest: BoundedManifest) -> Member:
         """Return the member as it is once this manifest is committed."""
         return replace(self, manifest=manifest, committed=manifest)
-
-    def with_source_report(self, source: Delivery | Awaiting) -> Member:
-        """Return the member with the losses, notes and number of dropped records of the source's
-        answer added.
-        """
-        lost = (source.lost,) if source.lost is not None else ()
-        dropped = {"redelivered": source.redelivered, "left_out": source.left_out}
-        counters = sum_counters(
-            dict(self.counters), {name: count for name, count in dropped.items() if count}
-        )
-        return replace(
-            self, counters=counters, notes=(*self.notes, *source.notes), lost=(*self.lost, *lost)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +133,9 @@ class AdvanceGroup:
         """Commit these members' manifests in one commit and return the group after it. Raises
         CommitConflictError.
         """
-        log = members[0].log
-        by = members[0].context.by
-        commit = log.commit_all(
-            self.commit, {member.name: member.manifest for member in members}, by=by
-        )
+        first = members[0]
+        manifests = {member.name: member.manifest for member in members}
+        commit = first.log.commit_all(self.commit, manifests, by=first.context.by)
         changed = {member.name: member for member in members}
         after = tuple(changed.get(member.name, member) for member in self.members)
         return replace(self, commit=commit, members=after)
@@ -167,8 +173,7 @@ class CandidateVersion:
     @property
     def is_served(self) -> bool:
         """Whether it is the version that the dataset serves."""
-        served = self.member.manifest.version
-        return served is not None and served.id == self.id
+        return self.member.manifest.served == self.id
 
     def with_document(self) -> CandidateVersion:
         """Write its document and return the candidate with it; a version that was not built has
@@ -212,52 +217,47 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
     """Build a delivered version, or reuse a finished build; find out whether it is unfit,
     unchanged or revoked.
     """
-    log = member.log
     fingerprint = _build_fingerprint(member, delivery)
     with member.stages("build", delivery.version) as building:
-        if fingerprint is None:
-            candidate = None
-        else:
+        candidate = None
+        if fingerprint is not None:
             candidate = _find_finished_build(member, delivery, fingerprint)
         if candidate is None:
-            member.stages.begin_build(delivery.version)
-            attempt = log.attempt()
-            candidate = CandidateVersion(
-                member, delivery, attempt, member.manifest.next_number, None
-            )
-            with leases.renew_attempt(log.lake, log.name, attempt.id, member.context.by) as finish:
-                try:
-                    candidate = replace(
-                        candidate, version=_build_version(member, delivery, attempt)
-                    )
-                except REJECTING_ERRORS as error:
-                    building.detail = f"{type(error).__name__}: {error.problem}"
-                    candidate = replace(candidate, problem=building.detail)
-                else:
-                    assert candidate.version is not None
-                    if fingerprint is not None:
-                        finish(
-                            {
-                                "fingerprint": fingerprint,
-                                "version": candidate.version.model_dump(mode="json"),
-                            }
-                        )
-    if candidate.version is not None:
-        with member.stages("unchanged", delivery.version):
-            new = candidate.version
-            unchanged = _find_equal_version(member, new)
-            wanted = (new.name, "revoked", new.valid_from)
-            refs = (
-                ref
-                for ref in member.manifest.versions
-                if (ref.name, ref.state, ref.valid_from) == wanted
-            )
-            if unchanged:
-                revoked = None
-            else:
-                revoked = next((ref for ref in refs if _has_same_content(member, ref, new)), None)
-            return replace(candidate, unchanged=unchanged, revoked=revoked)
-    return candidate
+            candidate = _build(member, delivery, fingerprint)
+        building.detail = candidate.problem
+    new = candidate.version
+    if new is None:
+        return candidate
+    with member.stages("unchanged", delivery.version):
+        unchanged = _find_equal_version(member, new)
+        revoked = None if unchanged else _find_equal_revoked(member, new)
+    return replace(candidate, unchanged=unchanged, revoked=revoked)
+
+
+def _build(member: Member, delivery: Delivery, fingerprint: str | None) -> CandidateVersion:
+    """Return a new build, recorded under its fingerprint, or the problem of the data."""
+    log = member.log
+    member.stages.begin_build(delivery.version)
+    attempt = log.attempt()
+    candidate = CandidateVersion(member, delivery, attempt, member.manifest.next_number, None)
+    with leases.renew_attempt(log.lake, log.name, attempt.id, member.context.by) as finish:
+        try:
+            version = _build_version(member, delivery, attempt)
+        except REJECTING_ERRORS as error:
+            return replace(candidate, problem=f"{type(error).__name__}: {error.problem}")
+        if fingerprint is not None:
+            finish({"fingerprint": fingerprint, "version": version.model_dump(mode="json")})
+    return replace(candidate, version=version)
+
+
+def _find_equal_revoked(member: Member, new: SealedVersion) -> VersionRef | None:
+    """Return a revoked version of the same name, valid-from time and content."""
+    wanted = (new.name, "revoked", new.valid_from)
+    for ref in member.manifest.versions:
+        is_alike = (ref.name, ref.state, ref.valid_from) == wanted
+        if is_alike and _has_same_content(member, ref, new):
+            return ref
+    return None
 
 
 def reject_revoked_content(candidates: Sequence[CandidateVersion]) -> list[CandidateVersion]:
@@ -268,77 +268,39 @@ def reject_revoked_content(candidates: Sequence[CandidateVersion]) -> list[Candi
     member's content may be unchanged while another's is corrected.
     """
     again = all(candidate.revoked or candidate.unchanged for candidate in candidates)
-    if not again:
-        return [replace(candidate, revoked=None) for candidate in candidates]
-    problem = "it has the content of version {0.id} of this name, which is revoked: {0.reason}"
-    return [
-        (
-            replace(candidate, problem=problem.format(candidate.revoked))
-            if candidate.revoked
-            else candidate
-        )
-        for candidate in candidates
-    ]
+    after = []
+    for candidate in candidates:
+        revoked = candidate.revoked
+        if revoked is None:
+            after.append(candidate)
+        elif not again:
+            after.append(replace(candidate, revoked=None))
+        else:
+            problem = (
+                f"it has the content of version {revoked.id} of this name, which is revoked:"
+                f" {revoked.reason}"
+            )
+            after.append(replace(candidate, problem=problem))
+    return after
 
 
 def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersion:
     source = member.source
     spec = member.spec
-    manifest = member.manifest
-    what = f"dataset {spec.name!r}, version {delivery.version!r}"
     valid_from = None
     if spec.valid_from is not None:
         zone = UTC if spec.versions is None else spec.versions.zone
         valid_from = parse_valid_from(
             spec.name, spec.valid_from, delivery.version, delivery.valid_from, zone
         )
-    generation = attempt.generation(manifest.next_generation)
+    number = member.manifest.next_number
+    generation = attempt.generation(member.manifest.next_generation)
     records = source.check(delivery, member.context.spark)
+    counters = {"read": 0}
     if records == 0:
         _raise_if_unmeant(source, delivery)
-    spark = member.context.spark_for(records, source.list_spark_needs())
-    counters: dict[str, int] = {"read": records or 0}
-    if records != 0:
-        schema = source.schema.with_sensitive(
-            *(name for name in spec.sensitive if name in source.schema)
-        )
-        layout = build_layout(
-            schema, spec.key, spec.partition_by, spec.partitions, positioned=False
-        )
-        try:
-            with interpret_small_plans(spark, records):
-                generation, counted = write_generation(
-                    member.context.lake.store,
-                    attempt.generation(manifest.next_generation),
-                    layout,
-                    source.read(delivery, spark),
-                    ARROW if spark is IN_PROCESS else SPARK,
-                    WriteOptions(
-                        what,
-                        drop_tombstones=True,
-                        name_conflicting=MAX_NAMED if spec.duplicates == "error" else 0,
-                        one_per_key=PARTITION if source.ordered_by_offset else None,
-                    ),
-                    order_by=source.ordered_by,
-                    partitioned=source.copartitioned,
-                )
-        except errors.NullKeyError as error:
-            raise _with_record_places(error, member, delivery) from error
-        entries = generation.rows + counted["superseded"] + counted["deleted"]
-        if records is None:
-            counters["read"] = entries
-            if entries == 0:
-                _raise_if_unmeant(source, delivery)
-        elif spec.extractor is None and entries != records:
-            problem = f"{what}: the source gave {entries} records where it counts {records}."
-            step = (
-                "Nothing was published. Compare the stream's files with its manifest: adjunct"
-                " stream show STREAM."
-            )
-            raise errors.DatasetError(
-                problem, step, dataset=member.spec.name, version=delivery.version
-            )
-        counters = sum_counters(counters, counted)
+    else:
+        generation, counters = _write_entries(member, delivery, generation, records)
     if generation.footer_size > _MAX_FOOTER_BYTES:
         generation = generation.without_footers()
     return build_version(
@@ -346,8 +308,8 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         source.schema,
         [generation],
         name=delivery.version,
-        id=version_id(manifest.next_number, attempt.id),
-        number=manifest.next_number,
+        id=version_id(number, attempt.id),
+        number=number,
         sealed_at=member.context.now(),
         rows=generation.rows,
         digest=generation.digest,
@@ -355,6 +317,54 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         counters=counters,
         valid_from=valid_from,
     )
+
+
+def _write_entries(
+    member: Member, delivery: Delivery, generation: Generation, records: int | None
+) -> tuple[Generation, dict[str, int]]:
+    """Return the generation with the delivery's entries, and the counters of its records.
+
+    `records` is the number that its source counts, None if that is unknown.
+    """
+    source = member.source
+    spec = member.spec
+    what = f"dataset {spec.name!r}, version {delivery.version!r}"
+    spark = member.context.spark_for(records, source.list_spark_needs())
+    schema = mark_sensitive(spec, source.schema)
+    layout = build_layout(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
+    try:
+        with interpret_small_plans(spark, records):
+            written, counted = write_generation(
+                member.context.lake.store,
+                generation,
+                layout,
+                source.read(delivery, spark),
+                ARROW if spark is IN_PROCESS else SPARK,
+                WriteOptions(
+                    what,
+                    drop_tombstones=True,
+                    name_conflicting=MAX_NAMED if spec.duplicates == "error" else 0,
+                    one_per_key=PARTITION if source.ordered_by_offset else None,
+                ),
+                order_by=source.ordered_by,
+                partitioned=source.copartitioned,
+            )
+    except errors.NullKeyError as error:
+        raise _with_record_places(error, member, delivery) from error
+    entries = written.rows + counted["superseded"] + counted["deleted"]
+    if entries == 0 and records is None:
+        _raise_if_unmeant(source, delivery)
+    if records is None:
+        records = entries
+    if spec.extractor is None and entries != records:
+        raise errors.DatasetError(
+            f"{what}: the source gave {entries} records where it counts {records}.",
+            "Nothing was published. Compare the stream's files with its manifest: adjunct"
+            " stream show STREAM.",
+            dataset=spec.name,
+            version=delivery.version,
+        )
+    return written, sum_counters({"read": records}, counted)
 
 
 def _raise_if_unmeant(source: VersionSource, delivery: Delivery) -> None:
@@ -372,19 +382,14 @@ def _with_record_places(
     """Return the error with the places of the first records without a key. This reads the
     version again.
     """
-    if not member.source.place(
-        delivery, 0, 0
-    ):  # a query would run again, for records without a place
+    # A query would run again, for records without a place.
+    if not member.source.place(delivery, 0, 0):
         return error
     with translate_spark_errors():
         without_key = find_null_keys(
             member.source.read(delivery, member.context.spark), member.spec.key, MAX_NAMED + 1
         )
-    places = [
-        place
-        for partition, offset in without_key
-        if (place := member.source.place(delivery, partition, offset))
-    ]
+    places = [member.source.place(delivery, *record) for record in without_key]
     if not places:
         return error
     return errors.NullKeyError(
@@ -402,20 +407,19 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
     valid-from time.
     """
     manifest = member.manifest
+    ref = manifest.head_ref
+    sealed = [other for other in manifest.versions if other.state == "sealed"]
     if manifest.declaration.order == "name":
-        named = [ref for ref in manifest.versions if ref.name == new.name and ref.state == "sealed"]
-        ref = named[-1] if named else None
-    else:
-        ref = manifest.ref(manifest.head) if manifest.head else None
+        ref = next((other for other in reversed(sealed) if other.name == new.name), None)
     if ref is None or ref.valid_from != new.valid_from:
         return None
-    # The same content with another valid-from time is a version of its own, because versions
-    # between the two times may be added or revoked later.
-    replaced = new.valid_from is not None and any(
-        other.state == "sealed" and other.valid_from == new.valid_from and other.number > ref.number
-        for other in manifest.versions
-    )
-    return ref.id if not replaced and _has_same_content(member, ref, new) else None
+    if new.valid_from is not None:
+        # The same content with another valid-from time is a version of its own, because versions
+        # between the two times may be added or revoked later.
+        newest = max(other.number for other in sealed if other.valid_from == new.valid_from)
+        if newest > ref.number:
+            return None
+    return ref.id if _has_same_content(member, ref, new) else None
 
 
 def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
@@ -424,24 +428,26 @@ def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bo
     """
     if ref.rows != new.rows or ref.document is None or new.digest is None:
         return False
-    served = member.manifest.version
-    old = served if served is not None and served.id == ref.id else member.log.read_version(ref)
-    facts = [
-        [(file.bucket, file.rows, file.digest) for file in each.generations[0].files]
-        for each in (old, new)
-    ]
-    return old.layout == new.layout and facts[0] == facts[1]
+    old = member.manifest.version
+    if old is None or old.id != ref.id:
+        old = member.log.read_version(ref)
+    return old.layout == new.layout and _list_digests(old) == _list_digests(new)
+
+
+def _list_digests(version: SealedVersion) -> list[tuple[int, int, int | None]]:
+    return [(file.bucket, file.rows, file.digest) for file in version.generations[0].files]
 
 
 def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
     """Return a hash of all that a build depends on; None if it depends on a query or a function."""
     extractor = member.spec.extractor
-    known = delivery.ranges or delivery.identity
-    if not known or not (extractor is None or isinstance(extractor, Projection)):
+    if not isinstance(extractor, Projection | None):
+        return None
+    if not delivery.ranges and not delivery.identity:
         return None
     depends_on: dict[str, Any] = {
         "version": delivery.version,
-        "ranges": {ssp: list(span) for ssp, span in delivery.ranges.items()},
+        "ranges": dict(delivery.ranges),
         "identity": delivery.identity,
         "declaration": member.source.declaration.model_dump(mode="json"),
         "schema": member.source.schema.to_json(),
@@ -463,21 +469,16 @@ def _find_finished_build(
     log = member.log
     for known in leases.list_attempts(log.lake, log.name):
         attempt = Attempt(f"{log.prefix}/data/{known}")
-        body = leases.read_finished_build(log.lake, log.name, known)
-        if (
-            attempt.folder in member.manifest.doomed
-            or body is None
-            or body.get("fingerprint") != fingerprint
-        ):
+        body = leases.read_finished_build(log.lake, log.name, known) or {}
+        if attempt.folder in member.manifest.doomed or body.get("fingerprint") != fingerprint:
             continue
         try:
             version = SealedVersion.model_validate(body["version"])
         except (ValidationError, errors.AdjunctError, KeyError):
             continue  # an unreadable record only costs a second build
         candidate = CandidateVersion(member, delivery, attempt, version.number, version)
-        if (
-            candidate.is_stored()
-        ):  # an interrupted discard may have left the record of deleted files
+        # An interrupted discard may have left the record of deleted files.
+        if candidate.is_stored():
             return candidate
     return None
 
@@ -504,16 +505,13 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
             verdicts = evaluate(member.spec.validators, compared, member.spec.sensitive)
             if lease is not None:
                 lease.check()
-        failed = [verdict for verdict in verdicts if not verdict.passed]
-        failures = [
-            f"{verdict.name}: {verdict.message}"
-            for verdict in failed
-            if verdict.severity == "error"
-        ]
-        warned = [
-            f"{verdict.name}: {verdict.message}" for verdict in failed if verdict.severity == "warn"
-        ]
-        validating.detail = "; ".join([*failures, *(f"warning: {warning}" for warning in warned)])
+        failures: list[str] = []
+        warned: list[str] = []
+        for verdict in verdicts:
+            if not verdict.passed:
+                listed = failures if verdict.severity == "error" else warned
+                listed.append(f"{verdict.name}: {verdict.message}")
+        validating.detail = "; ".join([*failures, *(f"warning: {each}" for each in warned)])
     return replace(
         candidate,
         version=version.model_copy(update={"verdicts": verdicts}),

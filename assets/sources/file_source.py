@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource
@@ -92,16 +93,15 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     """
     by_name: dict[str, list[ListedFile]] = {}
     for file in files:
-        name = file.path.partition("/")[0] if "/" in file.path else ""
+        name = file.path.rpartition("/")[0].partition("/")[0]
         if not _hidden(name):
             by_name.setdefault(name, []).append(file)
-    folders = {name: _to_folder(name, inside, complete) for name, inside in by_name.items()}
-    whole = folders.get("")
-    if whole is None or whole.complete is None:
-        return [folder for folder in folders.values() if folder.path or folder.files]
-    everything = [file for folder in folders.values() for file in folder.files]
-    rest = [folder for folder in folders.values() if folder.path]
-    return [Folder("", _by_name(everything), whole.complete), *rest]
+    whole = _to_folder("", by_name.pop("", []), complete)
+    folders = [_to_folder(name, inside, complete) for name, inside in by_name.items()]
+    if whole.complete is not None:
+        everything = chain(whole.files, *(folder.files for folder in folders))
+        return [replace(whole, files=_by_name(everything)), *folders]
+    return [whole, *folders] if whole.files else folders
 
 
 def _to_folder(name: str, inside: list[ListedFile], complete: str) -> Folder:
@@ -181,12 +181,10 @@ Copies = Mapping[str, Markers]
 def _contents_digest(tree: FileTree, folder: Folder) -> str:
     """Return a digest of the folder's data files by name and contents. Reads local files."""
     prefix = f"{folder.path}/" if folder.path else ""
-    return _digest(
-        [
-            (file.path.removeprefix(prefix), file.size, tree.content_tag(file))
-            for file in folder.files
-        ]
-    )
+    facts = []
+    for file in folder.files:
+        facts.append((file.path.removeprefix(prefix), file.size, tree.content_tag(file)))
+    return _digest(facts)
 
 
 def _listing_digest(folder: Folder) -> str:
@@ -228,7 +226,6 @@ class FileVersions(VersionSource):
         self._tree = open_tree(files.url)
         self._seen: list[Folder] | None = None
         self._notes: tuple[str, ...] = ()
-        self._absent: str | None = None
         self._given: set[str] = set()
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
@@ -243,50 +240,44 @@ class FileVersions(VersionSource):
         answer = self._next(manifest)
         if isinstance(answer, Delivery) or not answer.missing:
             return answer
-        complete = f"the completion object {answer.missing[0]}"
-        return replace(
-            answer, files=complete if self._absent is None else f"files, but {self._absent}"
-        )
+        missing = f"the completion object {answer.missing[0]}"
+        if self._notes:
+            missing = f"files, but {self._notes[0]}"
+        return replace(answer, files=missing)
 
-    def _next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
+    def _list(self) -> list[Folder]:
+        """Return the folders, as listed first."""
         if self._seen is None:
             files = self._tree.list()
             self._seen = group_folders(files, self._source.complete)
             if not files:
-                self._absent = describe_absent_files(self._tree)
-                self._notes = (self._absent,)
-        folders = self._seen
-        in_place = next((folder for folder in folders if not folder.path), None)
-        named = [folder for folder in folders if folder.path]
-        complete = [folder.path for folder in named if folder.complete is not None]
+                self._notes = (describe_absent_files(self._tree),)
+        return self._seen
+
+    def _next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
+        named = {folder.path: folder for folder in self._list()}
+        in_place = named.pop("", None)
         if in_place is not None and in_place.complete is not None:
-            if complete:
-                problem = (
-                    f"dataset {self.spec.name!r}: {self._source.url} holds"
-                    f" {self._source.complete} itself and so does its folder {complete[0]!r}:"
-                    " either everything below the URL is one version, or each folder is."
-                )
-                raise DatasetError(
-                    problem, "Remove one of the two completion objects.", dataset=self.spec.name
-                )
+            self._check_in_place(named.values())
             return self._next_in_place(manifest, in_place)
         if self._partition is not None:
-            return self._find_partition(manifest, named, self._partition)
+            return self._find_partition(manifest, named.get(self._partition), self._partition)
         if not named:
-            folder = "" if in_place else "*/"
-            missing = f"{self._source.url}/{folder}{self._source.complete}"
+            missing = self._place("" if in_place else "*", self._source.complete)
             return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
-        outside = tuple(sorted(self.outside(complete) - manifest.names, key=natural_sort_key))
         # A published version stays one, also if partitions are declared otherwise since then.
-        named = [
-            folder
-            for folder in named
-            if folder.path in manifest.names or not self.outside([folder.path])
-        ]
-        answer = self._next_folder(manifest, named)
-        return replace(
-            answer, outside=outside, notes=(*answer.notes, *self.describe_outside(outside))
-        )
+        left_out = self.outside(named) - manifest.names
+        outside = []
+        inside = []
+        for name, folder in named.items():
+            if name not in left_out:
+                inside.append(folder)
+            elif folder.complete is not None:
+                outside.append(name)
+        outside.sort(key=natural_sort_key)
+        answer = self._next_folder(manifest, inside)
+        notes = (*answer.notes, *self.describe_outside(outside))
+        return replace(answer, outside=tuple(outside), notes=notes)
 
     def _next_folder(self, manifest: BoundedManifest, named: list[Folder]) -> Delivery | Awaiting:
         """Return the version in the first complete one of these folders that is not settled, or
@@ -295,15 +286,14 @@ class FileVersions(VersionSource):
         copies, others = self._compare_delivered_folders(manifest, named)
         notes = (*self._notes, *map(self._describe_changed_folder, others))
         settled = manifest.names - self._find_completed_again(manifest, named)
-        late, rest = self._split_late_folders(
-            manifest, [folder for folder in named if folder.path not in settled]
-        )
+        unsettled = [folder for folder in named if folder.path not in settled]
+        late, rest = self._split_late_folders(manifest, unsettled)
         if rest and rest[0].complete is not None:
             return replace(self._delivery(rest[0].path, rest[0]), notes=notes, copies=copies)
         notes += self._report_late_folders(manifest, late)
         if rest:
             return Awaiting(rest[0].path, (self._marker(rest[0]),), notes=notes, copies=copies)
-        missing = f"{self._source.url}/*/{self._source.complete}"
+        missing = self._place("*", self._source.complete)
         return Awaiting(None, (missing,), idle=True, notes=notes, copies=copies)
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
@@ -329,25 +319,26 @@ class FileVersions(VersionSource):
             raise MarkerConflictError(
                 f"{what}: {problem}", step, dataset=self.spec.name, version=delivery.version
             )
-        if not folder.files and (empty := self.empty_error(delivery)) is not None:
-            raise empty
+        if not folder.files:
+            empty = self.empty_error(delivery)
+            if empty is not None:
+                raise empty
         expected = hashing.parse_records_checksum(promise.checksum)
         rows = self._count(delivery, spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:
             raise self._promise_error(delivery, f"{promise.rows} records", f"{rows} records")
         if expected is not None:
-            checksum = hashing.EMPTY_CHECKSUM
-            if rows != 0 and spark is IN_PROCESS:
-                checksum = hashing.arrow_checksum(
-                    self.records_in_arrow(delivery), self._source.schema
-                )
-            elif rows != 0:
-                checksum = hashing.records_checksum(
-                    self.records_in_spark(delivery, spark()), self._source.schema
-                )
+            checksum = hashing.EMPTY_CHECKSUM if rows == 0 else self._checksum(delivery, spark)
             if checksum != expected:
                 raise self._promise_error(delivery, f"checksum {expected}", f"checksum {checksum}")
         return rows
+
+    def _checksum(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> str:
+        if spark is IN_PROCESS:
+            return hashing.arrow_checksum(self.records_in_arrow(delivery), self._source.schema)
+        return hashing.records_checksum(
+            self.records_in_spark(delivery, spark()), self._source.schema
+        )
 
     def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
         """Return the error for a folder without records, None if its completion object states
@@ -358,15 +349,13 @@ class FileVersions(VersionSource):
         folder, promise = delivery.content
         if promise.rows == 0:
             return None
-        place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
+        found = "no data file"
         if folder.files:
             found = f"{len(folder.files)} data file(s) without a record"
-        else:
-            found = "no data file"
         problem = (
-            f"{self._what(delivery)}: the folder {place} is complete and holds {found}: expected"
-            f" {self._source.format} files below it, not called _… or .…, or a completion object"
-            " that states rows 0."
+            f"{self._what(delivery)}: the folder {self._place(folder.path)} is complete and holds"
+            f" {found}: expected {self._source.format} files below it, not called _… or .…, or a"
+            " completion object that states rows 0."
         )
         step = (
             'Deliver the files and complete it again; for an empty version, write {"rows": 0} into'
@@ -380,7 +369,7 @@ class FileVersions(VersionSource):
         """Return the number of records; None if that needs reading large text files and `must`
         is false.
         """
-        declared = self._declared(self._what(delivery))
+        declared = self._declared(delivery)
         files = delivery.content[0].files
         if declared.format == "parquet" or sum(file.size for file in files) <= _MAX_LOCAL_BYTES:
             return formats.count_file_records(declared, files)
@@ -404,67 +393,67 @@ class FileVersions(VersionSource):
         """Return the records of the files with the columns of META: `__partition` is the file's
         index, by name.
         """
-        return formats.read_files(self._declared(self._what(delivery)), delivery.content[0].files)
+        return formats.read_files(self._declared(delivery), delivery.content[0].files)
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return what `records_in_arrow` returns, as a Spark frame."""
-        return formats.read_files_with_spark(
-            spark, self._declared(self._what(delivery)), delivery.content[0].files
-        )
+        files = delivery.content[0].files
+        return formats.read_files_with_spark(spark, self._declared(delivery), files)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row) of the record."""
         file = delivery.content[0].files[partition]
-        return (
-            f"{self._source.url.rstrip('/')}/{file.path},"
-            f" {formats.record_label(self._source.format, 0, offset)[0]}"
-        )
+        record = formats.record_label(self._source.format, 0, offset)[0]
+        return f"{self._place(file.path)}, {record}"
 
     # -- which version
 
     def _find_partition(
-        self, manifest: BoundedManifest, named: list[Folder], name: str
+        self, manifest: BoundedManifest, folder: Folder | None, name: str
     ) -> Delivery | Awaiting:
-        folder = next((candidate for candidate in named if candidate.path == name), None)
         if folder is None or folder.complete is None:
-            return Awaiting(
-                name, (f"{self._source.url}/{name}/{self._source.complete}",), notes=self._notes
-            )
-        done = next(
-            (delivered for delivered in reversed(manifest.delivered) if delivered.name == name),
-            None,
-        )
-        ref = manifest.ref(done.version) if done else None
-        if (
-            done
-            and ref
-            and ref.state == "sealed"
-            and not self._differs(done.markers, folder, asked=True)
-        ):
-            return Awaiting(None, (self._marker(folder),), idle=True)
-        return self._delivery(name, folder)
+            missing = self._place(name, self._source.complete)
+            return Awaiting(name, (missing,), notes=self._notes)
+        done = manifest.newest_deliveries.get(name)
+        if done is None or not manifest.retains(done.version):
+            return self._delivery(name, folder)
+        if self._differs(done.markers, folder, asked=True):
+            return self._delivery(name, folder)
+        return Awaiting(None, (self._marker(folder),), idle=True)
 
-    def _reject_partition_in_place(self) -> None:
-        if self._partition is None:
-            return
-        problem = (
-            f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but"
-            f" {self._source.url} is one folder that is written in place, whose versions are"
-            " named by their completion time."
-        )
-        step = (
-            "Put each version into a folder of its own, or advance the dataset without a partition."
-        )
-        raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
+    def _check_in_place(self, named: Iterable[Folder]) -> None:
+        """Raise DatasetError if a folder that is written in place can't be one: it has complete
+        folders in it, or one version is requested.
+        """
+        url = self._source.url
+        for folder in named:
+            if folder.complete is not None:
+                problem = (
+                    f"dataset {self.spec.name!r}: {url} holds {self._source.complete} itself and so"
+                    f" does its folder {folder.path!r}: either everything below the URL is one"
+                    " version, or each folder is."
+                )
+                raise DatasetError(
+                    problem, "Remove one of the two completion objects.", dataset=self.spec.name
+                )
+        if self._partition is not None:
+            problem = (
+                f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but"
+                f" {url} is one folder that is written in place, whose versions are"
+                " named by their completion time."
+            )
+            step = (
+                "Put each version into a folder of its own, or advance the dataset without a"
+                " partition."
+            )
+            raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
 
     def _find_delivered_in_place(
-        self, manifest: BoundedManifest, folder: Folder, done: Delivered | None
+        self, manifest: BoundedManifest, folder: Folder, done: Delivered
     ) -> Awaiting | None:
         """Return that nothing is new, if the folder holds what was delivered last, or a copy of it;
         else None.
         """
-        if done is None:
-            return None
         if done.freed and manifest.ref(done.version) is None:
             return None  # but a copy of revoked files is no new delivery
         copies = {}
@@ -479,45 +468,43 @@ class FileVersions(VersionSource):
 
     def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
         complete = folder.marker
-        self._reject_partition_in_place()
-        done = manifest.delivered[-1] if manifest.delivered else None
-        delivered_before = self._find_delivered_in_place(manifest, folder, done)
-        if delivered_before is not None:
-            return delivered_before
-        if any(file.modified > complete.modified for file in folder.files):
+        marker = self._marker(folder)
+        last = manifest.delivered[-1] if manifest.delivered else None
+        if last is not None:
+            delivered_before = self._find_delivered_in_place(manifest, folder, last)
+            if delivered_before is not None:
+                return delivered_before
+        newest = max((complete, *folder.files), key=lambda file: file.modified)
+        if newest.modified > complete.modified:
             # Files are being replaced while the old completion object is still there.
-            newer = max(folder.files, key=lambda file: file.modified)
-            note = (
-                f"{newer.path} was written after {self._marker(folder)}: write that last, after all"
-                " files"
-            )
-            return Awaiting(None, (self._marker(folder),), notes=(note,))
+            note = f"{newest.path} was written after {marker}: write that last, after all files"
+            return Awaiting(None, (marker,), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
         outside = tuple(self.outside([name]))
         if outside:
             note = (
-                f"{self._marker(folder)} completes a folder that is written in place, whose"
-                " versions are named by time"
+                f"{marker} completes a folder that is written in place, whose versions are named by"
+                " time"
             )
             notes = (note, *self.describe_outside(outside))
             return Awaiting(None, (), idle=True, outside=outside, notes=notes)
         if name in manifest.names:
             notes = ()
             # With other contents, as checked above.
-            if done is not None and not done.freed and done.name == name:
+            if last is not None and not last.freed and last.name == name:
                 note = (
                     f"{self._source.url} was completed twice in the second that names version"
-                    f" {name!r}, with other contents: write {self._marker(folder)} again, and"
-                    " they are a version of their own"
+                    f" {name!r}, with other contents: write {marker} again, and they are a version"
+                    " of their own"
                 )
                 notes = (note,)
-            return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
+            return Awaiting(None, (marker,), idle=True, notes=notes)
         delivery = self._delivery(name, folder)
-        if manifest.delivered:
+        if last is not None:
             return delivery
         note = (
-            f"{self._marker(folder)} is in the folder of the deliveries itself: all files below it"
+            f"{marker} is in the folder of the deliveries itself: all files below it"
             f" are one version, named {name!r} by the time of completion; for versions of its own"
             " name, put each into a folder of its own"
         )
@@ -533,17 +520,18 @@ class FileVersions(VersionSource):
         name is free again is not late either.
         """
         folders = sorted(folders, key=lambda folder: natural_sort_key(folder.path))
-        newest = max(manifest.taken, key=natural_sort_key, default=None)
-        if self.spec.versions is not None or newest is None:
+        if self.spec.versions is not None or not manifest.taken:
             return [], folders
-        timed = self.spec.valid_from is not None
-        again = {done.name for done in manifest.delivered if done.freed is not None and timed}
-        late = [
-            folder
-            for folder in folders
-            if folder.path not in again and natural_sort_key(folder.path) < natural_sort_key(newest)
-        ]
-        return late, [folder for folder in folders if folder not in late]
+        newest = max(map(natural_sort_key, manifest.taken))
+        again = set() if self.spec.valid_from is None else manifest.freed
+        late: list[Folder] = []
+        rest: list[Folder] = []
+        for folder in folders:
+            if natural_sort_key(folder.path) < newest and folder.path not in again:
+                late.append(folder)
+            else:
+                rest.append(folder)
+        return late, rest
 
     def _report_late_folders(
         self, manifest: BoundedManifest, late: list[Folder]
@@ -551,37 +539,39 @@ class FileVersions(VersionSource):
         """Raise MarkerConflictError for a complete late folder; return a note for each that is a
         copy of a version.
         """
-        newest = max(manifest.taken, key=natural_sort_key, default=None)
-        # Where the name states the valid-from time, a new name would state a wrong one.
-        if self.spec.valid_from in (None, MARKER):
-            rename = "Rename it so that it comes after, or abandon"
-        else:
-            rename = "Abandon"
         notes = []
-        for folder in (folder for folder in late if folder.complete is not None):
+        for folder in late:
+            if folder.complete is None:
+                continue
             original = self._find_original(folder, manifest.delivered)
             if original is None:
-                raise MarkerConflictError(
-                    f"dataset {self.spec.name!r}: the folder {folder.path!r} in"
-                    f" {self._source.url} is complete, and comes before version {newest!r}, which"
-                    " was delivered already.",
-                    f"{rename} it: abandon_version(lake, {self.spec.name!r}, {folder.path!r},"
-                    " reason=…, by=…). If older versions may arrive later, declare"
-                    " versions=VersionPartitions(…).",
-                    dataset=self.spec.name,
-                    version=newest,
-                )
+                raise self._late_error(folder, max(manifest.taken, key=natural_sort_key))
             notes.append(
                 f"the folder {folder.path!r} is left out: it is a copy of version {original!r}"
             )
         return tuple(notes)
 
+    def _late_error(self, folder: Folder, newest: str) -> MarkerConflictError:
+        # Where the name states the valid-from time, a new name would state a wrong one.
+        if self.spec.valid_from in (None, MARKER):
+            rename = "Rename it so that it comes after, or abandon"
+        else:
+            rename = "Abandon"
+        return MarkerConflictError(
+            f"dataset {self.spec.name!r}: the folder {folder.path!r} in {self._source.url} is"
+            f" complete, and comes before version {newest!r}, which was delivered already.",
+            f"{rename} it: abandon_version(lake, {self.spec.name!r}, {folder.path!r},"
+            " reason=…, by=…). If older versions may arrive later, declare"
+            " versions=VersionPartitions(…).",
+            dataset=self.spec.name,
+            version=newest,
+        )
+
     def _may_be_tried_again(self, manifest: BoundedManifest, done: Delivered) -> bool:
         """Whether a version of this name may be published although one was delivered before."""
         if done.freed is not None:
             return True
-        ref = manifest.ref(done.version)
-        if ref is None or ref.state != "rejected":
+        if done.version not in manifest.rejected:
             return False
         return self.spec.versions is not None or done is manifest.delivered[-1]
 
@@ -591,11 +581,9 @@ class FileVersions(VersionSource):
 
         They are tried again in their order. Later versions may have arrived if the name is free
         (revoked, or rejected and then dropped) or if versions are ordered by name; otherwise only
-        the last delivery is tried again. The time of completion is compared with that of the
-        earlier delivery, both by the clock of the store. Only for a delivery of long ago, whose
-        markers are no longer recorded, it is compared with the time when its name became free.
+        the last delivery is tried again.
         """
-        newest = {done.name: done for done in manifest.delivered}
+        newest = manifest.newest_deliveries
         again = set()
         for folder in named:
             done = newest.get(folder.path)
@@ -603,15 +591,9 @@ class FileVersions(VersionSource):
                 continue
             if not self._may_be_tried_again(manifest, done):
                 continue
-            before = done.markers.get(folder.marker.path)
-            at = folder.complete.modified
-            if before is not None:
-                anew = before.completed != at
-            else:
-                anew = done.freed is not None and done.freed < at
-            if anew or self._differs(done.markers, folder):
+            if _is_completed_again(done, folder.complete) or self._differs(done.markers, folder):
                 again.add(folder.path)
-        return again - self._given - {ended.name for ended in manifest.abandoned}
+        return again - self._given - manifest.given_up
 
     def _compare_delivered_folders(
         self, manifest: BoundedManifest, named: list[Folder]
@@ -622,18 +604,18 @@ class FileVersions(VersionSource):
         Folders are compared with their recorded contents. Only published versions are: not rejected
         or revoked ones.
         """
-        ended = {abandoned.name for abandoned in manifest.abandoned}
-        refused = {ref.id for ref in manifest.versions if ref.state == "rejected"}
-        delivered = {
-            done.name: done.markers
-            for done in manifest.delivered
-            if done.name not in ended and done.version not in refused and not done.freed
-        }
+        rejected = manifest.rejected
+        delivered: dict[str, Markers] = {}
+        for done in manifest.delivered:
+            if done.version not in rejected and not done.freed:
+                delivered[done.name] = done.markers
         copies: dict[str, Markers] = {}
         others: list[Folder] = []
         for folder in named:
             markers = delivered.get(folder.path)
-            if markers is None or folder.complete is None or folder.path in self._given:
+            if markers is None or folder.complete is None:
+                continue
+            if folder.path in self._given or folder.path in manifest.given_up:
                 continue
             if self._differs(markers, folder):
                 others.append(folder)
@@ -645,10 +627,9 @@ class FileVersions(VersionSource):
         """Return a note on a delivered folder with changed contents, and how to publish them."""
         name = folder.path
         at = f"{folder.marker.modified:%F %T}"
+        rebuild = ""
         if self.spec.versions is not None:
             rebuild = "rebuild it as a partition (partition=…), or "
-        else:
-            rebuild = ""
         return (
             f"version {name!r} was delivered, and {self._marker(folder)} was written again at"
             f" {at} with other contents: what was published stays. To publish them,"
@@ -658,7 +639,9 @@ class FileVersions(VersionSource):
 
     def _delivery(self, name: str, folder: Folder) -> Delivery:
         self._given.add(name)
-        promise = parse_promise(self._tree.read(folder.marker)) if folder.marker.size else Promise()
+        promise = Promise()
+        if folder.marker.size:
+            promise = parse_promise(self._tree.read(folder.marker))
         facts = MarkerFacts(
             offset=0, rows=promise.rows, contents=_contents_digest(self._tree, folder)
         )
@@ -691,71 +674,84 @@ class FileVersions(VersionSource):
         rewritten, unless the version is `asked` for.
         """
         before = markers.get(folder.marker.path)
-        if before is None or before.checksum != self._tree.content_tag(folder.marker):
-            return before is not None
-        again = (
-            asked or before.completed != folder.marker.modified
-        ) and before.listing != _listing_digest(folder)
-        return again and before.contents != _contents_digest(self._tree, folder)
+        if before is None:
+            return False
+        if before.checksum != self._tree.content_tag(folder.marker):
+            return True
+        if before.completed == folder.marker.modified and not asked:
+            return False
+        if before.listing == _listing_digest(folder):
+            return False
+        return before.contents != _contents_digest(self._tree, folder)
 
     def _is_copy(self, markers: Markers, folder: Folder) -> bool:
         """Whether a folder that was completed again has the recorded contents."""
         before = markers.get(folder.marker.path)
-        completed_again = before is not None and before.completed != folder.marker.modified
-        return completed_again and not self._differs(markers, folder)
+        if before is None or before.completed == folder.marker.modified:
+            return False
+        return not self._differs(markers, folder)
 
     def _find_original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
         """Return the name of an earlier delivery with the same contents, None without one."""
         tag = self._tree.content_tag(folder.marker)
-        marked = (
-            (done.name, facts)
-            for done in deliveries
-            for facts in done.markers.values()
-            if facts.checksum == tag
-        )
-        return next(
-            (
-                name
-                for name, facts in marked
-                if facts.contents == _contents_digest(self._tree, folder)
-            ),
-            None,
-        )
+        for done in deliveries:
+            for facts in done.markers.values():
+                if facts.checksum != tag:
+                    continue
+                if facts.contents == _contents_digest(self._tree, folder):
+                    return done.name
+        return None
 
     # -- what is in it
 
     def _check_same(self, what: str, folder: Folder) -> None:
-        again = group_folders(
-            self._tree.list(f"{folder.path}/" if folder.path else ""), self._source.complete
-        )
-        now = next(
-            (other for other in again if other.path == folder.path), Folder(folder.path, (), None)
-        )
-        if now == folder:
-            return
+        prefix = f"{folder.path}/" if folder.path else ""
+        now = Folder(folder.path, (), None)
+        for other in group_folders(self._tree.list(prefix), self._source.complete):
+            if other.path == folder.path:
+                now = other
         before = {*folder.files, folder.complete}
         after = {*now.files, now.complete}
         changes = sorted({file.path for file in before ^ after if file is not None})
+        if not changes:
+            return
+        listed = ", ".join(changes[:3])
+        if len(changes) > 3:
+            listed += " …"
         raise SourceChangedError(
             f"{what}: {len(changes)} file(s) in {self._source.url} changed after the version was"
-            f" found complete: {', '.join(changes[:3])}{' …' if len(changes) > 3 else ''}.",
+            f" found complete: {listed}.",
             "Run again: it uses the files as they are then. Write the completion object last.",
             dataset=self.spec.name,
-            file=f"{self._source.url.rstrip('/')}/{changes[0]}",
+            file=self._place(changes[0]),
         )
 
-    def _declared(self, what: str) -> DeclaredFiles:
+    def _declared(self, delivery: Delivery) -> DeclaredFiles:
         # A line may contain values of a sensitive column, so if there is such a column, errors show
         # no values.
         sensitive = self.spec.sensitive or getattr(self.spec.extractor, "sensitive", ())
-        return DeclaredFiles(
-            self._tree, self._source.format, self._source.schema, what, values=not sensitive
-        )
+        source = self._source
+        what = self._what(delivery)
+        return DeclaredFiles(self._tree, source.format, source.schema, what, values=not sensitive)
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self.spec.name!r}, version {delivery.version!r}"
 
     def _marker(self, folder: Folder) -> str:
-        return "/".join(
-            filter(None, [self._source.url.rstrip("/"), folder.path, self._source.complete])
-        )
+        return self._place(folder.path, self._source.complete)
+
+    def _place(self, *parts: str) -> str:
+        """Return the URL of what has this path below the source."""
+        return "/".join(filter(None, (self._source.url.rstrip("/"), *parts)))
+
+
+def _is_completed_again(done: Delivered, complete: ListedFile) -> bool:
+    """Whether a folder was completed again since its delivery, both by the clock of the store.
+
+    Only for a delivery of long ago, whose markers are no longer recorded, it is compared with the
+    time when its name became free.
+    """
+    before = done.markers.get(complete.path)
+    if before is not None:
+        return before.completed != complete.modified
+    return done.freed is not None and done.freed < complete.modified

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from dagster_adjunct.assets.sources.version_source import Delivery, contradiction_error
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, MarkerFacts
 from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
+IntOffsets = Mapping[SystemStreamPartition, int]
 Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerFacts]]
 """The marker facts of each settled version, by version name and partition; {} for a version
 without known markers.
@@ -64,22 +66,27 @@ class CompleteVersion:
         """Return the version as a Delivery; `records` is the number of records that each
         partition has of it.
         """
+        ranges: dict[str, tuple[str, str]] = {}
+        markers: dict[str, MarkerFacts] = {}
+        times: set[datetime] = set()
+        for cut in self.segments:
+            marker = cut.marker
+            ssp = str(cut.ssp)
+            ranges[ssp] = (str(cut.start), str(cut.end))
+            markers[ssp] = MarkerFacts(
+                offset=cut.end,
+                rows=records[cut.ssp] if marker.rows is None else marker.rows,
+                checksum=marker.checksum,
+                valid_from=marker.valid_from,
+            )
+            if marker.valid_from is not None:
+                times.add(marker.valid_from)
         return Delivery(
             self.version,
-            ranges={str(cut.ssp): (str(cut.start), str(cut.end)) for cut in self.segments},
-            markers={
-                str(cut.ssp): MarkerFacts(
-                    offset=cut.end,
-                    rows=records[cut.ssp] if cut.marker.rows is None else cut.marker.rows,
-                    checksum=cut.marker.checksum,
-                    valid_from=cut.marker.valid_from,
-                )
-                for cut in self.segments
-            },
+            ranges=ranges,
+            markers=markers,
             content=self,
-            valid_from=tuple(
-                sorted({cut.marker.valid_from for cut in self.segments if cut.marker.valid_from})
-            ),
+            valid_from=tuple(sorted(times)),
         )
 
 
@@ -100,14 +107,13 @@ class IncompleteVersion:
 
 @dataclass(frozen=True, slots=True)
 class _PartitionMarkers:
-    """What one partition has delivered after an offset: its markers, in order.
+    """What one partition has delivered after an offset.
 
     `dropped` are the re-deliveries before the next version, `position` is the offset after them,
     and `segment` is the next version there; None if its marker has not arrived.
     """
 
     ssp: SystemStreamPartition
-    markers: tuple[Marker, ...]
     dropped: tuple[MarkedSegment, ...]
     position: int
     segment: MarkedSegment | None
@@ -122,26 +128,16 @@ class _PartitionMarkers:
         settled: Settled,
     ) -> _PartitionMarkers:
         """Return what the partition has at or after the offset. Raises MarkerConflictError."""
-        remaining = _markers_from(markers, ssp, offset)
         dropped: list[MarkedSegment] = []
         position = offset
-        for marker in remaining:
+        for marker in _markers_from(markers, ssp, offset):
             segment = MarkedSegment(ssp, position, int(marker.offset), marker)
             if marker.version not in settled:
-                return cls(ssp, remaining, tuple(dropped), position, segment)
+                return cls(ssp, tuple(dropped), position, segment)
             _check_repeated(dataset, marker, settled[marker.version].get(ssp))
             dropped.append(segment)
             position = segment.next
-        return cls(ssp, remaining, tuple(dropped), position, None)
-
-    def check_repeats(self, dataset: str) -> None:
-        """Raise MarkerConflictError if a later marker of the next version contradicts its first."""
-        if self.segment is None:
-            return
-        first = self.segment.marker
-        for marker in self.markers:
-            if marker.version == first.version:
-                _check_repeated(dataset, marker, first)
+        return cls(ssp, tuple(dropped), position, None)
 
 
 def _markers_from(
@@ -174,28 +170,42 @@ def find_next_delivery(
     ]
     marked = {each.ssp: each.segment.marker.version for each in partitions if each.segment}
     version = resolve_next_version(dataset, marked, spans)
-    wanted = [each for each in partitions if has_partition(each.ssp, version, spans)]
-    segments = tuple(each.segment for each in wanted if each.segment is not None)
-    dropped = tuple(segment for each in partitions for segment in each.dropped)
-    position = {each.ssp: each.position for each in partitions}
+    dropped: list[MarkedSegment] = []
+    segments: list[MarkedSegment] = []
+    missing: list[SystemStreamPartition] = []
+    position: dict[SystemStreamPartition, int] = {}
+    for each in partitions:
+        dropped += each.dropped
+        position[each.ssp] = each.position
+        if not has_partition(each.ssp, version, spans):
+            continue
+        if each.segment is None:
+            missing.append(each.ssp)
+        else:
+            segments.append(each.segment)
     after = position | {segment.ssp: segment.next for segment in segments}
-    complete = version is not None and len(segments) == len(wanted)
-    if complete and _is_repeated_alone(segments, reusable):
+    if not missing and _is_repeated_alone(segments, reusable):
         behind = find_next_delivery(dataset, after, markers, settled, reusable)
         return replace(behind, dropped=(*dropped, *behind.dropped))
-    for each in wanted:
-        each.check_repeats(dataset)
-    if version is not None and complete:
-        return CompleteVersion(version, segments, dropped, after)
-    missing = tuple(each.ssp for each in wanted if each.segment is None)
-    return IncompleteVersion(version, missing, dropped, position)
+    for segment in segments:
+        _check_repeats(dataset, segment, markers)
+    if version is None or missing:
+        return IncompleteVersion(version, tuple(missing), tuple(dropped), position)
+    return CompleteVersion(version, tuple(segments), tuple(dropped), after)
+
+
+def _check_repeats(dataset: str, segment: MarkedSegment, markers: Sequence[Marker]) -> None:
+    """Raise MarkerConflictError if a later marker of this version contradicts its first."""
+    first = segment.marker
+    for marker in _markers_from(markers, segment.ssp, segment.end):
+        if marker.version == first.version:
+            _check_repeated(dataset, marker, first)
 
 
 def _is_repeated_alone(segments: Sequence[MarkedSegment], reusable: Collection[str]) -> bool:
     """Whether only the markers of a reusable version were delivered again, without records."""
-    if any(segment.marker.version not in reusable for segment in segments):
-        return False
-    return is_bare(segment.marker for segment in segments)
+    repeated = [segment.marker for segment in segments if segment.marker.version in reusable]
+    return bool(repeated) and len(repeated) == len(segments) and is_bare(repeated)
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
@@ -220,10 +230,7 @@ def check_repeats(
         if segment.marker.rows is not None:
             continue
         counted = replace(segment.marker, rows=records[segment.ssp], valid_from=None)
-        for marker in markers:
-            again = marker.ssp == segment.ssp and marker.version == complete.version
-            if again and int(marker.offset) > segment.end:
-                _check_repeated(dataset, marker, counted)
+        _check_repeats(dataset, replace(segment, marker=counted), markers)
 
 
 def check_counts(
@@ -304,8 +311,8 @@ def resolve_next_version(
         names.setdefault(version, []).append(ssp)
     if not names:
         return None
-    for version in names:
-        others = [ssp for ssp, other in versions.items() if other != version]
+    for version, ssps in names.items():
+        others = versions.keys() - ssps
         if not any(has_partition(ssp, version, spans) for ssp in others):
             return version
     by_version: list[str] = []
@@ -335,11 +342,8 @@ def describe_redeliveries(
     for segment, count in dropped.items():
         if count:
             again.setdefault(segment.marker.version, {})[segment] = count
-    return tuple(
-        note
-        for name, segments in again.items()
-        if (note := _describe_redelivery(manifest, name, segments))
-    )
+    notes = [_describe_redelivery(manifest, name, segments) for name, segments in again.items()]
+    return tuple(filter(None, notes))
 
 
 def _describe_redelivery(
@@ -348,18 +352,17 @@ def _describe_redelivery(
     """Return the note; "" if the version was delivered again unchanged."""
     records = sum(segments.values())
     again = f"version {name!r} was delivered again: its {records:,} record(s) are dropped"
-    if any(abandoned.name == name for abandoned in manifest.abandoned):
+    if name in manifest.given_up:
         return (
             f"{again}, because it was abandoned. To publish them, deliver them under a new version"
             " name"
         )
-    earlier = [delivered for delivered in manifest.delivered if delivered.name == name]
-    ref = manifest.ref(earlier[-1].version) if earlier else None
-    if ref is not None and ref.state == "rejected":
-        drop = f"adjunct dataset remove-version {manifest.name} {ref.id} --reason …"
+    earlier = manifest.newest_deliveries.get(name)
+    taken = {} if earlier is None else earlier.markers
+    if earlier is not None and earlier.version in manifest.rejected:
+        drop = f"adjunct dataset remove-version {manifest.name} {earlier.version} --reason …"
         way = f"To have them validated, deliver them under a new name, or again after {drop}"
         return f"{again}, because the rejected one holds the name. {way}"
-    taken = earlier[-1].markers if earlier else {}
     if all(_has_equal_checksum(segment, taken) for segment in segments):
         return ""
     why = _describe_difference(segments, taken)
@@ -400,33 +403,21 @@ def settled_from_manifest(
     abandoned, rejected and old ones have none. The names of lost, revoked, and
     rejected-then-dropped versions are reusable: a delivery under one of them is a new version.
     """
-    offsets = {
-        SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()
-    }
-    rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
-    marked: dict[str, Mapping[SystemStreamPartition, MarkerFacts]] = {
-        name: {} for name in manifest.known
-    }
+    parse = SystemStreamPartition.parse
+    offsets = {parse(text): int(offset) for text, offset in manifest.offsets.items()}
+    rejected = manifest.rejected
+    settled: dict[str, Mapping[SystemStreamPartition, MarkerFacts]]
+    settled = {name: {} for name in (*manifest.known, *manifest.given_up)}
     for done in manifest.delivered:
-        if done.freed is None:
+        if done.freed is None and done.name not in manifest.given_up:
             markers = {} if done.version in rejected else done.markers
-            marked[done.name] = {
-                SystemStreamPartition.parse(ssp): facts for ssp, facts in markers.items()
-            }
-    lost = {name for lost in manifest.lost for name in lost.versions}
-    freed = {done.name for done in manifest.delivered if done.freed is not None}
-    return (
-        dict(sorted(offsets.items())),
-        marked | {ended.name: {} for ended in manifest.abandoned},
-        frozenset(lost | freed),
-    )
-
-
-Offsets = Mapping[SystemStreamPartition, int]
+            settled[done.name] = {parse(ssp): facts for ssp, facts in markers.items()}
+    reusable = manifest.freed.union(*(lost.versions for lost in manifest.lost))
+    return dict(sorted(offsets.items())), settled, frozenset(reusable)
 
 
 def find_truncated_partitions(
-    offsets: Offsets, oldest: Offsets
+    offsets: IntOffsets, oldest: IntOffsets
 ) -> dict[SystemStreamPartition, tuple[int, int]]:
     """Return the unread offsets that retention has removed: [first, oldest) by partition."""
     return {
@@ -477,8 +468,8 @@ class _RemainingMarkers:
 
 def resume_after_truncation(
     dataset: str,
-    offsets: Offsets,
-    oldest: Offsets,
+    offsets: IntOffsets,
+    oldest: IntOffsets,
     markers: Sequence[Marker],
     settled: Settled,
     count: Callable[[MarkedSegment], int],
@@ -511,12 +502,13 @@ def resume_after_truncation(
     version = resolve_next_version(dataset, marked, spans)
     assert version is not None, "there is a common version"
     firsts: list[tuple[_RemainingMarkers, Marker]] = []
+    positions: dict[SystemStreamPartition, int] = {}
     for each in remaining:
+        positions[each.ssp] = each.start
         marker = nexts[each.ssp]
         if marker is not None and has_partition(each.ssp, version, spans):
             firsts.append((each, marker))
     lost = _lost_before(dataset, version, [each for each, _ in firsts], spans)
-    positions = {each.ssp: each.start for each in remaining}
     if _may_lack_records(firsts, count):
         positions |= {each.ssp: int(marker.offset) + 1 for each, marker in firsts}
         return positions, (*lost, version)
@@ -528,11 +520,11 @@ def _find_common_versions(
     remaining: Sequence[_RemainingMarkers], spans: Mapping[str, int]
 ) -> set[str]:
     """Return the versions that are marked in all partitions that they span."""
-    common: set[str] = set()
-    for version in {version for each in remaining for version in each.versions}:
-        lacking = [each for each in remaining if version not in each.versions]
-        if not any(has_partition(each.ssp, version, spans) for each in lacking):
-            common.add(version)
+    common: set[str] = set().union(*(each.versions for each in remaining))
+    for each in remaining:
+        for version in common.difference(each.versions):
+            if has_partition(each.ssp, version, spans):
+                common.remove(version)
     return common
 
 

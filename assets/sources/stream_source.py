@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from dagster_adjunct.assets.sources.entries import Offsets
 from dagster_adjunct.assets.sources.markers import (
     CompleteVersion,
     IncompleteVersion,
+    IntOffsets,
     MarkedSegment,
     check_counts,
     check_repeats,
@@ -91,7 +92,7 @@ class StreamSource(VersionSource):
         return BoundedManifest(
             name=self.spec.name,
             declaration=self.declaration,
-            stream=self._stream.info.identity,
+            stream=self.info.identity,
             offsets=offsets,
         )
 
@@ -119,63 +120,81 @@ class StreamSource(VersionSource):
         """
         self._raise_if_recreated(manifest.stream)
         offsets, settled, reusable = settled_from_manifest(manifest)
-        oldest = {
-            ssp: int(offset)
-            for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()
-        }
+        oldest: dict[SystemStreamPartition, int] = {}
+        for ssp, offset in self._stream.system.oldest(self._stream.ssps).items():
+            oldest[ssp] = int(offset)
         markers = self._markers(offsets)
-        truncated = find_truncated_partitions(offsets, oldest)
         name = self.spec.name
-        identity = self._stream.info.identity
         left_out = self.outside(marker.version for marker in markers) - set(settled)
         settled = {**settled, **{version: {} for version in left_out}}
-
-        ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
-        unread = Lost(versions=(), ranges=ranges, at=self._now())
+        lost = self._find_loss(offsets, oldest)
         ahead = resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
         if isinstance(ahead, IncompleteVersion):
             # The offsets stay: only the next markers tell which versions are lost.
-            notes = (unread.summary(),) if manifest.change else ()
-            missing = tuple(map(str, ahead.missing))
-            idle = self._ends_at({ssp: max(offset, oldest[ssp]) for ssp, offset in offsets.items()})
-            return Awaiting(
-                ahead.version,
-                missing,
-                offsets=manifest.offsets,
-                idle=idle,
-                notes=notes,
-                stream=identity,
-            )
+            start = {ssp: max(offset, oldest[ssp]) for ssp, offset in offsets.items()}
+            answer = replace(self._await(ahead, start), offsets=manifest.offsets)
+            if lost is None or not manifest.change:
+                return answer
+            return replace(answer, notes=(lost.summary(),))
         start, versions = ahead
+        if lost is not None:
+            lost = lost.model_copy(update={"versions": versions})
         # A dataset without a commit only reports losses of versions that it can name.
-        names_loss = bool(truncated) and bool(versions or manifest.change)
-        lost = unread.model_copy(update={"versions": versions}) if names_loss else None
+        if not versions and not manifest.change:
+            lost = None
         upcoming = find_next_delivery(name, start, markers, settled, reusable | set(versions))
+        return replace(self._without_redeliveries(upcoming, manifest, left_out, markers), lost=lost)
 
-        counts = {cut: self._count(cut) for cut in upcoming.dropped}
-        dropped = {
-            cut: count for cut, count in counts.items() if cut.marker.version not in left_out
-        }
-        outside = tuple(dict.fromkeys(cut.marker.version for cut in counts if cut not in dropped))
+    def _find_loss(self, offsets: IntOffsets, oldest: IntOffsets) -> Lost | None:
+        """Return the ranges of unread offsets that retention has removed, None without any."""
+        ranges = {}
+        for ssp, (first, left) in find_truncated_partitions(offsets, oldest).items():
+            ranges[str(ssp)] = (str(first), str(left))
+        return Lost(versions=(), ranges=ranges, at=self._now()) if ranges else None
+
+    def _await(self, incomplete: IncompleteVersion, offsets: IntOffsets) -> Awaiting:
+        """Return what is awaited after these offsets."""
+        return Awaiting(
+            incomplete.version,
+            tuple(map(str, incomplete.missing)),
+            idle=self._ends_at(offsets),
+            stream=self.info.identity,
+        )
+
+    def _without_redeliveries(
+        self,
+        upcoming: CompleteVersion | IncompleteVersion,
+        manifest: BoundedManifest,
+        left_out: Collection[str],
+        markers: Sequence[Marker],
+    ) -> Delivery | Awaiting:
+        """Return the answer, with counts of the records that are dropped before it."""
+        dropped: dict[MarkedSegment, int] = {}
+        outside: dict[str, int] = {}
+        for cut in upcoming.dropped:
+            version = cut.marker.version
+            count = self._count(cut)
+            if version in left_out:
+                outside[version] = outside.get(version, 0) + count
+            else:
+                dropped[cut] = count
         answer: Delivery | Awaiting
         if isinstance(upcoming, CompleteVersion):
             records = self._stream.counts(
                 {cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments}
             )
-            check_repeats(name, upcoming, markers, records)
+            check_repeats(self.spec.name, upcoming, markers, records)
             answer = upcoming.delivery(records)
         else:
-            missing = tuple(map(str, upcoming.missing))
-            answer = Awaiting(upcoming.version, missing, idle=self._ends_at(upcoming.offsets))
+            answer = self._await(upcoming, upcoming.offsets)
         return replace(
             answer,
             offsets={str(ssp): str(offset) for ssp, offset in sorted(upcoming.offsets.items())},
             redelivered=sum(dropped.values()),
-            left_out=sum(counts.values()) - sum(dropped.values()),
-            outside=outside,
-            lost=lost,
+            left_out=sum(outside.values()),
+            outside=tuple(outside),
             notes=(*describe_redeliveries(manifest, dropped), *self.describe_outside(outside)),
-            stream=identity,
+            stream=self.info.identity,
         )
 
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int:
@@ -188,31 +207,29 @@ class StreamSource(VersionSource):
         complete: CompleteVersion = delivery.content
         records = self._stream.counts(_parse_ranges(delivery))
         check_counts(self.spec.name, complete, records)
-        promised = {
-            cut: hashing.parse_records_checksum(cut.marker.checksum) for cut in complete.segments
-        }
-        if any(promised.values()):
-            if any(records.values()):
-                checksums = self._checksums(delivery, spark, self._stream.records)
-            else:
-                checksums = {}
-            for cut, checksum in promised.items():
-                found = checksums.get(cut.ssp.partition, hashing.EMPTY_CHECKSUM)
-                if checksum is not None and checksum != found:
-                    problem = (
-                        f"dataset {self.spec.name!r}, version {delivery.version!r}: the marker at"
-                        f" offset {cut.marker.offset} of {cut.marker.ssp} expects records with the"
-                        f" checksum {checksum}, those before it have {found}."
-                    )
-                    step = (
-                        "The version is not published and what is served stays. Deliver the right"
-                        " content under a new version name; producers compute checksums with"
-                        " records_checksum(df, schema)."
-                    )
-                    name = self.spec.name
-                    raise contradiction_error(
-                        problem, name, delivery.version, checksum, found, step
-                    )
+        promised: dict[MarkedSegment, str] = {}
+        for cut in complete.segments:
+            checksum = hashing.parse_records_checksum(cut.marker.checksum)
+            if checksum is not None:
+                promised[cut] = checksum
+        checksums: dict[int, str] = {}
+        if promised and any(records.values()):
+            checksums = self._checksums(delivery, spark, self._stream.records)
+        for cut, checksum in promised.items():
+            found = checksums.get(cut.ssp.partition, hashing.EMPTY_CHECKSUM)
+            if checksum != found:
+                name = self.spec.name
+                problem = (
+                    f"dataset {name!r}, version {delivery.version!r}: the marker at"
+                    f" offset {cut.marker.offset} of {cut.marker.ssp} expects records with the"
+                    f" checksum {checksum}, those before it have {found}."
+                )
+                step = (
+                    "The version is not published and what is served stays. Deliver the right"
+                    " content under a new version name; producers compute checksums with"
+                    " records_checksum(df, schema)."
+                )
+                raise contradiction_error(problem, name, delivery.version, checksum, found, step)
         return sum(records.values())
 
     def list_spark_needs(self) -> list[str]:
@@ -231,17 +248,17 @@ class StreamSource(VersionSource):
 
     # -- inside
 
-    def _ends_at(self, offsets: Mapping[SystemStreamPartition, int]) -> bool:
+    def _ends_at(self, offsets: IntOffsets) -> bool:
         """Whether the stream ends at these offsets. Raises OffsetOutOfRangeError if it ends
         before them.
         """
         ends = self._stream.system.upcoming(self._stream.ssps)
+        read_to = {ssp: str(offset) for ssp, offset in offsets.items()}
         if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
-            ends = self._system.upcoming(
-                self._stream.ssps
-            )  # another writer may have advanced since it was opened
-        self._raise_if_recreated(None, {ssp: str(offset) for ssp, offset in offsets.items()}, ends)
-        return all(int(ends[ssp]) == offset for ssp, offset in offsets.items())
+            # Another writer may have advanced since it was opened.
+            ends = self._system.upcoming(self._stream.ssps)
+        self._raise_if_recreated(None, read_to, ends)
+        return read_to == {ssp: ends[ssp] for ssp in read_to}
 
     def _raise_if_recreated(
         self, before: str | None, read_to: Offsets = _NONE, ends: Offsets = _NONE
@@ -256,16 +273,18 @@ class StreamSource(VersionSource):
     def _count(self, cut: MarkedSegment) -> int:
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
-    def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
+    def _markers(self, offsets: IntOffsets) -> list[Marker]:
         """Return the markers at or after these offsets, and perhaps earlier ones, known from a
         call before.
         """
-        if self._seen is None or any(
-            offset < self._seen[0][ssp] for ssp, offset in offsets.items()
-        ):
-            since = {ssp: str(offset) for ssp, offset in offsets.items()}
-            self._seen = (dict(offsets), self._stream.system.markers(self.info.name, since))
-        return self._seen[1]
+        if self._seen is not None:
+            since, markers = self._seen
+            if all(since[ssp] <= offset for ssp, offset in offsets.items()):
+                return markers
+        texts = {ssp: str(offset) for ssp, offset in offsets.items()}
+        markers = self._stream.system.markers(self.info.name, texts)
+        self._seen = (dict(offsets), markers)
+        return markers
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return the version's records with the columns of META.

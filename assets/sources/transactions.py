@@ -18,6 +18,7 @@ from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.sources.entries import (
+    Offsets,
     OpenedChanges,
     Ranges,
     describe_input,
@@ -25,6 +26,7 @@ from dagster_adjunct.assets.sources.entries import (
 )
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
@@ -66,22 +68,18 @@ def cut_at_incomplete(
     included completely or not at all. `unreadable` is the number of changes that could not be read:
     as many may be missing from a transaction, because they may belong to it.
     """
-    incomplete = {
-        transaction
-        for transaction, count in count_by_transaction(seen).items()
-        if transaction not in complete or count + unreadable < complete[transaction]
-    }
+    incomplete: set[str] = set()
+    for transaction, count in count_by_transaction(seen).items():
+        if transaction not in complete or count + unreadable < complete[transaction]:
+            incomplete.add(transaction)
     cuts = dict(ends)
     fresh = set(incomplete)
     while fresh:
         for (transaction, partition), part in seen.items():
             if transaction in fresh:
                 cuts[partition] = min(cuts[partition], part.first)
-        fresh = {
-            transaction
-            for (transaction, partition), part in seen.items()
-            if transaction not in incomplete and part.last >= cuts[partition]
-        }
+        held_back = {name for (name, at), part in seen.items() if part.last >= cuts[at]}
+        fresh = held_back - incomplete
         incomplete |= fresh
     return cuts
 
@@ -105,33 +103,51 @@ def limit_to_complete_transactions(
     assert isinstance(declared, DebeziumEnvelope)
     reader = _TransactionReader(declared, systems, spark, source, describe_input(spec))
     rows = reader.aggregate(ranges)
-    seen = _parts(rows)
-    if not seen:
+    known = _list_known(rows)
+    if not known:
         return ranges
     unreadable = sum(row["count"] for row in rows if not row["readable"])
-    since = _first_seen(rows)
+    since = _first_seen(known)
+    seen = _parts(known)
     counts = count_by_transaction(seen)
     expected = reader.read_ends(since)
     oldest = source.system.oldest(list(ranges))
-    trimmed = {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
-    for name in _find_truncated(rows, trimmed) & expected.keys():
+    for name in _find_truncated(rows, since, _find_trimmed(ranges, oldest)) & expected.keys():
         expected[name] = min(expected[name], counts[name])
     near = min(since.values()) - _LOOK_BACK_MS
     for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
         short = {name for name in expected if counts[name] + unreadable < expected[name]}
-        wider = {
-            ssp: (min(before[ssp], start, key=cmp_to_key(source.system.compare)), end)
-            for ssp, (start, end) in ranges.items()
-        }
+        wider = _begin_at(source.system, ranges, before)
         if short and wider != ranges:
-            again = count_by_transaction(_parts(reader.aggregate(wider)))
-            expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
+            again = count_by_transaction(_parts(_list_known(reader.aggregate(wider))))
+            for name in short:
+                if again[name] >= expected[name]:
+                    expected[name] = counts[name]
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, unreadable=unreadable)
+    return _end_at(ranges, cuts)
+
+
+def _find_trimmed(ranges: Ranges, oldest: Offsets) -> set[int]:
+    """Return the partitions whose ranges begin where retention has removed records."""
+    return {ssp.partition for ssp, (start, _) in ranges.items() if start == oldest[ssp] != "0"}
+
+
+def _end_at(ranges: Ranges, cuts: Mapping[int, int]) -> Ranges:
+    """Return the ranges that are not empty, each up to the end of its partition in `cuts`."""
+    limited = {}
+    for ssp, (start, _) in ranges.items():
+        end = cuts[ssp.partition]
+        if end > int(start):
+            limited[ssp] = (start, str(end))
+    return limited
+
+
+def _begin_at(system: StreamSystem, ranges: Ranges, before: Offsets) -> Ranges:
+    """Return the ranges, each from this offset on if that is earlier."""
+    earlier = cmp_to_key(system.compare)
     return {
-        ssp: (start, str(cuts[ssp.partition]))
-        for ssp, (start, _) in ranges.items()
-        if cuts[ssp.partition] > int(start)
+        ssp: (min(before[ssp], start, key=earlier), end) for ssp, (start, end) in ranges.items()
     }
 
 
@@ -143,37 +159,41 @@ def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> Cou
     return counts
 
 
+def _list_known(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows whose envelopes could be read and name a transaction."""
+    return [row for row in rows if row["readable"] and row["transaction"] is not None]
+
+
 def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
-    return {
-        (row["transaction"], row[PARTITION]): TransactionPart(
-            row["first"], row["last"], row["count"]
-        )
-        for row in rows
-        if row["transaction"] is not None and row["readable"]
-    }
+    parts = {}
+    for row in rows:
+        part = TransactionPart(row["first"], row["last"], row["count"])
+        parts[row["transaction"], row[PARTITION]] = part
+    return parts
 
 
 def _first_seen(rows: Iterable[Row]) -> dict[str, int]:
     """Return the time of the first change of each transaction, in milliseconds since the epoch."""
-    parts = [row for row in rows if row["transaction"] is not None and row["readable"]]
-    latest_first = sorted(parts, key=lambda row: row["since"], reverse=True)
+    latest_first = sorted(rows, key=lambda row: row["since"], reverse=True)
     return {row["transaction"]: row["since"] for row in latest_first}
 
 
-def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
+def _find_truncated(
+    rows: Sequence[Row], since: Mapping[str, int], trimmed: Collection[int]
+) -> set[str]:
     """Return the transactions that may have begun in records that retention has removed from the
     partitions `trimmed`.
 
     These are the first transaction that is left in each of them, and older ones in other
     partitions.
     """
-    firsts = [
-        min((row for row in rows if row[PARTITION] == partition), key=lambda row: int(row["first"]))
-        for partition in {row[PARTITION] for row in rows} & set(trimmed)
-    ]
-    until = max((row["since"] for row in firsts), default=0)
-    names = {row["transaction"] for row in firsts} - {None}
-    return names | {name for name, at in _first_seen(rows).items() if at < until}
+    firsts: dict[int, Row] = {}
+    for row in sorted(rows, key=lambda row: int(row["first"])):
+        if row[PARTITION] in trimmed:
+            firsts.setdefault(row[PARTITION], row)
+    until = max((row["since"] for row in firsts.values()), default=0)
+    names = {name for name, at in since.items() if at < until}
+    return names.union(row["transaction"] for row in firsts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,44 +241,26 @@ class _TransactionReader:
             self.systems, name, f"{what}: its transactions are on {name}"
         )
         system = system.snapshot(stream)
-        schema = system.info(stream).schema
-        if schema is None or "value" not in schema.names or schema.field("value").type != "string":
-            if schema is None:
-                columns = "raw"
-            else:
-                columns = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
-            raise SchemaMismatchError(
-                f"{what}: its transactions are on {name}, whose records are {columns}: expected a"
-                " column value STRING.",
-                "Write Debezium's transaction metadata to that stream, as JSON.",
-                stream=name,
-            )
+        self._check_stream(system.info(stream).schema)
         ssps = system.partitions(stream)
         oldest = system.oldest(ssps)
         ends = system.upcoming(ssps)
-        near = {
-            ssp: system.offset_for_timestamp(ssp, min(since.values()) - _LOOK_BACK_MS)
-            for ssp in ssps
-        }
-        begun, expected = self._read_events(
-            system, {ssp: (near[ssp], ends[ssp]) for ssp in ssps}, since
-        )
+        first = min(since.values()) - _LOOK_BACK_MS
+        near = {ssp: system.offset_for_timestamp(ssp, first) for ssp in ssps}
+        begun, expected = self._read_events(system, near, ends, since)
         missing = since.keys() - begun - expected.keys()
-        if missing and any(system.compare(oldest[ssp], near[ssp]) < 0 for ssp in ssps):
-            before = self._read_events(
-                system, {ssp: (oldest[ssp], near[ssp]) for ssp in ssps}, since
-            )
-            begun = begun | before[0]
+        if missing:
+            before = self._read_events(system, oldest, near, since)
+            begun |= before[0]
             expected = before[1] | expected
             missing = since.keys() - begun - expected.keys()
         for transaction in sorted(missing):
-            at = since[transaction]
             # Offset 0 was removed, and all that is left is newer: the end of this one will never be
             # found.
-            if all(
-                oldest[ssp] != "0" and system.offset_for_timestamp(ssp, at) == oldest[ssp]
-                for ssp in ssps
-            ):
+            removed = [ssp for ssp in ssps if oldest[ssp] != "0"]
+            at = since[transaction]
+            newer = [ssp for ssp in removed if system.offset_for_timestamp(ssp, at) == oldest[ssp]]
+            if len(newer) == len(ssps):
                 raise DatasetError(
                     f"{what}: {name} no longer reaches back to transaction {transaction!r}, so its"
                     " number of changes is unknown.",
@@ -268,17 +270,32 @@ class _TransactionReader:
                 )
         return expected
 
+    def _check_stream(self, schema: Schema | None) -> None:
+        """Raise SchemaMismatchError unless records are texts of transactions."""
+        fields = () if schema is None else schema.fields
+        columns = [f"{field.name} {field.type}" for field in fields]
+        if "value string" in columns:
+            return
+        name = self.declared.transactions
+        raise SchemaMismatchError(
+            f"{self.what}: its transactions are on {name}, whose records are"
+            f" {', '.join(columns) or 'raw'}: expected a column value STRING.",
+            "Write Debezium's transaction metadata to that stream, as JSON.",
+            stream=name,
+        )
+
     def _read_events(
-        self, system: StreamSystem, spans: Ranges, wanted: Iterable[str]
+        self, system: StreamSystem, starts: Offsets, ends: Offsets, wanted: Iterable[str]
     ) -> tuple[set[str], dict[str, int]]:
         """Return which transactions have begun, and the number of this table's changes of those
         that have ended.
 
-        Only events in `spans` are read, and only `wanted` transactions returned.
+        Only events between these offsets are read, and only `wanted` transactions returned.
         """
-        ranges = {
-            ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0
-        }
+        ranges = {}
+        for ssp, start in starts.items():
+            if system.compare(start, ends[ssp]) < 0:
+                ranges[ssp] = OffsetRange(start, ends[ssp])
         if not ranges:
             return set(), {}
         collection = "struct<data_collection:string,event_count:bigint>"
@@ -297,18 +314,21 @@ class _TransactionReader:
             if event["status"] == "BEGIN":
                 begun.add(event["id"])
             elif event["status"] == "END":
-                counts = {
-                    table["data_collection"]: table["event_count"]
-                    for table in event["data_collections"] or ()
-                }
-                if self.declared.collection not in counts:
-                    name = self.declared.transactions
-                    raise DatasetError(
-                        f"{self.what}: the end of transaction {event['id']!r} on {name} counts"
-                        f" changes of {', '.join(sorted(counts)) or 'no table'}, but not of"
-                        f" {self.declared.collection!r}, which the stream has.",
-                        "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
-                        stream=name,
-                    )
-                expected[event["id"]] = counts[self.declared.collection]
+                expected[event["id"]] = self._count_changes(event)
         return begun, expected
+
+    def _count_changes(self, event: Row) -> int:
+        """Return the number of this table's changes, according to the end of a transaction."""
+        counts: dict[str, int] = {}
+        for table in event["data_collections"] or ():
+            counts[table["data_collection"]] = table["event_count"]
+        if self.declared.collection not in counts:
+            name = self.declared.transactions
+            raise DatasetError(
+                f"{self.what}: the end of transaction {event['id']!r} on {name} counts"
+                f" changes of {', '.join(sorted(counts)) or 'no table'}, but not of"
+                f" {self.declared.collection!r}, which the stream has.",
+                "Name the table in collection= as Debezium does (SCHEMA.TABLE).",
+                stream=name,
+            )
+        return counts[self.declared.collection]

@@ -65,30 +65,30 @@ class VersionActions:
         """
         log = self._log
         require_audit_fields("pin", version, reason, by)
-        if expires_at is not None and (expires_at.tzinfo is None or expires_at <= log.lake.now()):
-            if expires_at.tzinfo:
-                why = f"has passed: it is {log.lake.now():%Y-%m-%d %H:%M:%S} UTC"
-            else:
-                why = "has no time zone"
-            problem = f"a pin of {log.name!r} expires at {expires_at}, which {why}."
-            step = (
-                "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts"
-                " until unpin."
-            )
-            raise ConfigurationError(problem, step, argument="expires_at")
+        now = log.lake.now()
+        if expires_at is not None:
+            self._check_expiry(expires_at, now)
 
         def pin(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
-            pinned = Pin(
-                version=ref.id, reason=reason, by=by, at=log.lake.now(), expires_at=expires_at
-            )
-            return with_served_version(
-                log,
-                manifest,
-                pin=pinned,
-                change=Change(action="pin", version=ref.id, reason=reason),
-            )
+            pinned = Pin(version=ref.id, reason=reason, by=by, at=now, expires_at=expires_at)
+            return manifest.model_copy(update={"pin": pinned})
 
-        return _change_each_member(log, version, pin, by=by)
+        return _change_each_member(log, version, pin, Change(action="pin", reason=reason), by=by)
+
+    def _check_expiry(self, expires_at: datetime, now: datetime) -> None:
+        """Raise ConfigurationError unless a pin may expire at this time."""
+        if expires_at.tzinfo is None:
+            why = "has no time zone"
+        elif expires_at <= now:
+            why = f"has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC"
+        else:
+            return
+        problem = f"a pin of {self._log.name!r} expires at {expires_at}, which {why}."
+        step = (
+            "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts"
+            " until unpin."
+        )
+        raise ConfigurationError(problem, step, argument="expires_at")
 
     def unpin(self, *, reason: str, by: str) -> BoundedManifest:
         """Remove the pin, so that the version of the last switch is served again. Does nothing
@@ -97,12 +97,9 @@ class VersionActions:
         log = self._log
         require_audit_fields("unpin", "", reason, by)
 
-        def unpin(manifests: Members) -> Members | None:
-            return {
-                name: _without_pin(log, m, reason)
-                for name, m in manifests.items()
-                if m.pin is not None
-            } or None
+        def unpin(manifests: Members) -> Members:
+            pinned = {name: m for name, m in manifests.items() if m.pin is not None}
+            return {name: _without_pin(log, m, reason) for name, m in pinned.items()}
 
         return log.transact_versions(unpin, by=by)
 
@@ -110,7 +107,6 @@ class VersionActions:
         """Serve an earlier version (None: the previous sealed one) until the next version is
         sealed.
         """
-        log = self._log
         require_audit_fields("rollback", to or "", reason, by)
 
         def back(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
@@ -122,14 +118,10 @@ class VersionActions:
                     f"Unpin it first: adjunct dataset unpin {manifest.name} --reason ….",
                     dataset=manifest.name,
                 )
-            return with_served_version(
-                log,
-                manifest,
-                back_to=ref.id,
-                change=Change(action="rollback", version=ref.id, reason=reason),
-            )
+            return manifest.model_copy(update={"head": ref.id})
 
-        return _change_each_member(log, to, back, by=by)
+        change = Change(action="rollback", reason=reason)
+        return _change_each_member(self._log, to, back, change, by=by)
 
     def revoke(self, version: str, *, reason: str, by: str) -> BoundedManifest:
         """Never serve this version again. The version that it replaced is served instead; a pin to
@@ -144,49 +136,18 @@ class VersionActions:
         log = self._log
         require_audit_fields("revoke", version, reason, by)
 
-        def revoke(manifests: Members) -> Members | None:
+        def revoke(manifests: Members) -> Members:
             chosen = resolve_versions(manifests, log.name, version, present=True)
-            revoked = {
-                name: ref.model_copy(update={"state": "revoked", "reason": f"{reason} (by {by})"})
-                for name, ref in chosen.items()
-                if ref.state != "revoked"
-                and (name == log.name or len(list_delivered_names(manifests[name], ref)) < 2)
-            }
-            versions = {name: _replace_ref(m, revoked.get(name)) for name, m in manifests.items()}
-            heads = resolve_heads(manifests, versions, log.name)
-            unpinned = any(
-                m.pin is not None and name in revoked and m.pin.version == revoked[name].id
-                for name, m in manifests.items()
-            )
-            if log.name in revoked:
-                names = list_delivered_names(manifests[log.name], chosen[log.name])
-            else:
-                names = ()
-            freed = {
-                name: _free_names(m, revoked.get(name), names, log.lake.now())
-                for name, m in manifests.items()
-            }
-            after = {
-                name: with_served_version(
-                    log,
-                    m,
-                    versions=versions[name],
-                    back_to=heads[name],
-                    pin=None if unpinned else m.pin,
-                    change=Change(
-                        action="revoke",
-                        version=chosen[name].id if name in chosen else None,
-                        reason=reason,
-                    ),
-                    **freed[name],
-                )
-                for name, m in manifests.items()
-                if name in revoked
-                or heads[name] != m.head
-                or (unpinned and m.pin is not None)
-                or freed[name]
-            }
-            return after or None
+            drafts = _revoke(manifests, chosen, log.name, f"{reason} (by {by})", log.lake.now())
+            after = {}
+            for name, draft in drafts.items():
+                if draft != manifests[name]:
+                    ref = chosen.get(name)
+                    change = Change(
+                        action="revoke", version=None if ref is None else ref.id, reason=reason
+                    )
+                    after[name] = with_served_version(log, draft, change)
+            return after
 
         return log.transact_versions(revoke, by=by)
 
@@ -204,39 +165,25 @@ class VersionActions:
 
         def accept(manifests: Members) -> Members:
             chosen = resolve_versions(manifests, log.name, version)
-            after = dict[str, BoundedManifest]()
             switches = make_current or all(
                 is_after_head(manifests[name], ref) for name, ref in chosen.items()
             )
             between = all(manifest.declaration.by_time for manifest in manifests.values())
+            after = dict[str, BoundedManifest]()
             for name, ref in chosen.items():
-                if ref.state != "rejected":
-                    problem = (
-                        f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected"
-                        " one can be accepted."
-                    )
-                    step = (
-                        f"List them: adjunct dataset versions {name}. An older sealed one: use"
-                        " rollback."
-                    )
-                    raise DatasetError(problem, step, dataset=name, version=ref.id)
                 manifest = manifests[name]
-                DatasetLog(log.lake, name).read_version(
-                    ref
-                )  # raises for a version that was never built
+                _check_acceptable(log, name, ref)
                 accepted = ref.model_copy(
                     update={"state": "sealed", "reason": f"accepted by {by}: {reason}"}
                 )
+                why = reason
                 if switches:
-                    changes = {"versions": _replace_ref(manifest, accepted), "head": ref.id}
-                    why = reason
+                    draft = switch_to(manifest, accepted)
                 else:
-                    changes = {
-                        "versions": insert_unserved_version(manifest, accepted, between=between)
-                    }
-                    why = f"{reason} (sealed but not served: {manifest.head} stays current)"
+                    draft = insert_unserved_version(manifest, accepted, between=between)
+                    why += f" (sealed but not served: {manifest.head} stays current)"
                 change = Change(action="accept", version=ref.id, reason=why)
-                after[name] = with_served_version(log, manifest, **changes, change=change)
+                after[name] = with_served_version(log, draft, change)
             return after
 
         return log.transact_versions(accept, by=by)
@@ -248,7 +195,7 @@ class VersionActions:
         log = self._log
         require_audit_fields("remove-version", version, reason, by)
 
-        def drop(manifests: Members) -> Members | None:
+        def drop(manifests: Members) -> Members:
             chosen = resolve_versions(manifests, log.name, version, present=True)
             ref = chosen[log.name]
             if ref.state == "sealed":
@@ -261,21 +208,39 @@ class VersionActions:
                     " sealed versions."
                 )
                 raise DatasetError(problem, step, dataset=log.name, version=ref.id)
-            return {
-                name: _without_ref(manifests[name], ref, reason)
-                for name, ref in chosen.items()
-                if ref.state != "sealed"
-            }
+            after = {}
+            for name, other in chosen.items():
+                if other.state != "sealed":
+                    change = Change(action="remove-version", version=other.id, reason=reason)
+                    after[name] = _without_ref(manifests[name], other).after(change=change)
+            return after
 
         return log.transact_versions(drop, by=by)
+
+
+def _check_acceptable(log: DatasetLog, name: str, ref: VersionRef) -> None:
+    """Raise DatasetError for a version that is not rejected, or was never built."""
+    if ref.state != "rejected":
+        problem = (
+            f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be"
+            " accepted."
+        )
+        step = f"List them: adjunct dataset versions {name}. An older sealed one: use rollback."
+        raise DatasetError(problem, step, dataset=name, version=ref.id)
+    DatasetLog(log.lake, name).read_version(ref)
 
 
 def expire_pin(log: DatasetLog, manifest: DatasetManifest, now: datetime) -> DatasetManifest:
     """Return the manifest without its pin if the pin has expired, else the manifest itself;
     commits nothing.
     """
-    expired = manifest.pin is not None and manifest.pin.has_expired(now)
-    return _without_pin(log, as_bounded(manifest), "expired") if expired else manifest
+    if not _has_expired_pin(manifest, now):
+        return manifest
+    return _without_pin(log, as_bounded(manifest), "expired")
+
+
+def _has_expired_pin(manifest: DatasetManifest, now: datetime) -> bool:
+    return manifest.pin is not None and manifest.pin.has_expired(now)
 
 
 def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str) -> bool:
@@ -284,17 +249,15 @@ def expire_pins(log: DatasetLog, manifests: Manifests, now: datetime, *, by: str
 
     `manifests` are those read last: if none has an expired pin, no request is made.
     """
-    if not any(
-        manifest.pin is not None and manifest.pin.has_expired(now)
-        for manifest in manifests.values()
-    ):
+
+    def expired(manifests: Manifests) -> Manifests:
+        return {name: m for name, m in manifests.items() if _has_expired_pin(m, now)}
+
+    if not expired(manifests):
         return False
-
-    def expire(fresh: Manifests) -> Manifests | None:
-        after = {name: expire_pin(log, m, now) for name, m in fresh.items()}
-        return {name: m for name, m in after.items() if m is not fresh[name]} or None
-
-    log.transact_all(expire, by=by)
+    log.transact_all(
+        lambda fresh: {name: expire_pin(log, m, now) for name, m in expired(fresh).items()}, by=by
+    )
     return True
 
 
@@ -313,15 +276,13 @@ def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
     """Return a note on a sealed version that comes before the current one, with how to serve it."""
 
     def describe(ref: VersionRef) -> str:
-        return f"{ref.name!r}" + (
-            f" (valid from {ref.valid_from:%Y-%m-%d %H:%M:%S} UTC)" if ref.valid_from else ""
-        )
+        if ref.valid_from is None:
+            return repr(ref.name)
+        return f"{ref.name!r} (valid from {ref.valid_from:%Y-%m-%d %H:%M:%S} UTC)"
 
-    head = manifest.ref(manifest.head or "")
-    if head:
-        why = f"{describe(head)} comes after it and stays current"
-    else:
-        why = "its version set stays at a later one"
+    why = "its version set stays at a later one"
+    if manifest.head_ref is not None:
+        why = f"{describe(manifest.head_ref)} comes after it and stays current"
     return (
         f"version {describe(ref)} is sealed but not served: {why}. "
         f"To serve it: adjunct dataset rollback {manifest.name} {ref.id} --reason …"
@@ -329,122 +290,148 @@ def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
 
 
 def with_served_version(
-    log: DatasetLog, manifest: BoundedManifest, **changes: Any
+    log: DatasetLog, draft: BoundedManifest, change: Change, built: SealedVersion | None = None
 ) -> BoundedManifest:
-    """Return the manifest with these changes and with the version that its pin and head then
-    select.
+    """Return this draft as a valid manifest, with the version that its pin and head select.
 
-    `head` is a switch: the version records what it replaces. `back_to` moves the head back and
-    records nothing. `built` is a version that was just built, whose document then need not be read.
+    `built` is a version that was just built, whose document then need not be read.
     """
-    if "back_to" in changes:
-        changes["head"] = changes.pop("back_to")
-    elif changes.get("head", manifest.head) != manifest.head:
-        changes["versions"] = tuple(
-            ref.model_copy(update={"replaced": manifest.head}) if ref.id == changes["head"] else ref
-            for ref in changes.get("versions", manifest.versions)
-        )
-    pin: Pin | None = changes.get("pin", manifest.pin)
-    wanted: str | None = pin.version if pin is not None else changes.get("head", manifest.head)
-    known: tuple[SealedVersion | None, ...] = (manifest.version, changes.pop("built", None))
-    version = next(
-        (version for version in known if version is not None and version.id == wanted), None
-    )
-    if version is None and wanted is not None:
-        refs = changes.get("versions", manifest.versions)
-        version = DatasetLog(log.lake, manifest.name).read_version(
-            next(ref for ref in refs if ref.id == wanted)
-        )
-    return manifest.after(version=version, **changes)
+    wanted = draft.chosen
+    served = None
+    for version in (draft.version, built):
+        if version is not None and version.id == wanted:
+            served = version
+    if served is None and wanted is not None:
+        ref = draft.ref(wanted)
+        assert ref is not None, "what is chosen is retained"
+        served = DatasetLog(log.lake, draft.name).read_version(ref)
+    return draft.after(version=served, change=change)
+
+
+# Drafts are manifests whose version is not yet the one that they choose: they are not validated
+# before `with_served_version` reads it.
+
+
+def with_ref(manifest: BoundedManifest, *new: VersionRef) -> BoundedManifest:
+    """Return a draft with these versions, each in place of the one that has its id."""
+    refs = {ref.id: ref for ref in (*manifest.versions, *new)}
+    by_number = sorted(refs.values(), key=lambda ref: ref.number)
+    return manifest.model_copy(update={"versions": tuple(by_number)})
+
+
+def switch_to(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
+    """Return a draft with this version as its head, which records the version that it replaces."""
+    if ref.id != manifest.head:
+        ref = ref.model_copy(update={"replaced": manifest.head})
+    return with_ref(manifest, ref).model_copy(update={"head": ref.id})
 
 
 def insert_unserved_version(
     manifest: BoundedManifest, new: VersionRef, *, between: bool
-) -> tuple[VersionRef, ...]:
-    """Return the retained versions with a new sealed one that does not become current.
+) -> BoundedManifest:
+    """Return a draft with a new sealed version that does not become current.
 
     With `between` it is inserted by time into the chain of replaced versions: it is served once
     every version valid after it is revoked. That requires that all members of the version set order
     versions by time.
     """
-    versions = [ref for ref in manifest.versions if ref.id != new.id]
-    head = manifest.ref(manifest.head or "")
+    head = manifest.head_ref
     order = version_order(manifest)
-    if between and head is not None and order(new) < order(head):
-        later = head
-        before = manifest.ref(head.replaced or "")
-        while before is not None and order(new) < order(before) < order(later):
-            later = before
-            before = manifest.ref(before.replaced or "")
-        new = new.model_copy(update={"replaced": later.replaced})
-        later = later.model_copy(update={"replaced": new.id})
-        versions = [later if ref.id == later.id else ref for ref in versions]
-    return tuple(sorted([*versions, new], key=lambda ref: ref.number))
+    if not between or head is None or order(new) >= order(head):
+        return with_ref(manifest, new)
+    later = head
+    before = manifest.ref(head.replaced or "")
+    while before is not None and order(new) < order(before) < order(later):
+        later = before
+        before = manifest.ref(before.replaced or "")
+    new = new.model_copy(update={"replaced": later.replaced})
+    return with_ref(manifest, new, later.model_copy(update={"replaced": new.id}))
+
+
+def _revoke(
+    manifests: Members, chosen: Mapping[str, VersionRef], dataset: str, reason: str, at: datetime
+) -> Members:
+    """Return drafts in which the chosen versions are revoked, with the heads and pins that follow.
+
+    Other members' versions are only revoked if they were delivered under no other name. The names
+    of the dataset's own version become free in all members.
+    """
+    revoked: dict[str, VersionRef] = {}
+    freed: tuple[str, ...] = ()
+    for name, ref in chosen.items():
+        names = list_delivered_names(manifests[name], ref)
+        if ref.state == "revoked" or (name != dataset and len(names) > 1):
+            continue
+        revoked[name] = ref.model_copy(update={"state": "revoked", "reason": reason})
+        if name == dataset:
+            freed = names
+    drafts: dict[str, BoundedManifest] = {}
+    unpins = False
+    for name, manifest in manifests.items():
+        draft = manifest
+        version = ""
+        if name in revoked:
+            version = revoked[name].id
+            draft = with_ref(manifest, revoked[name])
+            unpins |= manifest.pin is not None and manifest.pin.version == version
+        drafts[name] = _with_free_names(draft, version, freed, at)
+    after: dict[str, BoundedManifest] = {}
+    for name, head in resolve_heads(drafts, dataset).items():
+        moved = {"head": head, "pin": None} if unpins else {"head": head}
+        after[name] = drafts[name].model_copy(update=moved)
+    return after
 
 
 def _change_each_member(
     log: DatasetLog,
     version: str | None,
-    change: Callable[[BoundedManifest, VersionRef], BoundedManifest],
+    draft: Callable[[BoundedManifest, VersionRef], BoundedManifest],
+    change: Change,
     *,
     by: str,
 ) -> BoundedManifest:
     """Commit a change of this sealed version (None: the one before the head), in all members of the
     version set.
 
-    Other members change their version of the same name. `change` returns the same manifest if there
-    is nothing to do.
+    Other members change their version of the same name. `draft` returns the changed manifest.
     """
 
-    def change_all(manifests: Members) -> Members | None:
-        chosen = resolve_versions(manifests, log.name, version, sealed=True)
-        after = {name: change(manifests[name], ref) for name, ref in chosen.items()}
-        return {name: m for name, m in after.items() if m is not manifests[name]} or None
+    def change_all(manifests: Members) -> Members:
+        after = {}
+        for name, ref in resolve_versions(manifests, log.name, version, sealed=True).items():
+            done = change.model_copy(update={"version": ref.id})
+            after[name] = with_served_version(log, draft(manifests[name], ref), done)
+        return after
 
     return log.transact_versions(change_all, by=by)
 
 
 def _without_pin(log: DatasetLog, manifest: BoundedManifest, reason: str) -> BoundedManifest:
-    pinned = manifest.pin.version if manifest.pin else None
-    return with_served_version(
-        log, manifest, pin=None, change=Change(action="unpin", version=pinned, reason=reason)
-    )
+    change = Change(action="unpin", version=manifest.chosen, reason=reason)
+    return with_served_version(log, manifest.model_copy(update={"pin": None}), change)
 
 
-def _replace_ref(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
-    """Return the retained versions, with `new` in place of the one that has its id."""
-    return tuple(new if new is not None and ref.id == new.id else ref for ref in manifest.versions)
-
-
-def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
+def _without_ref(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
     """Return the manifest without this version, whose files become doomed; the name of a
     rejected one becomes free.
     """
-    kept = tuple(other for other in manifest.versions if other.id != ref.id)
-    doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
-    delivered = any(done.version == ref.id for done in manifest.delivered)
     if ref.state == "rejected":
-        freed = _free_names(manifest, ref, () if delivered else (ref.name,), ref.sealed_at)
-    else:
-        freed = {}
-    return manifest.after(
-        versions=kept,
-        doomed=doomed,
-        **freed,
-        change=Change(action="remove-version", version=ref.id, reason=reason),
-    )
+        is_delivered = any(done.version == ref.id for done in manifest.delivered)
+        names = () if is_delivered else (ref.name,)
+        manifest = _with_free_names(manifest, ref.id, names, ref.sealed_at)
+    kept = tuple(other for other in manifest.versions if other.id != ref.id)
+    doomed = (*manifest.doomed, *ref.objects)
+    return manifest.model_copy(update={"versions": kept, "doomed": doomed})
 
 
-def _free_names(
-    manifest: BoundedManifest, ref: VersionRef | None, names: Collection[str | None], at: datetime
-) -> dict[str, Any]:
-    """Return the fields of the manifest that change when names become free, so that they can be
-    delivered again.
+def _with_free_names(
+    manifest: BoundedManifest, version: str, names: Collection[str | None], at: datetime
+) -> BoundedManifest:
+    """Return the manifest with free names, which can be delivered again.
 
-    These are the names under which `ref` was delivered, and `names`. `at` is the time since when
-    they are free.
+    These are the names under which `version` was delivered, and `names`. `at` is the time since
+    when they are free.
     """
-    version = "" if ref is None else ref.id
     freed: set[str] = set()
     delivered = []
     for done in manifest.delivered:
@@ -454,15 +441,16 @@ def _free_names(
             delivered.append(done.model_copy(update={"freed": at}))
         else:
             delivered.append(done)
-    # Delivered long ago: its markers are no longer recorded.
-    past = [name for name in manifest.known if name in names and name not in freed]
-    if not freed and not past:
-        return {}
-    ago = [Delivered(name=name, version=version, markers={}, freed=at) for name in past]
-    return {
-        "known": tuple(name for name in manifest.known if name not in past),
-        "delivered": (*ago, *delivered),
-    }
+    known = []
+    past = []
+    for name in manifest.known:
+        # Delivered long ago: its markers are no longer recorded.
+        if name in names and name not in freed:
+            past.append(Delivered(name=name, version=version, markers={}, freed=at))
+        else:
+            known.append(name)
+    free = {"known": tuple(known), "delivered": (*past, *delivered)}
+    return manifest.model_copy(update=free)
 
 
 def require_audit_fields(action: str, version: str, reason: str, by: str, **about: Any) -> None:
@@ -493,7 +481,7 @@ def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
     exact = manifest.ref(version)
     if exact is not None:
         return exact
-    holders = [done.version for done in manifest.delivered if done.name == version]
+    holders = {done.version for done in manifest.delivered if done.name == version}
     named = [ref for ref in manifest.versions if ref.name == version or ref.id in holders]
     return max(named, key=lambda ref: (ref.state == "sealed", ref.number), default=None)
 
@@ -567,12 +555,9 @@ def require_readable_version(manifest: BoundedManifest, version: str) -> Version
 def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
     """Return the sealed version before this one, in the dataset's own order; None without one."""
     order = version_order(manifest)
-    before = [
-        earlier
-        for earlier in manifest.versions
-        if earlier.state == "sealed" and order(earlier) < order(ref)
-    ]
-    return max(before, key=order) if before else None
+    sealed = [other for other in manifest.versions if other.state == "sealed"]
+    before = [other for other in sealed if order(other) < order(ref)]
+    return max(before, key=order, default=None)
 
 
 def version_order(manifest: BoundedManifest) -> Callable[[VersionRef], Any]:
@@ -592,7 +577,7 @@ def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
 
     In order of arrival, a version's place is its last delivery, under the newest of its names.
     """
-    head = manifest.ref(manifest.head) if manifest.head else None
+    head = manifest.head_ref
     if head is None:
         return True
     order = version_order(manifest)
@@ -605,7 +590,7 @@ def is_after_head(manifest: BoundedManifest, ref: VersionRef) -> bool:
 def list_delivered_names(manifest: BoundedManifest, ref: VersionRef) -> tuple[str, ...]:
     """Return the names under which a version was delivered, oldest first."""
     names = [done.name for done in manifest.delivered if done.version == ref.id]
-    return tuple(dict.fromkeys([*([ref.name] if ref.name else []), *names]))
+    return tuple(dict.fromkeys(filter(None, (ref.name, *names))))
 
 
 def resolve_versions(
@@ -637,79 +622,81 @@ def resolve_versions(
             raise DatasetError(problem, step, dataset=mine.name)
         return before
     ref = require_version(mine, version, sealed=sealed)
-    # Other members do not know the id; the newest of its names is the one that was served with it
-    # last.
-    name = version if version != ref.id else (list_delivered_names(mine, ref) or (ref.id,))[-1]
-    others = {member: m for member, m in manifests.items() if member != dataset}
-    if present:
-        refs = {member: find_version(m, name) for member, m in others.items()}
-        return {
-            dataset: ref,
-            **{member: other for member, other in refs.items() if other is not None},
-        }
-    return {
-        dataset: ref,
-        **{member: require_version(m, name, sealed=sealed) for member, m in others.items()},
-    }
+    # Other members do not know the id or its prefix; the newest of its names is the one that was
+    # served with it last.
+    names = [ref.id, *list_delivered_names(mine, ref)]
+    name = version if version in names[1:] else names[-1]
+    chosen = {dataset: ref}
+    for member, manifest in manifests.items():
+        is_left_out = present and find_version(manifest, name) is None
+        if member != dataset and not is_left_out:
+            chosen[member] = require_version(manifest, name, sealed=sealed)
+    return chosen
 
 
-def resolve_heads(
-    manifests: Members, versions: Mapping[str, tuple[VersionRef, ...]], dataset: str
-) -> dict[str, str | None]:
-    """Return the new head of each member of a version set once `versions` are the retained ones.
+Heads = Mapping[str, VersionRef | None]
+"""The version that each member of a version set is at, None before its first."""
+
+
+def resolve_heads(drafts: Members, dataset: str) -> dict[str, str | None]:
+    """Return the new head of each member of a version set once some versions are revoked.
 
     The head stays if it is still sealed. Otherwise all members go back, switch by switch, to what
     was served before. If that is no longer known, they go back to the previous sealed versions of
     one name, or all have none.
     """
-    heads = {name: m.head for name, m in manifests.items()}
-    sealed = {
-        name: {ref.id for ref in refs if ref.state == "sealed"} for name, refs in versions.items()
-    }
-    if all(head is None or head in sealed[name] for name, head in heads.items()):
+    heads = {name: draft.head for name, draft in drafts.items()}
+    if all(draft.head is None or draft.retains(draft.head) for draft in drafts.values()):
         return heads
-    # Only for lookups: the served version does not match these lists.
-    after = {
-        name: m.model_copy(update={"versions": versions[name]}) for name, m in manifests.items()
-    }
-    at = _follow_switches_back(after, {name: m.ref(m.head or "") for name, m in after.items()})
-    if all(ref is not None and ref.state == "sealed" for ref in at.values()):
-        return {name: ref.id if ref else None for name, ref in at.items()}
-    after = {
-        name: m.model_copy(update={"head": ref.id if (ref := at[name]) else None})
-        for name, m in after.items()
-    }
-    before = _find_previous(after, dataset)
-    return {name: before[name].id if before else None for name in manifests}
+    at = _follow_switches_back(drafts)
+    if not _are_sealed(at):
+        moved = {}
+        for name, ref in at.items():
+            head = None if ref is None else ref.id
+            moved[name] = drafts[name].model_copy(update={"head": head})
+        at = _find_previous(moved, dataset) or {}
+    after: dict[str, str | None] = dict.fromkeys(drafts)
+    return after | {name: ref.id for name, ref in at.items() if ref is not None}
 
 
-def _follow_switches_back(
-    manifests: Members, heads: Mapping[str, VersionRef | None]
-) -> dict[str, VersionRef | None]:
-    """Return the heads before these, going back switch by switch until all are sealed, or no
+def _are_sealed(at: Heads) -> bool:
+    return all(ref is not None and ref.state == "sealed" for ref in at.values())
+
+
+def _follow_switches_back(drafts: Members) -> Heads:
+    """Return the versions before the heads, going back switch by switch until all are sealed, or no
     earlier switch is known.
-
-    In a version set, a switch replaced the versions made under its name; other members kept theirs.
     """
-    at = dict(heads)
-    seen = list[Mapping[str, VersionRef | None]]()
-    while not all(ref is not None and ref.state == "sealed" for ref in at.values()):
+    at: Heads = {name: draft.head_ref for name, draft in drafts.items()}
+    seen: list[Heads] = []
+    while not _are_sealed(at):
         seen.append(at)
-        refs = {name: ref for name, ref in at.items() if ref is not None}
-        if len(refs) < len(manifests):
-            break
-        names = [list_delivered_names(manifests[name], ref) for name, ref in refs.items()]
-        switch = next(
-            (common for common in names[0] if all(common in others for others in names[1:])), None
-        )
-        back = {
-            name: manifests[name].ref(ref.replaced or "") if ref.name == switch else ref
-            for name, ref in refs.items()
-        }
-        if switch is None or None in back.values() or back in seen:
+        back = _find_replaced(drafts, at)
+        if back is None or back in seen:
             break  # two versions that replaced each other, neither of which may be served
         at = back
     return at
+
+
+def _find_replaced(drafts: Members, at: Heads) -> Heads | None:
+    """Return the versions before the last switch to these, None if that is not known.
+
+    In a version set, a switch replaced the versions made under its name; other members kept theirs.
+    """
+    refs: dict[str, VersionRef] = {}
+    common: list[str] = []
+    for name, ref in at.items():
+        if ref is None:
+            return None
+        delivered = list_delivered_names(drafts[name], ref)
+        common = [each for each in common if each in delivered] if refs else list(delivered)
+        refs[name] = ref
+    if not common:
+        return None
+    back: dict[str, VersionRef | None] = {}
+    for name, ref in refs.items():
+        back[name] = drafts[name].ref(ref.replaced or "") if ref.name == common[0] else ref
+    return None if None in back.values() else back
 
 
 def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
@@ -720,9 +707,9 @@ def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef] | 
     """
     mine = manifests[dataset]
     if len(manifests) == 1:
-        head = mine.ref(mine.head or "")
-        before = find_previous_version(mine, head) if head else None
-        return {dataset: before} if before else None
+        head = mine.head_ref
+        before = None if head is None else find_previous_version(mine, head)
+        return None if before is None else {dataset: before}
     heads = {member: manifest.head for member, manifest in manifests.items()}
     names = _names_in_order(mine)
     for name in reversed(names[: _served_place(names, manifests, mine)]):

@@ -298,15 +298,20 @@ class DatasetLog:
         `change` must have no side effects; it returns None if there is nothing to do.
         """
         name = self.name
-        return self.transact_all(
-            lambda stored: {name: new} if (new := change(stored[name])) else None, by=by
-        )[name]
+
+        def change_one(stored: Manifests) -> Manifests:
+            new = change(stored[name])
+            return {} if new is None else {name: new}
+
+        return self.transact_all(change_one, by=by)[name]
 
     def transact_all(
-        self, change: Callable[[Manifests], Manifests | None], *, by: str
+        self, change: Callable[[Manifests], Manifests], *, by: str
     ) -> dict[str, DatasetManifest]:
         """Do what `transact` does, for all members of the version set; without a set, for this
         dataset alone.
+
+        `change` returns the manifests that it has changed.
         """
 
         def once() -> dict[str, DatasetManifest]:
@@ -314,7 +319,7 @@ class DatasetLog:
             if self.name not in manifests:
                 raise no_commit_error(self.lake, self.name)
             after = change(manifests)
-            if after is None:
+            if not after:
                 return manifests
             self.commit_all(commit, after, by=by)
             return manifests | dict(after)
@@ -322,7 +327,7 @@ class DatasetLog:
         return retry_conflicts(lambda: once)
 
     def transact_versions(
-        self, change: Callable[[Members], Members | None], *, by: str
+        self, change: Callable[[Members], Members], *, by: str
     ) -> BoundedManifest:
         """Do what `transact_all` does, for bounded datasets, and return the current manifest of
         this one.

@@ -108,18 +108,15 @@ class Lost(ManifestPart):
 
     def summary(self) -> str:
         """Return the loss as a sentence without a period."""
-        ranges = [
-            f"offsets {start} to {int(end) - 1} of {ssp}"
-            for ssp, (start, end) in self.ranges.items()
-        ]
+        ranges = []
+        for ssp, (start, end) in self.ranges.items():
+            ranges.append(f"offsets {start} to {int(end) - 1} of {ssp}")
         listed = ", ".join(ranges[:3])
         if len(ranges) > 3:
             listed += f" and of {len(ranges) - 3} more partitions"
-        named = ", ".join(map(repr, self.versions))
-        if named:
-            lost = f"not whole any more, and left out: {named}"
-        else:
-            lost = "versions that ended there are lost"
+        lost = "versions that ended there are lost"
+        if self.versions:
+            lost = f"not whole any more, and left out: {', '.join(map(repr, self.versions))}"
         return f"retention took {listed} before they were read; {lost}"
 
 
@@ -170,14 +167,17 @@ class CommonManifest(ManifestPart):
                 f"it has offsets of {len(self.offsets)} partitions of {self.declaration.input}:"
                 f" expected {self.declaration.input_partitions}"
             )
-        version = self.version
-        if version and any(
-            generation.id >= self.next_generation for generation in version.generations
-        ):
+        # Generations are numbered in rising order.
+        if self.version is not None and self.version.generations[-1].id >= self.next_generation:
             raise ValueError(
                 f"next_generation is {self.next_generation}, which the current version uses"
             )
         return self
+
+    @property
+    def served(self) -> str | None:
+        """The id of the version served, None before the first."""
+        return None if self.version is None else self.version.id
 
     def kept_elsewhere(self) -> list[str]:
         """Return, in words, the places that an erasure can't reach and that may hold the
@@ -192,7 +192,7 @@ class CommonManifest(ManifestPart):
         """Return, in words, why readers get a version now: "served", "pinned", "next when
         unpinned".
         """
-        return ["served"] if self.version is not None and self.version.id == version_id else []
+        return ["served"] if self.served == version_id else []
 
     def _without(
         self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any
@@ -326,17 +326,25 @@ class BoundedManifest(CommonManifest):
 
     @model_validator(mode="after")
     def _serves_what_is_chosen(self) -> Self:
-        sealed = {ref.id for ref in self.versions if ref.state == "sealed"}
-        wanted = self.pin.version if self.pin else self.head
-        served = self.version.id if self.version else None
-        if served != wanted:
+        if self.served != self.chosen:
             raise ValueError(
-                f"the version served is {served}: expected {wanted}, which is pinned or the head"
+                f"the version served is {self.served}: expected {self.chosen}, which is pinned or"
+                " the head"
             )
-        for named in {served, self.head} - {None}:
-            if named not in sealed:
+        for named in {self.served, self.head} - {None}:
+            if not self.retains(str(named)):
                 raise ValueError(f"the version {named} is not among the retained, sealed versions")
         return self
+
+    @property
+    def chosen(self) -> str | None:
+        """The id of the version to serve: the pinned one, else the head."""
+        return self.head if self.pin is None else self.pin.version
+
+    @property
+    def head_ref(self) -> VersionRef | None:
+        """The version chosen by the last switch, None before the first."""
+        return None if self.head is None else self.ref(self.head)
 
     @property
     def listed(self) -> tuple[VersionRef, ...]:
@@ -354,17 +362,15 @@ class BoundedManifest(CommonManifest):
 
     def reachable(self) -> set[str]:
         """Return the folders and documents that the retained versions need."""
-        folders = {folder for ref in self.versions for folder in ref.folders}
-        return self._served_folders() | folders | {str(ref.document) for ref in self.built}
+        return self._served_folders().union(*(ref.objects for ref in self.versions))
 
     def check_kept(self, version_id: str) -> None:
         """Raise VersionDiscardedError for a version that is not retained or is being deleted."""
         ref = self.ref(version_id)
         if ref is None or set(ref.folders) & set(self.doomed):
-            served = self.version.id if self.version else "none"
             problem = (
                 f"dataset {self.name!r}: version {version_id} has been discarded; the one served is"
-                f" {served}."
+                f" {self.served or 'none'}."
             )
             step = (
                 "Open the dataset again. To keep a version: adjunct dataset pin"
@@ -376,31 +382,36 @@ class BoundedManifest(CommonManifest):
         """Return the manifest without these versions: they and the unreferenced `garbage` become
         doomed.
         """
-        refs = [ref for ref in self.versions if ref.id in removed]
-        entries = [
-            entry for ref in refs for entry in (*ref.folders, ref.document) if entry is not None
-        ]
-        remaining = tuple(ref for ref in self.versions if ref.id not in removed)
-        return self._without(entries, garbage, f"{len(removed)} versions", versions=remaining)
+        entries: list[str] = []
+        remaining = []
+        for ref in self.versions:
+            if ref.id in removed:
+                entries += ref.objects
+            else:
+                remaining.append(ref)
+        what = f"{len(removed)} versions"
+        return self._without(entries, garbage, what, versions=tuple(remaining))
 
     @property
     def versions_over_time(self) -> tuple[str, ...]:
         """The ids of the versions that together cover all times: sealed, with a valid-from time,
         and not doomed.
         """
-        dated = (
-            ref for ref in self.versions if ref.state == "sealed" and ref.valid_from is not None
-        )
-        return tuple(ref.id for ref in dated if not set(self.doomed).intersection(ref.folders))
+        doomed = set(self.doomed)
+        together = []
+        for ref in self.versions:
+            is_dated = ref.state == "sealed" and ref.valid_from is not None
+            if is_dated and doomed.isdisjoint(ref.folders):
+                together.append(ref.id)
+        return tuple(together)
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
         """Return the fields, besides offsets, that change when the repartitioned input starts at
         these offsets.
         """
         awaited = self.awaited
-        if (
-            awaited is not None
-        ):  # the other members of the version set have it, and this one has read nothing of it
+        # The other members of the version set have it, and this one has read nothing of it.
+        if awaited is not None:
             awaited = awaited.model_copy(update={"missing": tuple(offsets)})
         # The markers count records of the old partitions, so later markers can't be compared with
         # them.
@@ -414,9 +425,12 @@ class BoundedManifest(CommonManifest):
 
     def marks(self, version_id: str) -> list[str]:
         marks = super().marks(version_id)
-        waits = self.head == version_id and "served" not in marks
-        marks += ["pinned"] if self.pin is not None and self.pin.version == version_id else []
-        return [*marks, *(["next when unpinned"] if waits else [])]
+        is_served = bool(marks)
+        if self.pin is not None and self.pin.version == version_id:
+            marks.append("pinned")
+        if self.head == version_id and not is_served:
+            marks.append("next when unpinned")
+        return marks
 
     @property
     def built(self) -> tuple[VersionRef, ...]:
@@ -434,18 +448,34 @@ class BoundedManifest(CommonManifest):
     @property
     def names(self) -> set[str]:
         """The names of all versions that were delivered or abandoned."""
-        return {
-            *self.known,
-            *(done.name for done in self.delivered),
-            *(ended.name for ended in self.abandoned),
-        }
+        return self.given_up.union(self.known, (done.name for done in self.delivered))
+
+    @property
+    def given_up(self) -> set[str]:
+        """The names of the abandoned versions."""
+        return {ended.name for ended in self.abandoned}
+
+    @property
+    def rejected(self) -> set[str]:
+        """The ids of the rejected versions that are retained."""
+        return {ref.id for ref in self.versions if ref.state == "rejected"}
 
     @property
     def taken(self) -> set[str]:
         """The names of the delivered versions: a later delivery under one of them is a
         re-delivery.
         """
-        return {*self.known, *(done.name for done in self.delivered if done.freed is None)}
+        return {done.name for done in self.delivered if done.freed is None}.union(self.known)
+
+    @property
+    def newest_deliveries(self) -> dict[str, Delivered]:
+        """The last delivery under each name."""
+        return {done.name: done for done in self.delivered}
+
+    @property
+    def freed(self) -> set[str]:
+        """The names of delivered versions that are free to be delivered again."""
+        return {done.name for done in self.delivered if done.freed is not None}
 
 
 _RANGES = 200
@@ -534,14 +564,19 @@ class UnboundedManifest(CommonManifest):
         """Return the manifest without these generations, by folder: they and `garbage` become
         doomed.
         """
-        untils = [retired.until for retired in self.retired if retired.folder in removed]
-        remaining = tuple(retired for retired in self.retired if retired.folder not in removed)
+        remaining = []
+        retained_from = self.retained_from
+        for retired in self.retired:
+            if retired.folder in removed:
+                retained_from = max(retained_from, retired.until)
+            else:
+                remaining.append(retired)
         return self._without(
             removed,
             garbage,
             f"{len(removed)} generations",
-            retired=remaining,
-            retained_from=max([self.retained_from, *untils]),
+            retired=tuple(remaining),
+            retained_from=retained_from,
         )
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
@@ -582,25 +617,27 @@ class UnboundedManifest(CommonManifest):
         """Return `applied` with these startpoints (id by partition) added; only the newest of a
         partition are kept.
         """
-        newest = {
-            ssp: (*self.applied.get(ssp, ()), applied)[-_REMEMBERED:]
-            for ssp, applied in ids.items()
-        }
-        return {**self.applied, **newest}
+        applied = dict(self.applied)
+        for ssp, startpoint_id in ids.items():
+            applied[ssp] = (*applied.get(ssp, ()), startpoint_id)[-_REMEMBERED:]
+        return applied
 
     def after(self, **changes: Any) -> Self:
         """Return this manifest with some fields replaced, validated again; a new version's
         number is recorded.
         """
         version: SealedVersion | None = changes.get("version")
-        if version is not None and (self.version is None or self.version.number != version.number):
+        before = None if self.version is None else self.version.number
+        if version is not None and version.number != before:
             changes.setdefault("numbers", _add_number(self.numbers, version.number))
         return super().after(**changes)
 
 
 def _add_number(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[int, int], ...]:
     """Return the ranges of version numbers with `number` added; only the newest ranges are kept."""
-    first = numbers[-1][0] if numbers and numbers[-1][1] + 1 == number else number
+    first = number
+    if numbers and numbers[-1][1] + 1 == number:
+        first = numbers[-1][0]
     return (*(span for span in numbers if span[0] != first), (first, number))[-_RANGES:]
 
 
@@ -649,10 +686,9 @@ def as_follower(manifest: DatasetManifest) -> UnboundedManifest | None:
 def manifest_from_body(body: Mapping[str, Any]) -> DatasetManifest:
     """Return the manifest in a commit's body. Raises pydantic's ValidationError."""
     declared = body.get("declaration")
-    follows_changes = (
-        isinstance(declared, Mapping) and declared.get("kind") == UnboundedManifest.kind
-    )
-    return (UnboundedManifest if follows_changes else BoundedManifest).model_validate(body)
+    if isinstance(declared, Mapping) and declared.get("kind") == UnboundedManifest.kind:
+        return UnboundedManifest.model_validate(body)
+    return BoundedManifest.model_validate(body)
 
 
 def parse_manifest(name: str, commit: Commit) -> DatasetManifest:
@@ -698,11 +734,11 @@ def follow_repartition(manifest: DatasetManifest, info: StreamInfo) -> DatasetMa
     """
     rewritten = info.repartitioned
     stream = manifest.declaration.input
-    if rewritten is None or info.identity is None or manifest.stream != rewritten.identity:
+    if rewritten is None or info.identity is None:
         return None
     if not has_read_all(manifest, rewritten.identity, rewritten.ended):
         return None
-    offsets = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.continued_at)}
+    offsets = _by_partition(stream, rewritten.continued_at)
     return _with_input_partitions(
         manifest,
         info.partitions,
@@ -723,8 +759,9 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
     """
     had = manifest.declaration.input_partitions
     stream = manifest.declaration.input
-    same = info.identity is not None and manifest.stream == info.identity
-    if manifest.versions_are_commits or not same or not 0 < had < info.partitions:
+    if info.identity is None or manifest.stream != info.identity:
+        return None
+    if manifest.versions_are_commits or not 0 < had < info.partitions:
         return None
     added = {f"{stream}.{p}": FIRST_OFFSET for p in range(had, info.partitions)}
     reason = (
@@ -743,8 +780,7 @@ def _with_input_partitions(
 ) -> DatasetManifest:
     """Return the manifest with this number of input partitions, whose next offsets are these."""
     declaration = manifest.declaration.model_copy(update={"input_partitions": partitions})
-    version = manifest.version.id if manifest.version else None
-    change = Change(action=CARRY_ACTION, version=version, reason=reason)
+    change = Change(action=CARRY_ACTION, version=manifest.served, reason=reason)
     return manifest.after(declaration=declaration, offsets=offsets, change=change, **fields)
 
 
@@ -752,6 +788,10 @@ def has_read_all(manifest: DatasetManifest, identity: str, ends: tuple[str, ...]
     """Whether a dataset has read the stream of this identity up to these ends, and has no
     unfinished work.
     """
-    stream = manifest.declaration.input
-    there = manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}
-    return manifest.is_settled and manifest.stream == identity and there
+    is_there = manifest.offsets == _by_partition(manifest.declaration.input, ends)
+    return is_there and manifest.is_settled and manifest.stream == identity
+
+
+def _by_partition(stream: str, offsets: Sequence[Offset]) -> dict[str, Offset]:
+    """Return the offsets of a stream's partitions, which are in order, as manifests store them."""
+    return {f"{stream}.{partition}": offset for partition, offset in enumerate(offsets)}

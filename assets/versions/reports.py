@@ -58,12 +58,14 @@ class StageEvent:
 
     def summary(self) -> str:
         """Return the event in one line, for logs."""
-        version = f", version {self.version}" if self.version else ""
-        detail = f": {self.detail}" if self.detail else ""
+        event = f"dataset {self.dataset}"
+        if self.version:
+            event += f", version {self.version}"
         if self.stage == BUILDING:
-            return f"dataset {self.dataset}{version}: building"
+            return f"{event}: building"
         verb = "rejected and stored" if self.stage == REJECT else self.stage
-        return f"dataset {self.dataset}{version}: {verb} took {self.seconds:.2f} s{detail}"
+        event += f": {verb} took {self.seconds:.2f} s"
+        return f"{event}: {self.detail}" if self.detail else event
 
 
 OnStage = Callable[[StageEvent], None]
@@ -73,21 +75,37 @@ def ignore_stage(event: StageEvent) -> None:
     """Do nothing: the default for `on_stage`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdvanceReport(Report):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputReport(Report):
+    """What an advance has read of its dataset's input, and what it waits for.
+
+    `lost` names versions that retention truncated before they were read. `counters` count within
+    this call: records read, superseded or redelivered, keys deleted, changes applied. `offsets` are
+    the next ones to read, by stream partition. For an unbounded dataset, `lag` is the number of
+    unread offsets by partition at the time of this call, and `decision` the recovery decision.
+    `waiting` names the missing markers of the next version, `waiting_since` the time when an
+    advance first waited for it. `seconds` is wall time by stage.
+    """
+
+    lost: tuple[str, ...] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    offsets: Mapping[str, str] = field(default_factory=dict)
+    lag: Mapping[str, int] = field(default_factory=dict)
+    decision: Decision | None = None
+    waiting: tuple[str, ...] = ()
+    waiting_since: datetime | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvanceReport(InputReport):
     """The outcome of advancing one dataset.
 
     `version` is the id now served (None before the first), `sealed` the ids sealed by this call,
-    oldest first, and `rejected` the ids that it rejected; `lost` names versions that retention
-    truncated before they were read. `verdicts` are the validators' results for `evaluated`, the
-    version validated last. `warnings` are findings of validators of severity "warn" in any version
-    of this call, dropped or lost records, and changed folders. `rows` is the number of entries
-    served, None if only merging deltas would tell. `counters` count within this call: records read,
-    superseded or redelivered, keys deleted, changes applied. `offsets` are the next ones to read,
-    by stream partition. For an unbounded dataset, `lag` is the number of unread offsets by
-    partition at the time of this call, and `decision` the recovery decision. `waiting` names the
-    missing markers of the next version, `waiting_since` the time when an advance first waited for
-    it. `seconds` is wall time by stage.
+    oldest first, and `rejected` the ids that it rejected. `verdicts` are the validators' results
+    for `evaluated`, the version validated last. `warnings` are findings of validators of severity
+    "warn" in any version of this call, dropped or lost records, and changed folders. `rows` is the
+    number of entries served, None if only merging deltas would tell.
     """
 
     dataset: str
@@ -96,18 +114,10 @@ class AdvanceReport(Report):
     version: str | None
     sealed: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
     evaluated: str | None = None
     verdicts: tuple[Verdict, ...] = ()
     warnings: tuple[str, ...] = ()
     rows: int | None = None
-    counters: Mapping[str, int] = field(default_factory=dict)
-    offsets: Mapping[str, str] = field(default_factory=dict)
-    lag: Mapping[str, int] = field(default_factory=dict)
-    decision: Decision | None = None
-    waiting: tuple[str, ...] = ()
-    waiting_since: datetime | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
     schema: Schema | None = None
     note: str = ""
 
@@ -118,11 +128,13 @@ class AdvanceReport(Report):
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
-        counted = ", ".join(f"{count:,} {what}" for what, count in self.counters.items() if count)
         parts = [f"dataset {self.dataset}: {self.action}"]
-        parts += [f"version {self.version}"] if self.version else []
-        parts += [f"{self.rows:,} rows"] if self.rows is not None else []
-        parts += [part for part in (counted, self.note) if part]
+        if self.version:
+            parts.append(f"version {self.version}")
+        if self.rows is not None:
+            parts.append(f"{self.rows:,} rows")
+        counted = [f"{count:,} {what}" for what, count in self.counters.items() if count]
+        parts += filter(None, (", ".join(counted), self.note))
         parts += [f"warning: {warning}" for warning in self.warnings]
         return "; ".join(parts)
 

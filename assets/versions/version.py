@@ -104,10 +104,13 @@ class KeptHistory(ManifestPart):
         Times are in microseconds since the epoch. `newest` is the highest `__valid_from` of the
         version. An edge before the year 1 is none, because nothing is valid from before it.
         """
-        moving = None if self.kept is None or newest is None else newest - self.kept
-        return max(
-            (at for at in (moving, self.pruned) if at is not None and at >= MICROS[0]), default=None
-        )
+        edges = [MICROS[0] - 1]
+        if self.pruned is not None:
+            edges.append(self.pruned)
+        if self.kept is not None and newest is not None:
+            edges.append(newest - self.kept)
+        edge = max(edges)
+        return None if edge < MICROS[0] else edge
 
 
 def describe_history_length(history: KeptHistory | None) -> str:
@@ -137,8 +140,13 @@ def find_newest_valid_from(generations: Iterable[Generation]) -> int | None:
     """Return the highest `__valid_from` in the files of these generations, in microseconds; None
     without rows.
     """
-    ranges = (file.stats.get("range") for generation in generations for file in generation.files)
-    return max((int(span[1]) for span in ranges if span), default=None)
+    newest: list[int] = []
+    for generation in generations:
+        for file in generation.files:
+            span = file.stats.get("range")
+            if span:
+                newest.append(int(span[1]))
+    return max(newest, default=None)
 
 
 POSITION = "__position"
@@ -159,69 +167,78 @@ class Verdict(ManifestPart):
     )  # the message without values of sensitive columns
 
 
-class SealedVersion(ManifestPart):
-    """One version: everything needed to read it, and its origin.
+class VersionFacts(ManifestPart):
+    """What a version's own document and its entry in the manifest both say of it.
 
-    A bounded version has one generation and the name given by its markers. An unbounded one has a
-    base and the deltas after it, oldest first. `rows` is exact, and None if only merging deltas
-    would tell. `digest` is the sum of the rows' hashes modulo 2**64. `offsets` are the ranges
-    [start, end) of the input that this version read, by stream partition. `positioned` means that
-    rows store their position: their input offset or the values of `order_by`, of type
-    `position_type`. `placed` means that rows store the partition that they come from, too. With
-    `history`, each key has one row per `__valid_from`.
+    `rows` is exact, and None if only merging deltas would tell. `valid_from` is the time since when
+    its entries are valid, if the dataset declares it.
     """
 
     id: str = Field(pattern=r"^v\d{6,}-[A-Za-z0-9][A-Za-z0-9_-]*$")
     number: int = Field(ge=1)
     name: str | None
+    rows: int | None = Field(default=None, ge=0)
     sealed_at: AwareDatetime
-    columns: StoredSchema
+    verdicts: tuple[Verdict, ...] = ()
+    valid_from: AwareDatetime | None = None
+
+
+class RowForm(ManifestPart):
+    """How rows are identified, spread and placed: the same in a declaration and in a version.
+
+    `partitions` None is one file, a broadcast copy. Rows store their position, their input offset
+    or the values of `order_by`, as a `position_type`; `placed` means that they store the partition
+    that they come from, too. With `history`, each key has one row per `__valid_from`.
+    """
+
     key: tuple[str, ...] = Field(min_length=1)
     partition_by: tuple[str, ...]
     partitions: int | None = Field(default=None, ge=1)
-    positioned: bool
     order_by: tuple[str, ...] | None = None
     position_type: PositionType = "bigint"
     placed: bool = False
     history: KeptHistory | None = None
+
+
+class SealedVersion(VersionFacts, RowForm):
+    """One version: everything needed to read it, and its origin.
+
+    A bounded version has one generation and the name given by its markers. An unbounded one has a
+    base and the deltas after it, oldest first. `digest` is the sum of the rows' hashes modulo
+    2**64. `offsets` are the ranges [start, end) of the input that this version read, by stream
+    partition. `positioned` means that rows store their position.
+    """
+
+    columns: StoredSchema
+    positioned: bool
     generations: tuple[StoredGeneration, ...] = Field(min_length=1)
-    rows: int | None = Field(default=None, ge=0)
     digest: int | None = None
     offsets: dict[str, tuple[Offset, Offset]]
     counters: dict[str, int] = Field(default_factory=dict)
-    verdicts: tuple[Verdict, ...] = ()
-    valid_from: AwareDatetime | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        missing = [
-            name for name in (*self.key, *self.partition_by) if name not in self.columns.names
-        ]
-        if missing:
-            raise ValueError(
-                f"key column {missing[0]!r} is not among the columns"
-                f" {', '.join(self.columns.names)}"
-            )
+        columns = self.columns.names
+        for name in (*self.key, *self.partition_by):
+            if name not in columns:
+                raise ValueError(
+                    f"key column {name!r} is not among the columns {', '.join(columns)}"
+                )
         ids = [generation.id for generation in self.generations]
         if ids != sorted(set(ids)):
             raise ValueError(f"generations are numbered {ids}: expected rising numbers")
         for generation in self.generations:
-            buckets = [file.bucket for file in generation.files]
-            if len(set(buckets)) != len(buckets) or any(
-                not 0 <= b < self.layout.partitions for b in buckets
-            ):
-                raise ValueError(
-                    f"generation {generation.id} has files for buckets {buckets}: expected each of "
-                    f"0 to {self.layout.partitions - 1} at most once"
-                )
+            _check_buckets(generation, self.layout.partitions)
         return self
 
     @property
     def layout(self) -> BucketLayout:
         """The layout of rows in files; a broadcast copy is one file."""
-        keyed = self.columns, self.key, self.partition_by, self.partitions
         return build_layout(
-            *keyed,
+            self.columns,
+            self.key,
+            self.partition_by,
+            self.partitions,
             self.positioned,
             self.history is not None,
             position_type=self.position_type,
@@ -255,6 +272,18 @@ class SealedVersion(ManifestPart):
         return sum(generation.rows for generation in self.generations)
 
 
+def _check_buckets(generation: Generation, partitions: int) -> None:
+    """Raise ValueError unless each bucket has at most one file."""
+    buckets = [file.bucket for file in generation.files]
+    allowed = range(partitions)
+    known = {bucket for bucket in buckets if bucket in allowed}
+    if len(known) < len(buckets):
+        raise ValueError(
+            f"generation {generation.id} has files for buckets {buckets}: expected each of "
+            f"0 to {partitions - 1} at most once"
+        )
+
+
 def build_layout(
     columns: Schema,
     key: tuple[str, ...],
@@ -271,14 +300,20 @@ def build_layout(
     Rows over time are unique by key and `__valid_from`, and sorted by them. With `placed`, rows
     store the partition of the stream that they come from.
     """
-    hidden = ((POSITION, position_type), (TOMBSTONE, "boolean")) if positioned else ()
+    hidden: tuple[tuple[str, str], ...] = ()
+    if positioned:
+        hidden = ((POSITION, position_type), (TOMBSTONE, "boolean"))
     if placed:
         hidden = (*hidden, (PARTITION, "int"))
     if over_time:
-        return BucketLayout(
-            columns, partition_by, partitions or 1, (*key, VALID_FROM), (*hidden, *HISTORY)
-        )
+        key = (*key, VALID_FROM)
+        hidden = (*hidden, *HISTORY)
     return BucketLayout(columns, partition_by, partitions or 1, key, hidden)
+
+
+def mark_sensitive(spec: AdjunctDataset, columns: Schema) -> Schema:
+    """Return the columns with the dataset's sensitive ones marked as such."""
+    return columns.with_sensitive(*(name for name in spec.sensitive if name in columns))
 
 
 def build_version(
@@ -297,7 +332,7 @@ def build_version(
     return SealedVersion(
         name=name,
         # So that who reads it without the declaration masks them, too.
-        columns=columns.with_sensitive(*(column for column in spec.sensitive if column in columns)),
+        columns=mark_sensitive(spec, columns),
         key=spec.key,
         partition_by=spec.partition_by,
         partitions=spec.partitions,
@@ -309,28 +344,25 @@ def build_version(
 
 
 @validated
-class VersionRef(ManifestPart):
+class VersionRef(VersionFacts):
     """A retained version as the manifest lists it: its document and the folders that it needs.
 
     `document` is the object with its SealedVersion, None for a version rejected before it was
     built. `folders` are those of its generations. `reason` is why it was rejected, revoked or
     accepted. `replaced` is the id of the version that was current before the switch to this one.
-    `valid_from` is the time since when its entries are valid, if the dataset declares it.
     """
 
-    id: str
-    number: int
-    name: str | None
-    rows: int | None
-    sealed_at: AwareDatetime
     state: Literal["sealed", "rejected", "revoked"] = "sealed"
     document: str | None
     folders: tuple[str, ...] = ()
     bytes: int = 0
     reason: str = ""
-    verdicts: tuple[Verdict, ...] = ()
     replaced: str | None = None
-    valid_from: AwareDatetime | None = None
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The folders and the document that it needs."""
+        return self.folders if self.document is None else (*self.folders, self.document)
 
 
 def version_id(number: int, attempt: str) -> str:
@@ -346,44 +378,42 @@ def version_number(version: str) -> int:
     return int(digits) if version.startswith("v") and digits.isascii() and digits.isdecimal() else 0
 
 
-class DatasetDeclaration(ManifestPart):
+class Ownership(ManifestPart):
+    """Which application owns a local table, None for another dataset.
+
+    `expires` is the column of a state table with the expiry of a row, `kept_for` the purpose of
+    that table, and `zone_rules` the rules of the time zone that its times depend on.
+    """
+
+    owner: str | None = None
+    expires: str | None = None
+    kept_for: str = ""
+    zone_rules: str = ""
+
+
+class DatasetDeclaration(RowForm, Ownership):
     """The stored declaration of a dataset, compared with the current one to reject incompatible
     changes.
 
-    `computed` means that the input is a query, and `owner` is the application that owns a local
-    table; `expires` is the column of a state table with the expiry of a row, `kept_for` the purpose
-    of that table, and `zone_rules` the rules of the time zone that its times depend on.
-    `partitions` None is a broadcast copy. `columns` are those that new versions store, None for all
-    of the input's. `input_partitions` is the number of partitions of the input (0: files, a query
-    or a local table). `order` is the order of versions: by arrival or by name (version partitions);
-    with `by_time` it is by the time since when they are valid. For an unbounded dataset, `order_by`
-    makes the positions, and `keep_tombstones` is how far below the newest position deletions are
-    kept. `history` is the kept history of rows. Order and policies may change: they are those of
-    the last advance.
+    `computed` means that the input is a query. `columns` are those that new versions store, None
+    for all of the input's. `input_partitions` is the number of partitions of the input (0: files, a
+    query or a local table). `order` is the order of versions: by arrival or by name (version
+    partitions); with `by_time` it is by the time since when they are valid. For an unbounded
+    dataset, `keep_tombstones` is how far below the newest position deletions are kept. Order and
+    policies may change: they are those of the last advance.
     """
 
     kind: DatasetKind
     input: str
     computed: bool = False
-    owner: str | None = None
-    expires: str | None = None
-    kept_for: str = ""
-    zone_rules: str = ""
-    key: tuple[str, ...] = Field(min_length=1)
     key_types: tuple[str, ...]
-    partition_by: tuple[str, ...]
-    partitions: int | None = Field(default=None, ge=1)
     input_partitions: int = Field(ge=0)
     columns: tuple[str, ...] | None = None
     bootstrap: bool = True
     order: Literal["arrival", "name"] = "arrival"
     by_time: bool = False
     discard: DiscardPolicy = DiscardPolicy()
-    order_by: tuple[str, ...] | None = None
-    position_type: PositionType = "bigint"
-    placed: bool = False
     keep_tombstones: int | None = Field(default=None, ge=0)
-    history: KeptHistory | None = None
     compaction: DeltaCompaction = DeltaCompaction()
 
     @property
@@ -466,37 +496,45 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
     """Raise DatasetError, naming each difference, for a declaration under which stored entries
     can't be kept.
     """
-    changes = [
-        f"{what} is {_format_value(new)}, was {_format_value(old)}"
-        for what, old, new in (
-            ("kind", stored.kind, declared.kind),
-            ("input", stored.input, declared.input),
-            ("key", stored.key, declared.key),
-            ("type of the key", stored.key_types, declared.key_types),
-            ("partition_by", stored.partition_by, declared.partition_by),
-            ("partitions", stored.partitions or "broadcast", declared.partitions or "broadcast"),
-            ("number of input partitions", stored.input_partitions, declared.input_partitions),
-            ("history", stored.history_time, declared.history_time),
+    before = _compared_facts(stored)
+    after = _compared_facts(declared)
+    changed = [what for what, old in before.items() if after[what] != old]
+    if not changed:
+        return
+    step = (
+        "Declare it under a new name, which builds it next to the old one, or restore the old"
+        f" declaration. To rebuild it, delete it (adjunct dataset delete {name} --reason …) and"
+        " advance it again."
+    )
+    is_spread = stored.partitions is not None and declared.partitions is not None
+    if is_spread and "partitions" in changed:
+        step += (
+            " Partitions can be changed in place: adjunct dataset repartition"
+            f" {name} --partitions N --reason …."
         )
-        if old != new
-    ]
-    if changes:
-        in_place = (
-            None not in (stored.partitions, declared.partitions)
-            and stored.partitions != declared.partitions
-        )
-        raise DatasetError(
-            f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That"
-            " needs a rebuild.",
-            "Declare it under a new name, which builds it next to the old one, or restore the old"
-            f" declaration. To rebuild it, delete it (adjunct dataset delete {name} --reason …) and"
-            " advance it again."
-            + (
-                " Partitions can be changed in place: adjunct dataset repartition"
-                f" {name} --partitions N --reason …." * in_place
-            ),
-            dataset=name,
-        )
+    changes = "; ".join(
+        f"{what} is {_format_value(after[what])}, was {_format_value(before[what])}"
+        for what in changed
+    )
+    raise DatasetError(
+        f"dataset {name!r} was built under another declaration: {changes}. That needs a rebuild.",
+        step,
+        dataset=name,
+    )
+
+
+def _compared_facts(declared: DatasetDeclaration) -> dict[str, object]:
+    """Return the facts of a declaration that stored entries depend on, by what errors call them."""
+    return {
+        "kind": declared.kind,
+        "input": declared.input,
+        "key": declared.key,
+        "type of the key": declared.key_types,
+        "partition_by": declared.partition_by,
+        "partitions": declared.partitions or "broadcast",
+        "number of input partitions": declared.input_partitions,
+        "history": declared.history_time,
+    }
 
 
 def _format_value(value: object) -> str:

@@ -105,6 +105,14 @@ def test_an_id_means_what_was_served_with_it_last() -> None:
     assert seen(world) == (1, 2)
 
 
+def test_the_start_of_an_id_means_the_same_as_the_id_in_all_members() -> None:
+    """Members number their versions by themselves: the number is no name in another member."""
+    world = prices_with((1, 1), (1, 2), (3, 3))
+    assert store(world, "fares").versions()[0].id.startswith("v000001")
+    store(world, "fares").rollback("v000001", **WHY)
+    assert seen(world) == (1, 2)
+
+
 def test_the_version_before_is_the_one_that_the_set_served_before() -> None:
     world = prices_with((1, 1), (1, 2), (2, 2), (3, 2))
     for expected in ((2, 2), (1, 2), (1, 1)):
