@@ -25,6 +25,7 @@ from dagster_adjunct.assets.versions.version import (
     VersionRef,
     version_number,
 )
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.documents import first_validation_problem
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -201,10 +202,18 @@ class CommonManifest(ManifestPart):
         change = Change(action="expire", reason=f"{what}, {len(garbage)} leftovers")
         return self.after(**fields, doomed=doomed, change=change)
 
+    @property
+    def served_id(self) -> str | None:
+        """The id of the version served, None without one."""
+        return None if self.version is None else self.version.id
+
+    @property
+    def served_generations(self) -> tuple[Generation, ...]:
+        """The generations of the version served, oldest first."""
+        return () if self.version is None else self.version.generations
+
     def _served_folders(self) -> set[str]:
-        if self.version is None:
-            return set()
-        return {generation.folder for generation in self.version.generations}
+        return {generation.folder for generation in self.served_generations}
 
 
 class Bootstrap(ManifestPart):
@@ -328,7 +337,7 @@ class BoundedManifest(CommonManifest):
     def _serves_what_is_chosen(self) -> Self:
         sealed = {ref.id for ref in self.versions if ref.state == "sealed"}
         wanted = self.pin.version if self.pin else self.head
-        served = self.version.id if self.version else None
+        served = self.served_id
         if served != wanted:
             raise ValueError(
                 f"the version served is {served}: expected {wanted}, which is pinned or the head"
@@ -361,7 +370,7 @@ class BoundedManifest(CommonManifest):
         """Raise VersionDiscardedError for a version that is not retained or is being deleted."""
         ref = self.ref(version_id)
         if ref is None or set(ref.folders) & set(self.doomed):
-            served = self.version.id if self.version else "none"
+            served = self.served_id or "none"
             problem = (
                 f"dataset {self.name!r}: version {version_id} has been discarded; the one served is"
                 f" {served}."
@@ -743,7 +752,7 @@ def _with_input_partitions(
 ) -> DatasetManifest:
     """Return the manifest with this number of input partitions, whose next offsets are these."""
     declaration = manifest.declaration.model_copy(update={"input_partitions": partitions})
-    version = manifest.version.id if manifest.version else None
+    version = manifest.served_id
     change = Change(action=CARRY_ACTION, version=version, reason=reason)
     return manifest.after(declaration=declaration, offsets=offsets, change=change, **fields)
 
