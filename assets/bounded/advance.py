@@ -96,7 +96,7 @@ def build_bounded_report(member: Member) -> AdvanceReport:
         dataset=manifest.name,
         kind=manifest.declaration.kind,
         action=action,
-        version=manifest.served,
+        version=manifest.served_id,
         sealed=outcome.sealed,
         rejected=outcome.rejected,
         lost=tuple(chain.from_iterable(lost.versions for lost in outcome.lost)),

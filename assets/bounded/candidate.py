@@ -173,7 +173,7 @@ class CandidateVersion:
     @property
     def is_served(self) -> bool:
         """Whether it is the version that the dataset serves."""
-        return self.member.manifest.served == self.id
+        return self.member.manifest.served_id == self.id
 
     def with_document(self) -> CandidateVersion:
         """Write its document and return the candidate with it; a version that was not built has

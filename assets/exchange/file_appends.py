@@ -161,7 +161,9 @@ def format_of(path: Path) -> FileFormat:
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in _COMPRESSED:
         suffixes.pop()
-    found = _FORMATS.get(suffixes[-1]) if suffixes else None
+    found = None
+    if suffixes:
+        found = _FORMATS.get(suffixes[-1])
     if found is None:
         problem = f"the name of {path} does not say its format: expected {', '.join(_FORMATS)}."
         step = f"Give --format {' or '.join(get_args(FileFormat))}."

@@ -80,13 +80,17 @@ def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reade
     if moment is None:
         return valid
     scalar = pa.scalar(moment, arrow_type("timestamp"))
-    lasting = valid & (end.is_null() | (end > scalar))
-    return lasting & (pc.field(VALID_FROM) <= scalar) if isinstance(view, EntriesAt) else lasting
+    valid &= end.is_null() | (end > scalar)
+    if isinstance(view, EntriesAt):
+        valid &= pc.field(VALID_FROM) <= scalar
+    return valid
 
 
 def _edge(reader: Reader) -> datetime | None:
     edge = valid_time.history_edge(reader)
-    return None if edge is None else datetime_from_micros(edge)
+    if edge is None:
+        return None
+    return datetime_from_micros(edge)
 
 
 def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
@@ -105,7 +109,9 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
     rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
     rows = rows.with_columns(pl.col(VALID_TO).last().over([*key, "__run"]))
     start, end, current = valid_time.time_column_names(reader)
-    times = [pl.col(VALID_FROM).alias(start)] if start else []
+    times = []
+    if start:
+        times = [pl.col(VALID_FROM).alias(start)]
     times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
     entries = [_exactly(pl, name) for name in reader.schema.names]
     whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*entries, *times)
@@ -132,13 +138,11 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
             for span, generation in zip(reader.spans, reader.generations, strict=True)
             for file in generation.files
         ]
-    generations = [generation for generation in reader.sealed.generations if generation.files]
+    generations = reader.sealed.nonempty
     if len(generations) > 1 or reader.sealed.lacks_base:
         raise _not_merged_error(reader, len(generations), "superseded or have a changed end")
     return [
-        (None, StoredFile(reader.store, what, only.folder, file))
-        for only in generations
-        for file in only.files
+        (None, stored) for stored in list_stored_files(reader.store, reader.dataset, reader.sealed)
     ]
 
 
@@ -146,12 +150,11 @@ def _partition_expression(span: Span) -> Any:
     """Return the interval of a version as a pyarrow expression, which holds for all rows of its
     file.
     """
-    end, (first, last) = (
-        pc.field(VALID_TO),
-        (pa.scalar(t, arrow_type("timestamp")) for t in (span.start, span.end)),
-    )
-    ends = end.is_null() if span.end is None else end == last
-    return (pc.field(VALID_FROM) == first) & ends & (pc.field(TOMBSTONE) == pc.scalar(False))
+    kind = arrow_type("timestamp")
+    end = pc.field(VALID_TO)
+    ends = end.is_null() if span.end is None else end == pa.scalar(span.end, kind)
+    begins = pc.field(VALID_FROM) == pa.scalar(span.start, kind)
+    return begins & ends & (pc.field(TOMBSTONE) == pc.scalar(False))
 
 
 def _sql_name(name: str) -> str:
@@ -202,7 +205,11 @@ class StreamView:
     @property
     def hidden(self) -> dict[str, str]:
         """Columns that files may have and other engines don't see, with their types."""
-        return {name: kind for name, kind in HIDDEN_COLUMNS if name not in SHOWN}
+        found = {}
+        for name, kind in HIDDEN_COLUMNS:
+            if name not in SHOWN:
+                found[name] = kind
+        return found
 
 
 @validated
@@ -216,7 +223,6 @@ def stream_view(
     replaced files after an hour: take a new view before that. Raises StreamNotFoundError,
     ConfigurationError as a read does, and DatasetError if too many ranges are replaced.
     """
-    latest = epochs == "latest"
     streams = LakeStreams(lake)
     name = unqualify_stream_name(LAKE, stream)
     commit, state = streams.state(name)
@@ -228,10 +234,9 @@ def stream_view(
         for number, segment in enumerate(segments)
         for file in segment.generation(number, prefix).files
     )
-    if latest:
+    replaced: list[SupersededRange] = []
+    if epochs == "latest":
         replaced = find_replaced_results(streams, name, state, segments, without_position)
-    else:
-        replaced = []
     if len(replaced) > _MOST_CONDITIONS:
         raise DatasetError(
             f"stream {name!r}: replaced records are in {len(replaced):,} ranges, more than other"
@@ -312,21 +317,25 @@ class ViewFiles:
         if self.condition is not None or not isinstance(self.view, VersionReader):
             return []
         paths = self.paths
-        wanted = self.view.sealed.layout.arrow_schema()
         if any(path.startswith("s3://") for path in paths):
             return []
-        positioned = self.view.sealed.positioned
-        as_wanted = (
-            stored.open().schema_arrow.remove_metadata().equals(wanted) for _, stored in self.files
-        )
-        return [] if positioned and not all(as_wanted) else paths
+        sealed = self.view.sealed
+        if not sealed.positioned:
+            return paths
+        wanted = sealed.layout.arrow_schema()
+        for _, stored in self.files:
+            if not stored.open().schema_arrow.remove_metadata().equals(wanted):
+                return []
+        return paths
 
     def dataset(self) -> pads.Dataset:
         """Return a pyarrow dataset of the view's rows. Of a view over time it has intervals as
         stored, not merged.
         """
         rows = self.all_rows()
-        return rows if self.condition is None else rows.filter(self.condition)
+        if self.condition is None:
+            return rows
+        return rows.filter(self.condition)
 
     def all_rows(self) -> pads.FileSystemDataset:
         """Return a pyarrow dataset of all rows in the files.
@@ -350,13 +359,11 @@ class ViewFiles:
         return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
 
     def _schema_with(self, more: Mapping[str, str]) -> pa.Schema:
-        own = self.view.schema.to_arrow()
-        others = {
-            name: kind for name, kind in {**self.columns, **more}.items() if name not in own.names
-        }
-        return pa.schema(
-            [*own, *(pa.field(name, arrow_type(kind)) for name, kind in others.items())]
-        )
+        schema = self.view.schema.to_arrow()
+        for name, kind in {**self.columns, **more}.items():
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, arrow_type(kind)))
+        return schema
 
 
 def lend_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
@@ -383,9 +390,8 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
         )
         step = (
             "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or take all"
-            " rows, "
+            " rows, dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone."
         )
-        step += "dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone."
         raise DatasetError(problem, step, dataset=view.dataset)
     if isinstance(view, StreamView) and view.replaced:
         raise DatasetError(
@@ -413,9 +419,9 @@ def _is_over_time(view: Held) -> bool:
     """Whether the files of a view have rows that are valid at different times."""
     if isinstance(view, VersionReader):
         return view.sealed.history is not None
-    return isinstance(view, EntriesOverTime) or (
-        isinstance(view, EntriesAt) and isinstance(view.reader, VersionReader)
-    )
+    if isinstance(view, EntriesAt):
+        return isinstance(view.reader, VersionReader)
+    return isinstance(view, EntriesOverTime)
 
 
 def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
@@ -424,36 +430,37 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
     Raises DatasetError for files that must be merged; with `masked` only for those with history.
     """
     if isinstance(view, StreamView):
-        condition = arrow_filter(view) if view.replaced else None
-        files = [(None, stored) for stored in view.files]
-        return ViewFiles(
-            view,
-            [*files],
-            view.columns,
-            view.hidden,
-            condition,
-            tuple(POSITION) if view.replaced else (),
-        )
+        return _read_stream(view)
     if isinstance(view, EntriesAt) and not _is_over_time(view):
         view = view.read  # the version that was valid at the view's moment
-    own = {field.name: field.type for field in view.schema.fields}
+    columns = {field.name: field.type for field in view.schema.fields}
+    files: list[tuple[Span | None, StoredFile]] = []
     if isinstance(view, VersionReader) and view.sealed.history is None:
         if not masked:
             _check_whole(view)
-        stored_files = list_stored_files(view.store, view.dataset, view.sealed)
-        return ViewFiles(
-            view, [(None, stored) for stored in stored_files], own, dict(view.sealed.layout.hidden)
-        )
+        for stored in list_stored_files(view.store, view.dataset, view.sealed):
+            files.append((None, stored))
+        return ViewFiles(view, files, columns, dict(view.sealed.layout.hidden))
     reader = view if isinstance(view, VersionReader) else view.reader
-    hidden = {
-        name: kind for name, kind in reader.sealed.layout.hidden if name not in SHOWN_OVER_TIME
-    }
-    over_time = reader if isinstance(view, EntriesOverTime) else None
-    files_over_time = _files_with_spans(reader)
-    condition = _valid_rows(view, reader)
+    hidden = dict(reader.sealed.layout.hidden)
+    for name in SHOWN_OVER_TIME:
+        hidden.pop(name, None)
     return ViewFiles(
-        view, files_over_time, {**own, **SHOWN_OVER_TIME}, hidden, condition, over_time=over_time
+        view,
+        _files_with_spans(reader),
+        {**columns, **SHOWN_OVER_TIME},
+        hidden,
+        _valid_rows(view, reader),
+        over_time=reader if isinstance(view, EntriesOverTime) else None,
     )
+
+
+def _read_stream(view: StreamView) -> ViewFiles:
+    files: list[tuple[Span | None, StoredFile]] = [(None, stored) for stored in view.files]
+    if not view.replaced:
+        return ViewFiles(view, files, view.columns, view.hidden)
+    condition = arrow_filter(view)
+    return ViewFiles(view, files, view.columns, view.hidden, condition, tuple(POSITION))
 
 
 @validated
@@ -502,7 +509,9 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
 def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name: str) -> str:
     if files.over_time is not None:
         edge = _edge(files.over_time)
-        moment = f"TIMESTAMPTZ '{edge.isoformat(sep=' ')}'" if edge else ""
+        moment = ""
+        if edge:
+            moment = f"TIMESTAMPTZ '{edge.isoformat(sep=' ')}'"
         rows = _register(connection, name, files.all_rows())
         return valid_time.intervals_sql(files.over_time, rows, _sql_name, moment)
     columns = ", ".join(map(_sql_name, _shown_columns(files)))
@@ -555,7 +564,8 @@ def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
         frame = polars.scan_pyarrow_dataset(files.dataset())
     if isinstance(files.view, StreamView):
         frame = frame.with_columns(polars.col(EPOCH).fill_null(0))
-    return frame.select([_exactly(polars, name) for name in _shown_columns(files)])  # type: ignore[no-any-return]
+    shown = [_exactly(polars, name) for name in _shown_columns(files)]
+    return frame.select(shown)  # type: ignore[no-any-return]
 
 
 def must_be_masked(view: Held) -> bool:
@@ -585,7 +595,9 @@ def _check_whole(view: VersionReader) -> None:
 
 
 def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> DatasetError:
-    count = "one generation" if generations == 1 else f"{generations} generations"
+    count = "one generation"
+    if generations != 1:
+        count = f"{generations} generations"
     return DatasetError(
         f"dataset {reader.dataset!r}, version {reader.version}: of the"
         f" {reader.sealed.stored_rows} rows in its {count} some are {problem}, and other engines"

@@ -118,9 +118,8 @@ def _translate_client_errors(catalog: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLIENTS:
             raise
-        reason = errors.redact_passwords(
-            (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        )
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = errors.redact_passwords(lines[0].rstrip("."))
         problem = (
             f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}."
         )
@@ -201,7 +200,9 @@ def register_in_iceberg(
     if "operation" in (properties or {}):
         problem = "properties has the name 'operation', which Iceberg itself sets in each snapshot."
         raise errors.ConfigurationError(problem, "Rename it.", argument="properties")
-    may_replace: MayReplace = "anything" if replace_newer else "older"
+    may_replace: MayReplace = "older"
+    if replace_newer:
+        may_replace = "anything"
     return _register_view(view, catalog, identifier, may_replace, dict(properties or {}))
 
 
@@ -271,10 +272,7 @@ def _check_not_superseded(
 
     Call it after the table was loaded: the commit fails if the table has changed since.
     """
-    current = table.current_snapshot()
-    there = None
-    if current is not None and current.summary is not None:
-        there = current.summary.additional_properties.get(VERSION)
+    there = _current_version(table)
     if there in (None, view.version) or may_replace == "anything":
         return
     served, is_bounded = _read_served(view, lake)
@@ -300,13 +298,14 @@ def _read_served(view: Held, lake: Lake) -> tuple[str, bool]:
         commit, _ = LakeStreams(lake).state(view.stream)
         return str(commit.number), False
     manifest = DatasetLog(lake, view.dataset).require()[1]
-    served = manifest.version.id if manifest.version is not None else ""
-    return served, not manifest.versions_are_commits
+    return manifest.served_id or "", not manifest.versions_are_commits
 
 
 def _number(view: Held, version: str) -> int:
     """Return the place of a version of the view's dataset or stream among the others."""
-    return int(version) if isinstance(view, StreamView) else version_number(version)
+    if isinstance(view, StreamView):
+        return int(version)
+    return version_number(version)
 
 
 def _retain(view: Held, lake: Lake, holder: str) -> None:
@@ -326,10 +325,17 @@ def _is_current(view: Held, paths: Sequence[str], table: Table) -> bool:
     from dagster_adjunct.assets.exchange.iceberg_snapshot import list_data_paths
 
     current = table.current_snapshot()
-    if current is None or current.summary is None:
+    if current is None or _current_version(table) != view.version:
         return False
-    is_registered = current.summary.additional_properties.get(VERSION) == view.version
-    return is_registered and list_data_paths(current, table.io) == set(paths)
+    return list_data_paths(current, table.io) == set(paths)
+
+
+def _current_version(table: Table) -> str | None:
+    """Return the version of which the table's current snapshot is, None if it is of none."""
+    current = table.current_snapshot()
+    if current is None or current.summary is None:
+        return None
+    return current.summary.additional_properties.get(VERSION)
 
 
 @validated
@@ -355,14 +361,14 @@ def publish_to_iceberg(
     catalog = table.open()
     with open_dataset(lake, dataset) as opened:
         keeps_history = opened.sealed.history is not None
+        left = 0
+        if keeps_history or not _takes_deletes(catalog, table.identifier):
+            left = _COMPACTIONS
         # If changes are committed faster than they are compacted, registering raises DatasetError.
-        for _ in range(
-            _COMPACTIONS if keeps_history or not _takes_deletes(catalog, table.identifier) else 0
-        ):
-            if len(opened.sealed.generations) == 1 and not opened.sealed.lacks_base:
-                break
+        while left and (len(opened.sealed.generations) > 1 or opened.sealed.lacks_base):
             compact_dataset(lake, dataset, spark=spark, by=by, level="major")
             opened.refresh()
+            left -= 1
         manifest = DatasetLog(lake, dataset).require()[1]
         return _register_served(
             opened,
@@ -403,10 +409,11 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
         holders = set(stream_holds.list_retained_attempts(lake, split_stream_name(dataset)[1]))
     else:
         holders = {lease.holder for lease in list_leases(lake, dataset)}
-    ours = sorted(
-        holder for holder in holders if holder.rpartition(" (")[0] == _describe_holder(identifier)
-    )
-    return tuple(version for holder in ours for version in _release(lake, dataset, holder))
+    released: list[str] = []
+    for holder in sorted(holders):
+        if holder.rpartition(" (")[0] == _describe_holder(identifier):
+            released += _release(lake, dataset, holder)
+    return tuple(released)
 
 
 def _release(
@@ -433,7 +440,9 @@ def _describe_holder(identifier: str) -> str:
 
 def _check_sealed(view: Held, lake: Lake) -> None:
     manifest = DatasetLog(lake, view.dataset).read()[1]
-    ref = manifest.ref(view.version) if manifest is not None else None
+    ref = None
+    if manifest is not None:
+        ref = manifest.ref(view.version)
     if ref is not None and ref.state != "sealed":
         problem = (
             f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and"
@@ -448,13 +457,12 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 
     view = files.view
+    properties = {DATASET: view.dataset}
     try:
         try:
             table = catalog.load_table(identifier)
         except NoSuchTableError:
-            table = catalog.create_table(
-                identifier, schema=files.schema, properties={DATASET: view.dataset}
-            )
+            table = catalog.create_table(identifier, schema=files.schema, properties=properties)
     except TableAlreadyExistsError:  # created concurrently
         table = catalog.load_table(identifier)
     except NoSuchNamespaceError as error:
@@ -464,9 +472,11 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
         raise errors.ConfigurationError(problem, step, table=identifier) from error
     owner = table.properties.get(DATASET)
     if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
+        held = "data of its own"
+        if owner:
+            held = f"dataset {owner!r}"
         problem = (
-            f"the Iceberg table {identifier!r} holds"
-            f" {f'dataset {owner!r}' if owner else 'data of its own'}, which registering"
+            f"the Iceberg table {identifier!r} holds {held}, which registering"
             f" {_describe_owner(view)} would replace."
         )
         raise errors.DatasetError(
@@ -483,20 +493,15 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
     mine = {name: _iceberg_type(kind) for name, kind in files.columns.items()}
     returns = view.version in _registered_versions(table)
-    wrong = [
-        f"{name} ({kind}) is missing"
-        for name, kind in theirs.items()
-        if name not in mine and not returns
-    ]
-    wrong += [
-        f"{name} is {mine[name]}, expected {kind}"
-        for name, kind in theirs.items()
-        if mine.get(name, kind) != kind
-    ]
-    wrong += [
-        f"{name} is an identifier field there"
-        for name in sorted(table.schema().identifier_field_names())
-    ]
+    wrong = []
+    for name, kind in theirs.items():
+        if name not in mine and not returns:
+            wrong.append(f"{name} ({kind}) is missing")
+    for name, kind in theirs.items():
+        if mine.get(name, kind) != kind:
+            wrong.append(f"{name} is {mine[name]}, expected {kind}")
+    for name in sorted(table.schema().identifier_field_names()):
+        wrong.append(f"{name} is an identifier field there")
     if wrong:
         problem = (
             f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}:"
@@ -508,30 +513,30 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
 
 def _takes_deletes(catalog: Catalog, identifier: str) -> bool:
     with _translate_client_errors(catalog.name):
-        return (
-            not catalog.table_exists(identifier)
-            or _why_no_deletes(catalog.load_table(identifier)) is None
-        )
+        if not catalog.table_exists(identifier):
+            return True
+        return _why_no_deletes(catalog.load_table(identifier)) is None
 
 
 def _why_no_deletes(table: Table) -> str | None:
     """Return why position deletes can't be written for a table, or None."""
     if table.format_version != 2:
         return f"is of format version {table.format_version}"
-    return "is partitioned" if table.spec().fields else None
+    if table.spec().fields:
+        return "is partitioned"
+    return None
 
 
 def _check_takes_deletes(view: Held, table: Table, identifier: str) -> None:
     if (reason := _why_no_deletes(table)) is not None:
         problem = (
             f"{_describe_view(view)} has superseded or deleted rows, which take position deletes to"
-            " leave out, "
+            f" leave out, and the Iceberg table {identifier!r} {reason}."
         )
-        problem += f"and the Iceberg table {identifier!r} {reason}."
         step = (
-            f"Register a compacted version: adjunct dataset compact {view.dataset} --level major. "
+            f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
+            " Or use a table without partitions, of format version 2."
         )
-        step += "Or use a table without partitions, of format version 2."
         raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
@@ -561,10 +566,9 @@ def _commit(
                 update.union_by_name(files.schema)
             # The files belong to the lake: engines that expire snapshots or drop the table must not
             # delete them.
-            wanted = {
-                DATASET: view.dataset,
-                **({} if GARBAGE in table.properties else {GARBAGE: "false"}),
-            }
+            wanted = {DATASET: view.dataset}
+            if GARBAGE not in table.properties:
+                wanted[GARBAGE] = "false"
             # The files have no field ids, so readers find columns by this mapping.
             wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(
                 files, transaction.table_metadata
@@ -632,14 +636,15 @@ def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> N
     """Raise DatasetError where files have a column from before it was widened."""
     types = {field.name: field.type for field in view.schema.to_arrow()}
     stored = (field for file in files for field in file.open().schema_arrow)
-    if narrow := sorted(
-        {field.name for field in stored if field.type != types.get(field.name, field.type)}
-    ):
+    narrow = set()
+    for field in stored:
+        if field.type != types.get(field.name, field.type):
+            narrow.add(field.name)
+    if narrow:
         problem = (
-            f"{_describe_view(view)} has files from before the type of {', '.join(narrow)} was"
-            " widened, and "
+            f"{_describe_view(view)} has files from before the type of"
+            f" {', '.join(sorted(narrow))} was widened, and Iceberg does not convert them."
         )
-        problem += "Iceberg does not convert them."
         step = (
             f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
         )
@@ -655,14 +660,12 @@ def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:
     """
     from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-    mapping = metadata.name_mapping() or metadata.schema().name_mapping
-    there = {name for field in mapping.root for name in field.names}
-    hidden = [
-        MappedField(field_id=_HIDDEN[name], names=[name])
-        for name in files.hidden
-        if name not in there
-    ]
-    return NameMapping([*mapping.root, *hidden]).model_dump_json()
+    fields = [*(metadata.name_mapping() or metadata.schema().name_mapping).root]
+    there = {name for field in fields for name in field.names}
+    for name in files.hidden:
+        if name not in there:
+            fields.append(MappedField(field_id=_HIDDEN[name], names=[name]))
+    return NameMapping(fields).model_dump_json()
 
 
 def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetadata:
@@ -701,7 +704,9 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
 
 
 def _describe_view(view: Held) -> str:
-    kind = " at commit" if isinstance(view, StreamView) else ", version"
+    kind = ", version"
+    if isinstance(view, StreamView):
+        kind = " at commit"
     return f"{_describe_owner(view)}{kind} {view.version}"
 
 
@@ -713,12 +718,11 @@ def _describe_owner(view: Held) -> str:
 
 def _registered_versions(table: Table) -> set[str]:
     """Return the ids of the versions that the table has snapshots of."""
-    summaries = [snapshot.summary for snapshot in table.snapshots()]
-    return {
-        s.additional_properties[VERSION]
-        for s in summaries
-        if s and VERSION in s.additional_properties
-    }
+    versions = set()
+    for snapshot in table.snapshots():
+        if snapshot.summary and VERSION in snapshot.summary.additional_properties:
+            versions.add(snapshot.summary.additional_properties[VERSION])
+    return versions
 
 
 def _iceberg_type(kind: str) -> str:

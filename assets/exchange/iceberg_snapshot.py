@@ -42,16 +42,20 @@ def list_data_paths(snapshot: Snapshot, io: FileIO) -> set[str]:
 
 
 def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
-    manifests = snapshot.manifests(io) if snapshot is not None else []
-    return [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(io)]
+    entries: list[ManifestEntry] = []
+    if snapshot is not None:
+        for manifest in snapshot.manifests(io):
+            entries += manifest.fetch_manifest_entry(io)
+    return entries
 
 
 def _data_paths(entries: Sequence[ManifestEntry]) -> set[str]:
-    return {
-        entry.data_file.file_path
-        for entry in entries
-        if entry.data_file.content == DataFileContent.DATA
-    }
+    files = [entry.data_file for entry in entries]
+    found = set()
+    for file in files:
+        if file.content == DataFileContent.DATA:
+            found.add(file.file_path)
+    return found
 
 
 class SnapshotOfFiles(_OverwriteFiles):
@@ -76,7 +80,11 @@ class SnapshotOfFiles(_OverwriteFiles):
         table's partition spec.
         """
         there = _data_paths([entry for entry in self.live if self._has_spec(entry)])
-        return [path for path in paths if path not in there]
+        found = []
+        for path in paths:
+            if path not in there:
+                found.append(path)
+        return found
 
     def replace_files(
         self,
@@ -88,11 +96,10 @@ class SnapshotOfFiles(_OverwriteFiles):
 
         `arriving` are those of the data files that the current snapshot lacks.
         """
-        self._deleted_data_files = {
-            entry.data_file
-            for entry in self.live
-            if entry.data_file.file_path not in paths or not self._has_spec(entry)
-        }
+        self._deleted_data_files = set()
+        for entry in self.live:
+            if entry.data_file.file_path not in paths or not self._has_spec(entry):
+                self._deleted_data_files.add(entry.data_file)
         self._added_data_files = [*arriving, *map(_delete_file, deletes)]
         if not deletes and self._parent_snapshot_id is None:
             # Readers of appended rows alone ignore delete files, so that no other snapshot may be
@@ -167,7 +174,9 @@ class _DeleteManifestWriter(ManifestWriterV2):
 
 
 def _manifest_of(file: DataFile) -> ManifestContent:
-    return ManifestContent.DATA if file.content == DataFileContent.DATA else ManifestContent.DELETES
+    if file.content == DataFileContent.DATA:
+        return ManifestContent.DATA
+    return ManifestContent.DELETES
 
 
 def _delete_file(deletes: PositionDeletes) -> DataFile:

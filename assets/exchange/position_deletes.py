@@ -43,7 +43,7 @@ def write_position_deletes(view: VersionReader, folder: str) -> list[PositionDel
     store = view.store
     sealed = view.sealed
     stored_mask = None
-    if any(generation.files for generation in sealed.generations):
+    if sealed.nonempty:
         stored_mask = read_mask(store, sealed)
     mask = stored_mask or make_mask(store, view.dataset, sealed)
     numbers = {generation.folder: generation.id for generation in sealed.generations}

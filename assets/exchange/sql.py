@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -110,10 +110,13 @@ def _named_tables(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
 
 
 def _nodes(tree: object) -> Iterator[Mapping[str, Any]]:
+    children: Iterable[object] = ()
     if isinstance(tree, Mapping):
         yield tree
-    children = tree.values() if isinstance(tree, Mapping) else tree
-    for child in children if isinstance(tree, Mapping | list) else ():  # type: ignore[attr-defined]
+        children = tree.values()
+    elif isinstance(tree, list):
+        children = tree
+    for child in children:
         yield from _nodes(child)
 
 
@@ -150,7 +153,9 @@ def _entries(reader: VersionReader) -> Any:
     """Return the entries of a version: a pyarrow dataset of its files, or a table if deltas must
     be merged.
     """
-    return read_entries(reader, None) if must_be_masked(reader) else read_files(reader).dataset()
+    if must_be_masked(reader):
+        return read_entries(reader, None)
+    return read_files(reader).dataset()
 
 
 def _shown(column: str, schema: Schema) -> str:
@@ -194,7 +199,9 @@ def _stream_not_found_error(lake: Lake, name: str) -> StreamNotFoundError:
         step = "Streams of other systems and files can't be queried: name one of the lake."
         return StreamNotFoundError(problem, step, stream=name)
     near = difflib.get_close_matches(name, streams, n=1)
-    step = f'Did you mean "{near[0]}"?' if near else "Name one of these, or check --lake."
+    step = "Name one of these, or check --lake."
+    if near:
+        step = f'Did you mean "{near[0]}"?'
     return StreamNotFoundError(problem, step, stream=name)
 
 

@@ -380,7 +380,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     @property
     def _url(self) -> str:
-        return self.lake if isinstance(self.lake, str) else self.lake.url
+        if isinstance(self.lake, str):
+            return self.lake
+        return self.lake.url
 
     def to_dict(self) -> dict[str, Any]:
         """The declaration as plain values."""
@@ -388,11 +390,11 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return {"lake": self._url, "dataset": self.dataset, **settings}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self.__dict__.items()
-            if name not in ("_open", "_checked_at", "_moving")
-        }
+        found = {}
+        for name, value in self.__dict__.items():
+            if name not in ("_open", "_checked_at", "_moving"):
+                found[name] = value
+        return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -467,7 +469,10 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
                 [key for place, key in enumerate(keys) if place not in misfits]
             )
         values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
-        problems = {place: problem for place, problem in misfits.items() if problem is not None}
+        problems = {}
+        for place, problem in misfits.items():
+            if problem is not None:
+                problems[place] = problem
         return Outcomes(len(keys), values, problems)
 
     def _invalid_keys(

@@ -8,7 +8,7 @@ are compared as a whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -44,9 +44,7 @@ def compare_tables(
     Nulls equal nulls, and NaN equals NaN. Other columns are ignored. Compared columns must have the
     same type in both (see `common_type`).
     """
-    if old.num_rows == new.num_rows and all(
-        old.column(name).equals(new.column(name)) for name in key
-    ):
+    if old.select(key).equals(new.select(key)):
         at = np.arange(new.num_rows)
     else:
         pairs = [(old.column(name), new.column(name)) for name in key]
@@ -130,9 +128,8 @@ def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     """Return a type that holds every value of both types exactly, or None."""
     if old.equals(new):
         return old
-    if not any(
-        kind(old) and kind(new) for kind in (pt.is_signed_integer, pt.is_floating, pt.is_decimal)
-    ):
+    kinds = (pt.is_signed_integer, pt.is_floating, pt.is_decimal)
+    if not any(is_kind(old) and is_kind(new) for is_kind in kinds):
         return None
     schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -205,19 +202,16 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     key = new.sealed.key
     buckets, unchanged = _buckets_to_read(old, new)
     few = len(buckets) < _WORKERS
-    parts = list(
-        _pool(os.getpid()).map(partial(_diff_bucket, old, new, types, sample, few), buckets)
-    )
-    counts = [
-        sum(kind) for kind in zip((0, 0, 0, unchanged), *(part[0] for part in parts), strict=True)
-    ]
+    compare = partial(_diff_bucket, old, new, types, sample, few)
+    parts = list(_pool(os.getpid()).map(compare, buckets))
     nothing = tuple(
         _cast(view.schema.to_arrow().empty_table(), types) for view in (new, old, old, new)
     )
-    rows = [
-        pa.concat_tables(tables)
-        for tables in zip(nothing, *(part[1] for part in parts), strict=True)
-    ]
+    parts.append(((0, 0, 0, unchanged), nothing))
+    counts = np.sum([part[0] for part in parts], axis=0).tolist()
+    old_types = _column_types(old)
+    new_types = _column_types(new)
+    rows = map(pa.concat_tables, zip(*(part[1] for part in parts), strict=True))
     added, removed, before, after = (
         smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows
     )
@@ -225,8 +219,6 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         ChangedEntry({name: now[name] for name in key}, was, now)
         for was, now in zip(before.to_pylist(), after.to_pylist(), strict=True)
     ]
-    mine = {field.name: field.type for field in old.schema.fields}
-    theirs = {field.name: field.type for field in new.schema.fields}
     return VersionDiff(
         old.version,
         new.version,
@@ -237,12 +229,20 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         added_sample=tuple(added.select(key).to_pylist()),
         removed_sample=tuple(removed.select(key).to_pylist()),
         changed_sample=tuple(changed),
-        columns_added=tuple(name for name in theirs if name not in mine),
-        columns_removed=tuple(name for name in mine if name not in theirs),
-        columns_retyped=tuple(
-            (n, kind, theirs[n]) for n, kind in mine.items() if theirs.get(n, kind) != kind
-        ),
+        columns_added=tuple(name for name in new_types if name not in old_types),
+        columns_removed=tuple(name for name in old_types if name not in new_types),
+        columns_retyped=tuple(_retyped_columns(old_types, new_types)),
     )
+
+
+def _column_types(view: VersionReader) -> dict[str, str]:
+    return {field.name: field.type for field in view.schema.fields}
+
+
+def _retyped_columns(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name, kind in old.items():
+        if new.get(name, kind) != kind:
+            yield name, kind, new[name]
 
 
 _WORKERS = min(4, os.cpu_count() or 1)  # buckets in memory at a time
@@ -304,37 +304,31 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
     """Return the columns to compare, with the type to compare each in. Raises DatasetError if
     keys differ.
     """
-    mine = {field.name: field.type for field in old.schema.fields}
-    types = {
-        field.name: common_type(arrow_type(mine[field.name]), arrow_type(field.type))
-        for field in new.schema.fields
-        if field.name in mine
-    }
+    mine = _column_types(old)
+    types = {}
+    for name, kind in _column_types(new).items():
+        if name in mine:
+            types[name] = common_type(arrow_type(mine[name]), arrow_type(kind))
     if old.sealed.key != new.sealed.key or any(types[name] is None for name in new.sealed.key):
-        keys = [
-            ", ".join(f"{name} {view.schema.field(name).type}" for name in view.sealed.key)
-            for view in (old, new)
-        ]
         problem = (
-            f"version {old.version} of {old.dataset!r} is keyed by ({keys[0]}) and version"
-            f" {new.version} of {new.dataset!r} by ({keys[1]})."
+            f"version {old.version} of {old.dataset!r} is keyed by ({_describe_key(old)}) and"
+            f" version {new.version} of {new.dataset!r} by ({_describe_key(new)})."
         )
         raise DatasetError(problem, "Compare versions with the same key.", version=old.version)
     return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def _describe_key(view: VersionReader) -> str:
+    types = _column_types(view)
+    return ", ".join(f"{name} {types[name]}" for name in view.sealed.key)
 
 
 def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
     """Return the buckets whose contents may differ ([None]: all, read at once), and the row
     count of the others.
     """
-    layouts = [
-        (
-            view.sealed.layout.partitions,
-            [view.schema.field(name) for name in view.sealed.partition_by],
-        )
-        for view in (old, new)
-    ]
-    if layouts[0] != layouts[1]:
+    spread = [view.schema.select(view.sealed.partition_by) for view in (old, new)]
+    if spread[0] != spread[1] or old.sealed.layout.partitions != new.sealed.layout.partitions:
         return [None], 0
     comparable = old.schema == new.schema and not (old.sealed.positioned or new.sealed.positioned)
     mine = _files_by_bucket(old)
@@ -364,6 +358,6 @@ def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
     if len(old) != 1 or len(new) != 1:
         return False
     (a,), (b,) = old, new
-    return a.sha256 == b.sha256 or (
-        a.rows == b.rows and a.digest is not None and a.digest == b.digest
-    )
+    if a.sha256 == b.sha256:
+        return True
+    return a.digest is not None and (a.rows, a.digest) == (b.rows, b.digest)

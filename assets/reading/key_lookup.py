@@ -103,7 +103,9 @@ def _check_form(kind: str, text: str) -> None:
 
     Python's own converters would take the digits of any script, and underscores between them.
     """
-    form = None if kind == "timestamp" else text_form(kind)
+    form = None
+    if kind != "timestamp":
+        form = text_form(kind)
     if form is not None and not form.matches(text):
         raise ValueError
 
@@ -255,7 +257,9 @@ class RowGroup:
     def find(self, key: tuple[Plain, ...]) -> int | None:
         """Return the number of the row with this key, or None."""
         row = self.first_at_or_after(key)
-        return row if row < self.rows and self.key(row) == key else None
+        if row < self.rows and self.key(row) == key:
+            return row
+        return None
 
     def first_at_or_after(self, key: tuple[Plain, ...]) -> int:
         """Return the first row whose key is not less than `key` (a key or leading part); if
@@ -364,7 +368,9 @@ def _single_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the only chunk, which reads faster; columns of more than 2 GiB of text stay
     chunked.
     """
-    return column.chunk(0) if column.num_chunks == 1 else column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return column
 
 
 def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Any:
@@ -375,7 +381,9 @@ def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Any:
         return _Converted(column, plain_converter(kind))
     if kind in ("string", "binary"):
         return _Bytes(column)
-    return _Unscaled(column) if kind.startswith("decimal") else _numbers(column)
+    if kind.startswith("decimal"):
+        return _Unscaled(column)
+    return _numbers(column)
 
 
 def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
@@ -393,7 +401,9 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
             read = _numbers(column).__getitem__
     if read is None:
         return lambda row: column[row].as_py()
-    return _with_nulls(column, read) if column.null_count else read
+    if column.null_count:
+        return _with_nulls(column, read)
+    return read
 
 
 def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -402,7 +412,9 @@ def _with_nulls(column: pa.Array, read: Callable[[int], Any]) -> Callable[[int],
 
     def value(row: int) -> Any:
         at = row + offset
-        return read(row) if bits[at >> 3] >> (at & 7) & 1 else None
+        if bits[at >> 3] >> (at & 7) & 1:
+            return read(row)
+        return None
 
     return value
 
@@ -539,7 +551,9 @@ class KeyFiles:
         footer = self._footer(file)
         rows = self._group(file, footer, footer.find_group(key))
         row = rows.find(key)
-        return None if row is None else (rows, row)
+        if row is None:
+            return None
+        return (rows, row)
 
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
         """Yield (row group, first row, row after the last) for the keys from `start` (included) to

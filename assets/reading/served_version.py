@@ -449,10 +449,14 @@ class ServedVersion:
         served = self._stored.reader_of(manifest)
         if served is not None and served.version not in self.damaged:
             return served
-        ref = manifest.ref(damaged) if self._on_damage == "previous" else None
+        ref = None
+        if self._on_damage == "previous":
+            ref = manifest.ref(damaged)
         while ref is not None and ref.id in self.damaged:
             ref = find_previous_version(as_bounded(manifest), ref)
-        return None if ref is None else self._stored.version(ref.id)
+        if ref is None:
+            return None
+        return self._stored.version(ref.id)
 
 
 _LONGEST_STOP = 10.0

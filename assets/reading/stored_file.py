@@ -100,11 +100,11 @@ class StoredFile:
 def list_stored_files(store: ObjectStore, dataset: str, sealed: SealedVersion) -> list[StoredFile]:
     """Return all files of a version, as the manifest lists them; makes no request."""
     what = f"dataset {dataset!r}, version {sealed.id}"
-    return [
-        StoredFile(store, what, generation.folder, file)
-        for generation in sealed.generations
-        for file in generation.files
-    ]
+    found = []
+    for generation in sealed.generations:
+        for file in generation.files:
+            found.append(StoredFile(store, what, generation.folder, file))
+    return found
 
 
 def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:

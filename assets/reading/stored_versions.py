@@ -27,6 +27,7 @@ from dagster_adjunct.assets.versions import actions, dataset_log
 from dagster_adjunct.assets.versions.actions import HistoryEntry, VersionActions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
+    Change,
     DatasetManifest,
     UnboundedManifest,
     as_bounded,
@@ -80,26 +81,23 @@ def resolve_version(
         return history.find_by_prefix(version) or read_committed_version(log, manifest, version)
     if version is not None:
         return log.read_version(actions.require_readable_version(manifest, version))
-    served = next(
-        (then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None
-    )
+    then = (manifest for commit, manifest in log.history() if _matches_commit(commit, as_of))
+    served = next((manifest.version for manifest in then), None)
     if served is None:
         problem = (
             f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}."
         )
         step = f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}."
         raise errors.NoSealedVersionError(problem, step, dataset=log.name)
-    actions.require_readable_version(
-        manifest, served.id
-    )  # raises if it was revoked or is not retained
+    # Raises if it was revoked or is not retained.
+    actions.require_readable_version(manifest, served.id)
     return served
 
 
 def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> None:
     if (version is None) == (as_of is None):
-        if version is None:
-            asked = "neither version nor as_of"
-        else:
+        asked = "neither version nor as_of"
+        if version is not None:
             asked = f"both version {version!r} and as_of {as_of}"
         problem = f"dataset {dataset!r}: {asked} is given, expected one of the two."
         raise errors.ConfigurationError(
@@ -163,7 +161,7 @@ def read_committed_version(
                 log.name, own.read(own.manifest_key(int(number), commit_id))
             ).version
     if sealed is None or sealed.id != version:
-        newest = manifest.version.id if manifest.version else "none"
+        newest = manifest.served_id or "none"
         problem = (
             f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and"
             f" those from number {manifest.retained_from} on can be read."
@@ -202,9 +200,11 @@ class _CommitHistory:
     @requested_once
     def numbers(self) -> list[int]:
         """The numbers of the readable commits, in order."""
-        return [
-            n for n in sorted(self.keys) if self.manifest.retained_from <= n <= self.current.number
-        ]
+        found = []
+        for n in sorted(self.keys):
+            if self.manifest.retained_from <= n <= self.current.number:
+                found.append(n)
+        return found
 
     def served_as_of(self, as_of: AsOf) -> SealedVersion:
         """Return the version served at that time or after that commit; raises what
@@ -214,7 +214,9 @@ class _CommitHistory:
             place = bisect_right(
                 self.numbers, as_of, key=lambda number: self.commit_at(number).created_at
             )
-            then = self.manifest_at(self.numbers[place - 1]) if place else None
+            then = None
+            if place:
+                then = self.manifest_at(self.numbers[place - 1])
         else:
             then = self.manifest_of(as_of)
         if then is None or then.version is None:
@@ -226,12 +228,16 @@ class _CommitHistory:
         """Return the version whose id starts with `version`, or None. It has to contain the
         whole number.
         """
-        number = version_number(version) if actions.ID_PREFIX.fullmatch(version) else 0
+        number = 0
+        if actions.ID_PREFIX.fullmatch(version):
+            number = version_number(version)
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
         with suppress(errors.DatasetError):  # nothing was served after that commit
             sealed = self.served_as_of(number)
-            return sealed if sealed.id.startswith(version) else None
+            if sealed.id.startswith(version):
+                return sealed
+            return None
         return None
 
     def commit_at(self, number: int) -> Commit:
@@ -265,19 +271,17 @@ class _CommitHistory:
         None for a number before the oldest readable commit. Raises DatasetError for an unknown
         commit.
         """
+        number = None
         if isinstance(asked, str):
-            likely = (
-                n
-                for n in self.numbers
-                if any(key.endswith(f"-{asked}.json") for key in self.keys[n])
-            )
-            number = next(
-                (candidate for candidate in likely if self.commit_at(candidate).id == asked), None
-            )
-        else:
-            number = asked if asked in self.numbers else None
-            if number is None and 1 <= asked < self.manifest.retained_from:
-                return None
+            for likely in self.numbers:
+                named = any(key.endswith(f"-{asked}.json") for key in self.keys[likely])
+                if named and self.commit_at(likely).id == asked:
+                    number = likely
+                    break
+        elif asked in self.numbers:
+            number = asked
+        elif 1 <= asked < self.manifest.retained_from:
+            return None
         if number is None:
             problem = (
                 f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are"
@@ -344,11 +348,15 @@ def _has_commit(lake: Lake, name: str) -> bool:
     """Whether a dataset has a manifest, of its own or in its version set."""
     try:
         own = DatasetLog(lake, name).log.current()
-        set_name = dataset_log.redirect_target(own) if own is not None else None
+        set_name = None
+        if own is not None:
+            set_name = dataset_log.redirect_target(own)
         if own is None or set_name is None:
             return own is not None and not is_deletion_commit(own)
         shared = dataset_log.version_set_log(lake, set_name).current()
-        members = dataset_log.member_bodies(shared) if shared is not None else {}
+        members = {}
+        if shared is not None:
+            members = dataset_log.member_bodies(shared)
         return members.get(name, own.body.get("manifest")) is not None
     except errors.MalformedDocumentError:
         return True
@@ -387,31 +395,31 @@ class VersionOperations(VersionActions, ABC):
                 f"limit is {limit}", "0 or more commits, or None for all", argument="limit"
             )
         commits = list(islice(self._log.history(), limit))
-        now = commits[0][1] if commits else None
-        return [
-            HistoryEntry(
-                number=commit.number,
-                at=commit.created_at,
-                by=commit.by,
-                action=manifest.change.action if manifest.change else "commit",
-                version=manifest.change.version if manifest.change else None,
-                reason=manifest.change.reason if manifest.change else "",
-                served=manifest.version.id if manifest.version else None,
-                readable=now is not None
-                and manifest.version is not None
-                and now.retains(manifest.version.id),
+        entries = []
+        for commit, manifest in commits:
+            change = manifest.change or Change(action="commit")
+            served = manifest.served_id
+            entries.append(
+                HistoryEntry(
+                    number=commit.number,
+                    at=commit.created_at,
+                    by=commit.by,
+                    action=change.action,
+                    version=change.version,
+                    reason=change.reason,
+                    served=served,
+                    readable=served is not None and commits[0][1].retains(served),
+                )
             )
-            for commit, manifest in commits
-        ]
+        return entries
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the dataset as JSON-able values. Raises DatasetNotFoundError."""
         manifest = self._newest()
-        described = {
-            name: value
-            for name, value in manifest.model_dump(mode="json").items()
-            if name not in _HIDDEN
-        }
+        described = {}
+        for name, value in manifest.model_dump(mode="json").items():
+            if name not in _HIDDEN:
+                described[name] = value
         if (version := manifest.version) is None:
             return {**described, "version": None}
         facts = version.model_dump(mode="json", exclude={"generations", "digest", "positioned"})
@@ -447,11 +455,14 @@ class StoredVersions(VersionOperations):
     def read(self) -> tuple[Commit | None, DatasetManifest | None]:
         """Return the newest commit and its manifest, (None, None) before the first one."""
         commit, manifest = self.log.read()
-        if manifest is not None and (spec := self.spec) is not None:
+        spec = self.spec
+        if manifest is not None and spec is not None:
             # The stream's types and partitions are not compared.
-            compared = ("kind", "key", "partition_by", "partitions")
             declared = {
-                **{name: getattr(spec, name) for name in compared},
+                "kind": spec.kind,
+                "key": spec.key,
+                "partition_by": spec.partition_by,
+                "partitions": spec.partitions,
                 "input": str(spec.input),
             }
             stored = manifest.declaration
@@ -486,11 +497,11 @@ class StoredVersions(VersionOperations):
         waiting = None
         if self.spec is not None and systems is not None and is_delivered(self.spec, manifest):
             awaiting = self.awaiting(systems, manifest)
-            members = [] if awaiting else self.log.read_all()[1].values()
-            waits = [
-                member.awaited for member in members if member.name != self.name and member.awaited
-            ]
-            others = [marker for awaited in waits for marker in awaited.missing]
+            others: list[str] = []
+            if awaiting is None:
+                for member in self.log.read_all()[1].values():
+                    if member.name != self.name and member.awaited:
+                        others += member.awaited.missing
             waiting = describe_waiting(awaiting, manifest, others)
         return no_version_error(self.name, self.spec, manifest, waiting)
 
@@ -511,7 +522,9 @@ class StoredVersions(VersionOperations):
         if manifest is not None:
             known = source.follow_repartition(manifest) or manifest
         offered = source.next(as_bounded(known))
-        return offered if isinstance(offered, Awaiting) else None
+        if isinstance(offered, Awaiting):
+            return offered
+        return None
 
     def version(self, version: str | None = None, *, as_of: AsOf | None = None) -> VersionReader:
         """Return a reader of a retained version: by id, the newest of a name, or the one served
@@ -555,10 +568,8 @@ class StoredVersions(VersionOperations):
             return diff_versions(*views, sample=sample)
         except errors.ManifestMismatchError:
             manifest = self.require_manifest()
-            for view in views:
-                manifest.check_kept(
-                    view.version
-                )  # raises if the file is missing because of a discard
+            for view in views:  # raises if the file is missing because of a discard
+                manifest.check_kept(view.version)
             raise
 
     def require_manifest(self) -> DatasetManifest:
@@ -593,9 +604,10 @@ def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, Version
     snapshot of it.
     """
     readers: dict[str, VersionReader | None] = {}
-    alone = [
-        name for name, stored in datasets.items() if stored.spec and stored.spec.version_set is None
-    ]
+    alone = []
+    for name, stored in datasets.items():
+        if stored.spec and stored.spec.version_set is None:
+            alone.append(name)
     at_once = min((requests_at_once(stored._lake.store) for stored in datasets.values()), default=1)
     found = map_in_threads(lambda name: datasets[name].log.read_all()[1], alone, at_once)
     snapshots = dict(zip(alone, found, strict=True))
@@ -639,10 +651,10 @@ def no_version_error(
         if spec:
             by_name = spec.versions is not None
         else:
-            by_name = bool(manifest and manifest.declaration.order == "name")
-        command = (
-            f"adjunct dataset advance {name} MODULE:APP{' --partition NAME' if by_name else ''}"
-        )
+            by_name = manifest is not None and manifest.declaration.order == "name"
+        command = f"adjunct dataset advance {name} MODULE:APP"
+        if by_name:
+            command += " --partition NAME"
         step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run {command}."
     cause = _describe_cause(spec, manifest, waiting, by_name)
     return errors.NoSealedVersionError(
@@ -656,7 +668,9 @@ def no_complete_version_error(
     """Return the error for a declared dataset of which no version is complete: the next one
     waits for `awaiting`.
     """
-    waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
+    waiting = None
+    if is_delivered(spec, manifest):
+        waiting = describe_waiting(awaiting, manifest)
     return no_version_error(spec.name, spec, manifest, waiting)
 
 
@@ -668,14 +682,22 @@ def describe_waiting(
     `others` are the markers that the other members of its version set wait for.
     """
     if awaiting is None:
-        lacks = (
-            ", and other members of its version set wait for the end-of-dataset markers of"
+        done = "one is completely delivered, but not published yet"
+        if not others:
+            return done
+        return (
+            f"{done}, and other members of its version set wait for the end-of-dataset markers of"
             f" {', '.join(others)}"
         )
-        return f"one is completely delivered, but not published yet{lacks if others else ''}"
-    version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
-    begun = manifest.awaited if manifest is not None else None
-    since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
+    version = "the first version"
+    if awaiting.version:
+        version = f"version {awaiting.version!r}"
+    begun = None
+    if manifest is not None:
+        begun = manifest.awaited
+    since = ""
+    if begun:
+        since = f" since {begun.since:%Y-%m-%d %H:%M} UTC"
     return f"{version} waits{since} for {awaiting.described}"
 
 
@@ -685,34 +707,36 @@ def _describe_cause(
     waiting: str | None,
     by_name: bool,
 ) -> str:
-    is_computed = _is_computed(spec, manifest)
-    if not is_computed:
-        if _is_local(spec, manifest):
-            return "no batch of its application has written it"
-        if _follows_changes(spec, manifest):
-            return "its bootstrap is not finished"
+    if _is_local(spec, manifest):
+        return "no batch of its application has written it"
+    if _follows_changes(spec, manifest):
+        return "its bootstrap is not finished"
     refs = manifest.listed if manifest is not None else ()
     if any(ref.state == "revoked" for ref in refs):
         return "all that were sealed are revoked"
-    rejected = [ref for ref in refs if ref.state == "rejected"]
-    refused = ""
-    if rejected:
-        refused = f"version {rejected[-1].name!r} was rejected ({rejected[-1].reason})"
-    if not is_computed:
-        if not waiting:
-            source = _name_source(spec, manifest)
-            complete = f"complete in every partition of {source}"
-            waiting = f"no version has been marked as {complete} and sealed"
-        return f"{waiting}; {refused}" if refused else waiting
+    rejected = []
+    for ref in refs:
+        if ref.state == "rejected":
+            rejected.append(ref)
+    refused = [f"version {ref.name!r} was rejected ({ref.reason})" for ref in rejected[-1:]]
+    if not _is_computed(spec, manifest):
+        source = _name_source(spec, manifest)
+        complete = f"complete in every partition of {source}"
+        waiting = waiting or f"no version has been marked as {complete} and sealed"
+        return "; ".join([waiting, *refused])
+    if refused:
+        return refused[0]
     if by_name:
-        return refused or "a query computes each of its partitions, and none has been materialised"
-    return refused or "a query computes it, and has not run yet"
+        return "a query computes each of its partitions, and none has been materialised"
+    return "a query computes it, and has not run yet"
 
 
 def _name_source(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> str:
     if manifest is not None:
         return manifest.declaration.input
-    return "its input" if spec is None else str(spec.input)
+    if spec is None:
+        return "its input"
+    return str(spec.input)
 
 
 def _is_local(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
@@ -723,7 +747,9 @@ def _is_local(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> 
 
 def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
     """Whether the dataset follows a change stream."""
-    return manifest.versions_are_commits if manifest else spec is not None and spec.follows_changes
+    if manifest:
+        return manifest.versions_are_commits
+    return spec is not None and spec.follows_changes
 
 
 def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
@@ -734,9 +760,13 @@ def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) 
 
 
 def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:
-    versions = spec.versions if spec is not None else None
+    versions = None
+    if spec is not None:
+        versions = spec.versions
     if versions is not None and versions.start is not None:
         return f"the partition of a day of its asset ({versions.start} is the first)"
     if versions is not None and versions.names:
         return f"one of the partitions of its asset ({', '.join(versions.names[:5])}, …)"
-    return "a partition of its asset" if by_name else "its asset"
+    if by_name:
+        return "a partition of its asset"
+    return "its asset"

@@ -29,7 +29,7 @@ from dagster_adjunct.assets.reading.stored_file import (
     read_stored_file,
 )
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_FROM, Generation
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_FROM
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -152,7 +152,7 @@ def can_have_mask(sealed: SealedVersion) -> bool:
     A column `_metadata` would hide Spark's own, with the row numbers, so tables with such a column
     have no masks.
     """
-    has_deltas = sealed.positioned and sealed.history is None and len(_with_files(sealed)) > 1
+    has_deltas = sealed.positioned and sealed.history is None and len(sealed.nonempty) > 1
     hidden = any(name.lower() == "_metadata" for name in sealed.columns.names)
     return has_deltas and not hidden and FEWEST_ROWS <= sealed.stored_rows <= MOST_ROWS
 
@@ -286,15 +286,11 @@ def _place_of_generation(starts: Mapping[int, int]) -> Column:
     return known
 
 
-def _with_files(sealed: SealedVersion) -> list[Generation]:
-    return [generation for generation in sealed.generations if generation.files]
-
-
 def digest_files(sealed: SealedVersion) -> str:
     """Return a digest of the folders of a version's generations; it stands for their files,
     which never change.
     """
-    folders = "\n".join(generation.folder for generation in _with_files(sealed))
+    folders = "\n".join(generation.folder for generation in sealed.nonempty)
     return hashlib.sha256(folders.encode()).hexdigest()
 
 
@@ -303,7 +299,7 @@ _MASK_NAME = "_mask-"  # Spark skips files whose names begin with "_"
 
 def mask_key(sealed: SealedVersion) -> str:
     """Return the key of the object that stores a version's mask."""
-    return f"{_with_files(sealed)[-1].folder}/{_MASK_NAME}{digest_files(sealed)[:24]}"
+    return f"{sealed.nonempty[-1].folder}/{_MASK_NAME}{digest_files(sealed)[:24]}"
 
 
 def is_mask(key: str) -> bool:

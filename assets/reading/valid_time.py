@@ -116,7 +116,9 @@ class VersionsOverTime:
     def at(self, moment: datetime) -> VersionReader | None:
         """Return a reader of the version that was valid at a moment; None before the oldest one."""
         valid = next((span for span in reversed(self.spans) if span.start <= moment), None)
-        return None if valid is None else VersionReader(self.store, self.dataset, valid.version)
+        if valid is None:
+            return None
+        return VersionReader(self.store, self.dataset, valid.version)
 
     def history_of(self, key: object) -> list[Validity]:
         """Return the entries of a key over time, oldest first; `entry` is None where a version
@@ -127,7 +129,9 @@ class VersionsOverTime:
         parts: list[Validity] = []
         for span in self.spans:
             held = VersionReader(self.store, self.dataset, span.version, self._cache).get(key)
-            entry = None if held is None else {name: held.get(name) for name in self.schema.names}
+            entry = None
+            if held is not None:
+                entry = {name: held.get(name) for name in self.schema.names}
             if entry is not None or parts:
                 parts.append(Validity(span.start, span.end, entry))
         return list(version_reader.merge_equal_neighbours(parts))
@@ -166,11 +170,11 @@ def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
     for version in sorted(sealed, key=lambda version: version.number):
         if version.valid_from is not None:
             by_time[version.valid_from] = version
-    return tuple(
-        Span(by_time[start], start, end)
-        for start, end in pairwise([*sorted(by_time), None])
-        if start
-    )
+    found = []
+    for start, end in pairwise([*sorted(by_time), None]):
+        if start:
+            found.append(Span(by_time[start], start, end))
+    return tuple(found)
 
 
 def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
@@ -399,7 +403,9 @@ def intervals_sql(reader: Reader, rows: str, quote: Callable[[str], str], edge: 
         f"lag({name}) OVER {in_time} IS NOT DISTINCT FROM {name}"
         for name in map(quote, content_columns(reader))
     ]
-    exact = "true" if history_edge(reader) is None else f"{VALID_TO} IS NULL OR {VALID_TO} > {edge}"
+    exact = "true"
+    if history_edge(reader) is not None:
+        exact = f"{VALID_TO} IS NULL OR {VALID_TO} > {edge}"
     start, end, current = time_column_names(reader)
     columns = [*map(quote, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
     return (
@@ -474,7 +480,9 @@ def history_edge(reader: Reader) -> int | None:
     """Return the time from which the history is complete, its *edge*, in microseconds since the
     epoch; None: always.
     """
-    return reader.edge if isinstance(reader, VersionsOverTime) else reader.sealed.edge
+    if isinstance(reader, VersionsOverTime):
+        return reader.edge
+    return reader.sealed.edge
 
 
 def content_columns(reader: Reader) -> list[str]:
@@ -482,9 +490,11 @@ def content_columns(reader: Reader) -> list[str]:
     validity.
     """
     stated = _valid_from_column(reader)
-    return [
-        name for name in reader.schema.names if name not in reader.sealed.key and name != stated
-    ]
+    found = []
+    for name in reader.schema.names:
+        if name not in reader.sealed.key and name != stated:
+            found.append(name)
+    return found
 
 
 def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
@@ -507,5 +517,9 @@ def _valid_from_column(reader: Reader) -> str | None:
     """Return the entries' column with the start of their validity; None where their record or
     version states it.
     """
-    history = reader.sealed.history if isinstance(reader, VersionReader) else None
-    return None if history is None else history.valid_from
+    history = None
+    if isinstance(reader, VersionReader):
+        history = reader.sealed.history
+    if history is None:
+        return None
+    return history.valid_from

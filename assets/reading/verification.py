@@ -49,7 +49,9 @@ class VerifyReport:
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
         first = "; ".join(map(str, self.damaged[:3]))
-        outcome = "all as listed" if self.ok else f"{len(self.damaged)} damaged: {first}"
+        outcome = "all as listed"
+        if not self.ok:
+            outcome = f"{len(self.damaged)} damaged: {first}"
         size = f"{self.objects:,} objects, {self.bytes:,} bytes"
         return f"dataset {self.dataset}, version {self.version}: {size}, {outcome}"
 
@@ -70,7 +72,9 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
     """
     files = list_stored_files(view.store, view.dataset, view.sealed)
     check = partial(_verify_file, layout=view.sealed.layout, deep=deep)
-    damaged = [damage for damages in map_in_threads(check, files) for damage in damages]
+    damaged = []
+    for damages in map_in_threads(check, files):
+        damaged += damages
     damaged += _unlisted_objects(view, {stored.key for stored in files})
     return VerifyReport(
         dataset=view.dataset,
@@ -139,7 +143,9 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
         if problem:
             return [f"row group {group}: {problem}"]
         last = keys.slice(keys.num_rows - 1)
-    greatest = None if last is None else _encoded_key(last, layout.key, 0)
+    greatest = None
+    if last is not None:
+        greatest = _encoded_key(last, layout.key, 0)
     if (first, greatest) != (file.min_key, file.max_key):
         return [
             f"its keys go from {first} to {greatest}, the manifest lists {file.min_key} to"

@@ -133,7 +133,9 @@ def find_newest_entry(
         for rows, _, after in deque(files.scan(bucket, key, end_of_prefix(key)), maxlen=1)
     )
     newest = max(last_rows, key=itemgetter(0), default=None)
-    return None if newest is None else _entry_of(newest, names)
+    if newest is None:
+        return None
+    return _entry_of(newest, names)
 
 
 def read_key_history(
@@ -147,7 +149,9 @@ def read_key_history(
     """
     assert sealed.history is not None
     names = sealed.columns.names
-    edge = None if sealed.edge is None else datetime_from_micros(sealed.edge)
+    edge = None
+    if sealed.edge is not None:
+        edge = datetime_from_micros(sealed.edge)
     at: dict[datetime, _Placed] = {}
     for files in generations:
         for rows, first, after in files.scan(bucket, key, end_of_prefix(key)):
@@ -177,9 +181,11 @@ def merge_equal_neighbours(
     def content(part: Validity) -> dict[str, Any] | None:
         if part.entry is None:
             return None
-        return {
-            name: _comparable(value) for name, value in part.entry.items() if name != start_column
-        }
+        found = {}
+        for name, value in part.entry.items():
+            if name != start_column:
+                found[name] = _comparable(value)
+        return found
 
     for _, equal in groupby(parts, content):
         first, *more = equal
@@ -190,7 +196,9 @@ def _comparable(value: Any) -> Any:
     """Return the value to compare: NaN becomes an object that equals itself, as NaN does in
     Spark and other engines.
     """
-    return _NAN if isinstance(value, float) and isnan(value) else value
+    if isinstance(value, float) and isnan(value):
+        return _NAN
+    return value
 
 
 def _place_row(files: KeyFiles, rows: RowGroup, row: int) -> _Placed:
@@ -199,7 +207,9 @@ def _place_row(files: KeyFiles, rows: RowGroup, row: int) -> _Placed:
 
 def _entry_of(placed: _Placed, names: tuple[str, ...]) -> dict[str, Any] | None:
     _, rows, row = placed
-    return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
+    if rows.value(TOMBSTONE, row):
+        return None
+    return rows.entry(names, row)
 
 
 _AT = "__at"
@@ -276,11 +286,10 @@ class RowsOverTime:
         """The number of the base, whose rows store their end; -1 without one (an erasure may
         leave no row of it).
         """
-        first = next(
-            (generation for generation in self.sealed.generations if generation.files), None
-        )
-        untold = first is None or any(file.stats.get(HAS_ENDS) is False for file in first.files)
-        return _NO_GENERATION if untold or first is None else first.id
+        for first in self.sealed.nonempty[:1]:
+            if all(file.stats.get(HAS_ENDS) is not False for file in first.files):
+                return first.id
+        return _NO_GENERATION
 
     @property
     def _changes(self) -> int:
@@ -409,7 +418,9 @@ def key_range(
 def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:
     """Return values of leading key columns in plain form."""
     given = tuple(values) if isinstance(values, tuple | list) else (values,)
-    known = fields[: len(given)] if len(given) <= len(fields) else fields
+    known = fields
+    if len(given) <= len(fields):
+        known = fields[: len(given)]
     coerced = coerce_key(what, known, given)
     return tuple(
         plain_converter(field.type)(value) for field, value in zip(known, coerced, strict=True)
@@ -424,7 +435,9 @@ def find_unreadable_version(
 
     None for any other error, and for a file of a version that none of `readers` reads.
     """
-    translated = None if error is None else find_adjunct_error(error)
+    translated = None
+    if error is not None:
+        translated = find_adjunct_error(error)
     if (
         translated is error
         or not isinstance(translated, ManifestMismatchError)
@@ -688,9 +701,10 @@ class VersionReader:
         names = self._names
         if self.sealed.history is not None:
             return find_newest_entry(self._generations, bucket, key, names)
-        matches = [
-            (*match, files.id) for files in self._generations if (match := files.find(bucket, key))
-        ]
+        matches = []
+        for files in self._generations:
+            if match := files.find(bucket, key):
+                matches.append((*match, files.id))
         if not matches:
             return None
         if not self.sealed.positioned:
@@ -698,7 +712,9 @@ class VersionReader:
         rows, row, _ = max(
             matches, key=lambda match: (match[0].value(POSITION, match[1]), match[2])
         )
-        return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
+        if rows.value(TOMBSTONE, row):
+            return None
+        return rows.entry(names, row)
 
     def _bucket_items(
         self, bucket: int, first: Key, after: Key | None
@@ -759,5 +775,6 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
     rows, generation = read_stored_rows(view.store, view.dataset, sealed, bucket, threads=threads)
     if rows.num_rows and sealed.positioned:
         kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
-        rows = rows if kept.all() else rows.filter(kept)
+        if not kept.all():
+            rows = rows.filter(kept)
     return rows.select(sealed.columns.names)

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins, version_order
@@ -118,8 +119,7 @@ def plan_retired(
     policy: DiscardPolicy,
     held: Mapping[str, str],
     kept_from: int,
-    committed: Mapping[int, datetime],
-    now: datetime,
+    listing: Listing,
 ) -> DiscardReport:
     """Decide which retired generations of an unbounded dataset to delete; a pure function.
 
@@ -129,29 +129,21 @@ def plan_retired(
     any more then.
 
     `held` gives the reasons why versions are needed, by id, `kept_from` the number of the oldest
-    version that the policy keeps, and `committed` the times of commits by number, by the store's
-    clock.
+    version that the policy keeps.
     """
-    needed = {version_number(version): why for version, why in held.items()}
-    if policy.keep is None:
-        kept = "all versions are kept"
-    else:
+    kept = "all versions are kept"
+    if policy.keep is not None:
         kept = f"version {kept_from} is among the newest {policy.keep}"
+    readers = [(kept_from, kept)]
+    readers += [(version_number(version), why) for version, why in held.items()]
     go: list[RetentionDecision] = []
     stay: list[RetentionDecision] = []
     retained_from = manifest.retained_from
     blocked = ""
     for retired in sorted(manifest.retired, key=lambda generation: generation.until):
-        why = (
-            (
-                f"younger than {policy.grace}"
-                if now - _retired_at(retired, committed, now) < policy.grace
-                else ""
-            )
-            or (kept if kept_from < retired.until else "")
-            or next((why for number, why in needed.items() if number < retired.until), "")
-            or blocked
-        )
+        why = next((why for number, why in readers if number < retired.until), blocked)
+        if listing.now - _retired_at(retired, listing) < policy.grace:
+            why = f"younger than {policy.grace}"
         if why:
             blocked = blocked or f"versions from {retained_from} on can be read"
             stay.append(RetentionDecision(retired.folder, None, why))
@@ -187,15 +179,14 @@ def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: Disca
     return min(kept, default=0)
 
 
-def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: datetime) -> datetime:
+def _retired_at(retired: Retired, listing: Listing) -> datetime:
     """Return when a generation was retired: the time of that commit, by the store's clock.
 
-    It is `now` for a commit newer than the listing `committed`, and the time in the manifest if the
-    commit is not listed.
+    It is `now` for a commit newer than the listing, and the time in the manifest if the commit is
+    not listed.
     """
-    if retired.until in committed:
-        return committed[retired.until]
-    return now if committed and retired.until > max(committed) else retired.at
+    newest = max(listing.commits, default=retired.until)
+    return listing.commits.get(retired.until, listing.now if retired.until > newest else retired.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,49 +232,40 @@ def plan_discard(
     oldest version of an unbounded dataset that the policy keeps.
     """
     held = version_holders(leases, roots, listing.now)
-    reached = manifest.reachable()
-    limit = subtract_span(listing.now, policy.grace)
-    garbage = tuple(
-        RetentionDecision(
-            folder, None, f"no version references it, unchanged since {at:%Y-%m-%d %H:%M} UTC"
-        )
-        for folder, at in sorted({**listing.folders, **listing.documents}.items())
-        if folder not in reached
-        and folder not in manifest.doomed
-        and at <= limit
-        # However short the grace, what belongs to a running build is no garbage.
-        and not any(attempt in folder for attempt in listing.running)
-    )
     if isinstance(manifest, UnboundedManifest):
-        plan = plan_retired(manifest, policy, held, kept_from, listing.commits, listing.now)
+        plan = plan_retired(manifest, policy, held, kept_from, listing)
     else:
         plan = _plan_versions(manifest, policy, held, listing)
-    return replace(plan, garbage=garbage)
+    return replace(plan, garbage=tuple(_find_garbage(manifest, policy, listing)))
+
+
+def _find_garbage(
+    manifest: DatasetManifest, policy: DiscardPolicy, listing: Listing
+) -> Iterator[RetentionDecision]:
+    """Yield the folders and documents that no version references.
+
+    However short the grace, what belongs to a running build is no garbage.
+    """
+    known = manifest.reachable() | set(manifest.doomed)
+    limit = subtract_span(listing.now, policy.grace)
+    for entry, at in sorted({**listing.folders, **listing.documents}.items()):
+        if entry in known or at > limit:
+            continue
+        if not any(attempt in entry for attempt in listing.running):
+            why = f"no version references it, unchanged since {at:%Y-%m-%d %H:%M} UTC"
+            yield RetentionDecision(entry, None, why)
 
 
 def _plan_versions(
     manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str], listing: Listing
 ) -> DiscardReport:
     """Decide which versions of a bounded dataset to discard, and which to keep."""
-    newest = _newest_versions(manifest, policy)
-    head = manifest.ref(manifest.head) if manifest.head else None
-    # The version to serve if the current one is revoked. After a rollback, others that are kept may
-    # be newer.
-    next_best = head.replaced if head is not None and policy.keep != 1 else None
+    needed = _needed_versions(manifest, policy, held)
     go = []
     stay = []
     for ref in manifest.versions:
+        why = needed.get(ref.id, held.get("*", ""))
         age = listing.now - listing.documents.get(ref.document or "", ref.sealed_at)
-        if manifest.pin is not None and manifest.pin.version == ref.id:
-            why = "pinned"
-        elif manifest.version is not None and manifest.version.id == ref.id:
-            why = "served"
-        elif manifest.head == ref.id:
-            why = "what the last switch chose"
-        elif next_best == ref.id and ref.state == "sealed":
-            why = "served again if the current one is revoked"
-        else:
-            why = newest.get(ref.id, "") or held.get(ref.id, held.get("*", ""))
         if not why and age < policy.grace:
             why = f"younger than {policy.grace}"
         if why:
@@ -293,18 +275,38 @@ def _plan_versions(
     return DiscardReport(manifest.name, True, tuple(go), tuple(stay))
 
 
+def _needed_versions(
+    manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str]
+) -> dict[str, str]:
+    """Return why versions of a bounded dataset are kept, whatever their age, by id."""
+    needed = {**held, **_newest_versions(manifest, policy)}
+    head = manifest.ref(manifest.head or "")
+    if head is not None:
+        # The version to serve if the current one is revoked. After a rollback, others that are
+        # kept may be newer.
+        if policy.keep != 1 and manifest.retains(head.replaced or ""):
+            needed[str(head.replaced)] = "served again if the current one is revoked"
+        needed[head.id] = "what the last switch chose"
+    if manifest.version is not None:
+        needed[manifest.version.id] = "served"
+    if manifest.pin is not None:
+        needed[manifest.pin.version] = "pinned"
+    return needed
+
+
 def version_holders(
     leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime
 ) -> dict[str, str]:
     """Return why versions may not be deleted yet, by version id ("*": all versions): leases and
     `roots`.
     """
-    held = {
-        version: f"leased by {lease.holder} until {lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
-        for lease in leases
-        if lease.expires_at > now
-        for version in lease.versions
-    }
+    held = {}
+    for lease in leases:
+        if lease.expires_at > now:
+            for version in lease.versions:
+                held[version] = (
+                    f"leased by {lease.holder} until {lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+                )
     return {**held, **roots}
 
 
@@ -324,14 +326,8 @@ def find_spared(
     }
     spared = []
     for entry in manifest.doomed:
-        why = next(
-            (
-                reason
-                for version, reason in held.items()
-                if version in earlier or belongs_to_version(version, entry)
-            ),
-            "",
-        )
+        holders = (v for v in held if v in earlier or belongs_to_version(v, entry))
+        why = next((held[version] for version in holders), "")
         if entry in reached:
             # should not happen; leaving garbage is safer than deleting data
             why = "a version references it"
@@ -354,24 +350,27 @@ def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[s
 
     In a dataset that is ordered by name, only the newest build of each name counts.
     """
-    order = version_order(manifest)
-    sealed = sorted(
-        (ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True
-    )
+    sealed = []
+    for ref in manifest.versions:
+        if ref.state == "sealed":
+            sealed.append(ref)
+    sealed.sort(key=version_order(manifest), reverse=True)
     if manifest.declaration.order == "name":
         newest_build = {ref.name: ref for ref in reversed(sealed)}
         sealed = [ref for ref in sealed if newest_build[ref.name] is ref]
-    kept = sealed if policy.keep is None else sealed[: policy.keep]
-    why = "all are kept" if policy.keep is None else f"among the newest {policy.keep}"
-    return {ref.id: why for ref in kept}
+    why = "all are kept"
+    if policy.keep is not None:
+        why = f"among the newest {policy.keep}"
+    return {ref.id: why for ref in sealed[: policy.keep]}
 
 
 def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardPolicy) -> str:
     if ref.state != "sealed":
         return f"{ref.state}, older than {policy.grace}"
-    later = [
-        other for other in manifest.versions if (other.name, other.state) == (ref.name, "sealed")
-    ]
+    later = []
+    for other in manifest.versions:
+        if (other.name, other.state) == (ref.name, "sealed"):
+            later.append(other)
     if manifest.declaration.order == "name" and later[-1].number > ref.number:
         return f"built again since, as {later[-1].id}"
     return f"not among the newest {policy.keep}"
@@ -404,18 +403,22 @@ class DiscardReport(Report):
 
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
-        would = "would discard" if self.dry_run else "discarded"
-        what = "version(s)" if self.retained_from is None else "generation(s)"
-        parts = (
-            f"dataset {self.dataset}: {would} {len(self.discarded)} {what}",
-            self.discarded
-            and self.retained_from
-            and f"versions from {self.retained_from} on can be read",
-            self.garbage and f"{len(self.garbage)} leftover(s)",
-            self.objects and f"{self.objects:,} objects of {self.bytes:,} bytes deleted",
-            self.spared and f"{len(self.spared)} spared",
-        )
-        return "; ".join(str(part) for part in parts if part)
+        would = "discarded"
+        if self.dry_run:
+            would = "would discard"
+        what = "generation(s)"
+        if self.retained_from is None:
+            what = "version(s)"
+        parts = [f"dataset {self.dataset}: {would} {len(self.discarded)} {what}"]
+        if self.discarded and self.retained_from:
+            parts.append(f"versions from {self.retained_from} on can be read")
+        if self.garbage:
+            parts.append(f"{len(self.garbage)} leftover(s)")
+        if self.objects:
+            parts.append(f"{self.objects:,} objects of {self.bytes:,} bytes deleted")
+        if self.spared:
+            parts.append(f"{len(self.spared)} spared")
+        return "; ".join(parts)
 
 
 def discard(
@@ -441,10 +444,14 @@ def discard(
     listing = _list_objects(log, commits=manifests[dataset].versions_are_commits)
     manifest = expire_pin(log, manifests[dataset], listing.now)
     pin = manifests[dataset].pin
-    unpinned = pin.version if pin is not None and manifest.pin is None else None
+    unpinned = None
+    if pin is not None and manifest.pin is None:
+        unpinned = pin.version
 
     def plan_for(fresh: DatasetManifest) -> DiscardReport:
-        kept_from = find_oldest_kept(log, as_unbounded(fresh), policy) if fresh.retired else 0
+        kept_from = 0
+        if fresh.retired:
+            kept_from = find_oldest_kept(log, as_unbounded(fresh), policy)
         return plan_discard(fresh, policy, list_leases(lake, dataset), roots(), listing, kept_from)
 
     if dry_run:
@@ -454,29 +461,29 @@ def discard(
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, listing
-        if (
-            not {ref.document for ref in fresh.listed if ref.document is not None}
-            <= listing.documents.keys()
-        ):
-            listing = _list_objects(
-                log
-            )  # a version was published since, and only the store knows its age
+        documents = set()
+        for ref in fresh.listed:
+            if ref.document is not None:
+                documents.add(ref.document)
+        if not documents <= listing.documents.keys():
+            # A version was published since, and only the store knows its age.
+            listing = _list_objects(log)
         plan = plan_for(fresh)
-        discarded, garbage = (
-            [entry.what for entry in entries] for entries in (plan.discarded, plan.garbage)
-        )
-        return fresh.without(discarded, garbage) if discarded or garbage else None
+        discarded = [entry.what for entry in plan.discarded]
+        garbage = [entry.what for entry in plan.garbage]
+        if discarded or garbage:
+            return fresh.without(discarded, garbage)
+        return None
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, listing.now, by=by)
     objects += _delete_old_records(log, after, listing, policy, roots)
-    size = sum(item.size for item in objects)
     return replace(
         plan,
         dry_run=False,
         spared=tuple(spared),
         objects=len(objects),
-        bytes=size,
+        bytes=sum(item.size for item in objects),
         unpinned=unpinned,
     )
 
@@ -509,7 +516,9 @@ def delete_doomed(
     def clear(fresh: DatasetManifest) -> DatasetManifest | None:
         left = tuple(entry for entry in fresh.doomed if entry not in deleted)
         change = Change(action="expire", reason=f"{len(deleted)} folders and documents are deleted")
-        return None if left == fresh.doomed else fresh.after(doomed=left, change=change)
+        if left == fresh.doomed:
+            return None
+        return fresh.after(doomed=left, change=change)
 
     log.transact(clear, by=by)
     return spared, objects
@@ -558,20 +567,15 @@ def _delete_old_records(
         held = version_holders(list_leases(log.lake, log.name), roots(), listing.now)
     ended = min(limit, listing.now - RUNNING_WITHIN)
     objects = [item for item in store.list(f"{log.prefix}/attempts/") if item.modified <= ended]
+    logs = [log.log]
     set_name = log.version_set()
-    for commits in [
-        log.log,
-        *([version_set_log(log.lake, set_name)] if set_name is not None else []),
-    ]:
-        objects += [
-            item
-            for item in commits.list_old_manifests(limit)
-            if (
-                manifest.retained_from is None
-                or commit_log.commit_number(item.key) < manifest.retained_from
-            )
-            and not any(belongs_to_version(version, item.key) for version in held)
-        ]
+    if set_name is not None:
+        logs.append(version_set_log(log.lake, set_name))
+    for item in chain.from_iterable(commits.list_old_manifests(limit) for commits in logs):
+        first = manifest.retained_from
+        is_retained = first is not None and commit_log.commit_number(item.key) >= first
+        if not is_retained and not any(belongs_to_version(version, item.key) for version in held):
+            objects.append(item)
     for version, files in list_released_files(log.lake, log.name).items():
         if not _is_kept(manifest, version):
             objects += files

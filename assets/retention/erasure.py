@@ -129,22 +129,23 @@ class ErasureReport(Report):
     def summary(self) -> str:
         """Return the outcome in one line, for logs."""
         rows = sum(version.rows for version in self.rewritten)
-        of = "entries of {} versions" if self.retained_from is None else "rows of {} generations"
+        of = "rows of {} generations"
+        if self.retained_from is None:
+            of = "entries of {} versions"
         parts = [
             f"dataset {self.dataset}: {self.keys} key(s),"
             f" {rows} {of.format(len(self.rewritten))} erased"
         ]
-        parts += (
-            [f"versions from {self.retained_from} on can be read"]
-            if self.retained_from is not None
-            else []
-        )
-        parts += [f"{self.proof.objects} objects with {self.proof.rows:,} rows searched"]
+        if self.retained_from is not None:
+            parts.append(f"versions from {self.retained_from} on can be read")
+        parts.append(f"{self.proof.objects} objects with {self.proof.rows:,} rows searched")
         if self.complete:
-            return "; ".join([*parts, "none of the keys is left"])
-        held = [f"{decision.what}: {decision.reason}" for decision in self.pending]
-        left = [*held, *map(str, (*self.proof.found, *self.proof.unsearched))]
-        return "; ".join([*parts, "NOT complete", *left])
+            parts.append("none of the keys is left")
+        else:
+            parts.append("NOT complete")
+            parts += [f"{decision.what}: {decision.reason}" for decision in self.pending]
+            parts += map(str, (*self.proof.found, *self.proof.unsearched))
+        return "; ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -170,9 +171,11 @@ def erase_keys(
     log = DatasetLog(lake, dataset)
     manifest = log.require()[1]
     wanted = _validate_request(manifest, keys, reason, by)
-    work = (GenerationErasure if isinstance(manifest, UnboundedManifest) else VersionErasure)(
-        log, wanted, by
-    )
+    work: GenerationErasure | VersionErasure
+    if isinstance(manifest, UnboundedManifest):
+        work = GenerationErasure(log, wanted, by)
+    else:
+        work = VersionErasure(log, wanted, by)
     manifest = work.commit(reason)
     spared, objects = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
     superseded = key_search.delete_superseded_documents(log)
@@ -254,10 +257,13 @@ def count_rows_by_file(
     is damaged.
     """
     buckets = keys.buckets(layout)
-    searched = [
-        stored for stored in files if stored.file.bucket in buckets and keys.may_be_in(stored.file)
-    ]
-    return {stored.file.name: count for stored in searched if (count := _count_rows(stored, keys))}
+    found = {}
+    for stored in files:
+        if stored.file.bucket in buckets and keys.may_be_in(stored.file):
+            count = _count_rows(stored, keys)
+            if count:
+                found[stored.file.name] = count
+    return found
 
 
 def rewrite_generation(
@@ -275,49 +281,48 @@ def rewrite_generation(
     files without rows are left out.
     """
     folder = attempt.generation(number).folder
-    written = (
-        (
-            _write_file_without(stored, layout, keys, folder)
-            if stored.file.name in affected
-            else _copy_file(stored, folder)
-        )
-        for stored in files
-    )
-    new = attempt.generation(number, [file for file in written if file is not None and file.rows])
+    written = []
+    for stored in files:
+        if stored.file.name in affected:
+            file = _write_file_without(stored, layout, keys, folder)
+        else:
+            file = _copy_file(stored, folder)
+        if file is not None and file.rows:
+            written.append(file)
+    new = attempt.generation(number, written)
     # Footers that were too large for the manifest would be so again.
-    return new.without_footers() if all(stored.file.footer is None for stored in files) else new
+    if all(stored.file.footer is None for stored in files):
+        return new.without_footers()
+    return new
 
 
-def _count_rows(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:
-    names = [*(field.name for field in keys.fields), *([TOMBSTONE] if deleted else [])]
-    tables = stored.row_groups(names)
-    return sum(
-        len(keys.rows_in(table.filter(table.column(TOMBSTONE)) if deleted else table))
-        for table in tables
-    )
+def _count_rows(stored: StoredFile, keys: KeySet) -> int:
+    return sum(len(keys.rows_in(table)) for table in stored.row_groups(keys.names))
+
+
+def _count_tombstones(stored: StoredFile, keys: KeySet) -> int:
+    tables = stored.row_groups([*keys.names, TOMBSTONE])
+    return sum(len(keys.rows_in(table.filter(table.column(TOMBSTONE)))) for table in tables)
 
 
 def _write_file_without(
     stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str
 ) -> BucketFile | None:
+    over_time = None
     if VALID_FROM in layout.key:
         over_time = TimelineOptions(fills_ends=bool(stored.file.stats.get(HAS_ENDS)))
-    else:
-        over_time = None
     options = WriteOptions(stored.what, over_time=over_time)
 
-    def left() -> Iterator[pa.Table]:
+    def conform() -> Iterator[pa.Table]:
         for rows in stored.row_groups(list(layout.columns)):
             kept = np.ones(rows.num_rows, dtype=bool)
             kept[keys.rows_in(rows)] = False
+            left = rows.filter(kept)
             # An unbounded table may have files from before its columns were added or widened.
-            yield (
-                conform_to_layout(rows.filter(kept), layout) if layout.hidden else rows.filter(kept)
-            )
+            yield conform_to_layout(left, layout) if layout.hidden else left
 
-    written = write_bucket_file(
-        BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options), left()
-    )
+    writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
+    written = write_bucket_file(writer, conform())
     # The stats tell readers whether tombstones were left out.
     return written and replace(written, stats={**stored.file.stats, **written.stats})
 
@@ -336,9 +341,8 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
             raise stored.damaged(
                 f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}"
             )
-        with suppress(
-            errors.ObjectExistsError
-        ):  # our own repeated request: only this attempt uses the name
+        # The name is only of this attempt, so an existing object is of our own repeated request.
+        with suppress(errors.ObjectExistsError):
             stored.store.upload(path, f"{folder}/{name}")
     finally:
         path.unlink(missing_ok=True)
@@ -594,20 +598,16 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the rewritten generations."""
-        if manifest.version:
-            served = {generation.folder for generation in manifest.version.generations}
-        else:
-            served = set()
-        return tuple(
-            RewrittenVersion(
-                made.old.folder,
-                made.new.folder,
-                None,
-                "served" if made.new.folder in served else "building",
-                made.rows,
+        served = {generation.folder for generation in manifest.served_generations}
+        rewritten = []
+        for made in self.made.values():
+            state = "building"
+            if made.new.folder in served:
+                state = "served"
+            rewritten.append(
+                RewrittenVersion(made.old.folder, made.new.folder, None, state, made.rows)
             )
-            for made in self.made.values()
-        )
+        return tuple(rewritten)
 
     _of_kind = staticmethod(as_unbounded)
 
@@ -620,12 +620,12 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
     def _replace(
         self, manifest: UnboundedManifest, part: tuple[BucketLayout, Generation]
     ) -> RewrittenGeneration | None:
-        (layout, generation), version = part, manifest.version
-        served = version is not None and generation in version.generations
-        what = (
-            f"dataset {self.log.name!r},"
-            f" {f'version {version.id}' if version and served else 'being built'}"
-        )
+        layout, generation = part
+        version = manifest.version
+        state = "being built"
+        if version is not None and generation in version.generations:
+            state = f"version {version.id}"
+        what = f"dataset {self.log.name!r}, {state}"
         files = [
             StoredFile(self.log.lake.store, what, generation.folder, file)
             for file in generation.files
@@ -636,8 +636,11 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         erased = sum(affected.values())
 
         def write(attempt: Attempt) -> RewrittenGeneration:
-            hit = [stored for stored in files if stored.file.name in affected]
-            live = erased - sum(_count_rows(stored, self.keys, deleted=True) for stored in hit)
+            hit = []
+            for stored in files:
+                if stored.file.name in affected:
+                    hit.append(stored)
+            live = erased - sum(_count_tombstones(stored, self.keys) for stored in hit)
             new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
             return RewrittenGeneration(generation, new, attempt, erased, live)
 
@@ -646,9 +649,10 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
     def _search_earlier(self, manifest: UnboundedManifest) -> None:
         """Search the generations that only earlier versions read, for `holding` and `clean`."""
         earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
-        files = [
-            item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")
-        ]
+        files = []
+        for folder in sorted(earlier):
+            for item in self.log.lake.store.list(f"{folder}/"):
+                files.append(item)
         seen = key_search.search_files(self.log.lake.store, files, self.keys)
         # Unreadable generations may contain the keys, so they are doomed too.
         holding = {
@@ -662,44 +666,46 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
     ) -> UnboundedManifest | None:
         self._search_earlier(manifest)
         version = manifest.version
-        retired = manifest.retired
-        retained_from = manifest.retained_from
-        served = version.generations if version is not None else ()
-        hit = [
-            self.made[generation.folder] for generation in served if generation.folder in self.made
-        ]
+        served = manifest.served_generations
+        hit = [self.made[old.folder] for old in served if old.folder in self.made]
         served_now = None
+        retained_from = manifest.retained_from
         if version is not None and hit:
             version = self._version_without_keys(version, hit, number, commit_id)
             served_now = version.id
             retained_from = number
         else:
-            for generation in retired:
-                if generation.folder in self.holding:
-                    retained_from = max(retained_from, generation.until)
-        replaced: list[str] = []
+            for retired in manifest.retired:
+                if retired.folder in self.holding:
+                    retained_from = max(retained_from, retired.until)
+        gone = []
         kept = []
-        for generation in retired:
-            if generation.until > retained_from:
-                kept.append(generation)
+        for retired in manifest.retired:
+            if retired.until > retained_from:
+                kept.append(retired)
             else:
-                replaced.append(generation.folder)
-        building = []
-        for begun in manifest.bootstrap.building:
-            made = self.made.get(begun.folder)
-            if made is not None:
-                replaced.append(begun.folder)
-            left = begun if made is None else made.new
-            if left.files:
-                building.append(left)
-        replaced += [made.old.folder for made in hit]
+                gone.append(retired.folder)
+        being_built = manifest.bootstrap.building
+        gone += [old.folder for old in being_built if old.folder in self.made]
+        gone += [made.old.folder for made in hit]
+        building = self._without_keys(being_built)
         after = manifest.after(
             version=version,
             retired=tuple(kept),
             retained_from=retained_from,
             bootstrap=manifest.bootstrap.model_copy(update={"building": tuple(building)}),
         )
-        return self._with_doomed(manifest, after, replaced, served_now, reason)
+        return self._with_doomed(manifest, after, gone, served_now, reason)
+
+    def _without_keys(self, generations: Sequence[Generation]) -> list[Generation]:
+        """Return the generations, rewritten where they held keys, without empty ones."""
+        left = []
+        for old in generations:
+            made = self.made.get(old.folder)
+            now = old if made is None else made.new
+            if now.files:
+                left.append(now)
+        return left
 
     def _version_without_keys(
         self,
@@ -709,23 +715,29 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         commit_id: str,
     ) -> SealedVersion:
         """Return the served version with the new generations, without empty ones."""
-        new = [self.made[g.folder].new if g.folder in self.made else g for g in version.generations]
+        first = version.generations[0]
+        generations = self._without_keys(version.generations)
+        if not generations:
+            made = self.made.get(first.folder)
+            generations = [first if made is None else made.new]
+        is_alone = len(generations) == 1
         rows = version.rows
         if version.history is not None:
-            left = [generation for generation in new if generation.files] or new[:1]
-            rows = count_current_rows(left[0]) if len(left) == 1 else None
+            rows = None
+            if is_alone:
+                rows = count_current_rows(generations[0])
         elif rows is not None:
             rows -= sum(made.live for made in hit)
-        elif len(version.generations) > 1 and version.order_by is None:
+        elif is_alone and generations[0].id == first.id and version.order_by is None:
             # Usually a base. It is a delta if an earlier erasure removed the base.
-            is_alone = not any(generation.files for generation in new[1:])
-            if is_alone and not count_deletions(new[0]):
-                rows = new[0].rows
+            rows = None
+            if not count_deletions(generations[0]):
+                rows = generations[0].rows
         return version.after(
             id=version_id(number, commit_id),
             number=number,
             sealed_at=self.log.lake.now(),
-            generations=tuple(g for g in new if g.files) or (new[0],),
+            generations=tuple(generations),
             rows=rows,
             counters={"erased": sum(made.rows for made in hit)},
         )
@@ -735,10 +747,9 @@ def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLay
     """Yield the generations of the served version and of a table that is being built, with their
     layouts.
     """
-    if manifest.version is not None:
-        yield from (
-            (manifest.version.layout, generation) for generation in manifest.version.generations
-        )
+    version = manifest.version
+    if version is not None:
+        yield from ((version.layout, generation) for generation in version.generations)
     bootstrap = manifest.bootstrap
     declared = manifest.declaration
     if bootstrap.columns is not None:
@@ -761,7 +772,10 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
 
     def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
         """Return the rewritten versions."""
-        made = [replacement for replacement in self.made.values() if replacement.rows]
+        made = []
+        for replacement in self.made.values():
+            if replacement.rows:
+                made.append(replacement)
         return tuple(
             RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows)
             for one in made
@@ -814,17 +828,22 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
     def _manifest_without_keys(
         self, manifest: BoundedManifest, number: int, commit_id: str, reason: str
     ) -> BoundedManifest | None:
-        old = {
-            ref.id: self.made[str(ref.document)]
-            for ref in manifest.built
-            if ref.document in self.made
-        }
-        replaced = [entry for made in old.values() for entry in made.old_objects]
+        old = {made.old.id: made for made in self.made.values()}
+        replaced: list[str] = []
+        for made in old.values():
+            replaced += made.old_objects
         # The old document of a version that keeps its id is not doomed but deleted: leases are on
         # the id.
-        deleted = {str(made.old.document) for made in old.values() if made.new.id == made.old.id}
-        served = old.get(manifest.version.id) if manifest.version else None
-        version = served.new.id if served else None
+        deleted = set()
+        for made in old.values():
+            if made.new.id == made.old.id:
+                deleted.add(str(made.old.document))
+        served = None
+        if manifest.version:
+            served = old.get(manifest.version.id)
+        version = None
+        if served:
+            version = served.new.id
         return self._with_doomed(
             manifest, replace_versions(manifest, old), replaced, version, reason, deleted
         )
@@ -836,7 +855,9 @@ def replace_versions(
     """Return the manifest with the old versions replaced by the new ones everywhere."""
 
     def renamed(version: str) -> str:
-        return old[version].new.id if version in old else version
+        if version in old:
+            return old[version].new.id
+        return version
 
     version = manifest.version
     pin = manifest.pin

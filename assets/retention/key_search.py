@@ -22,7 +22,12 @@ from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS, DatasetLog
 from dagster_adjunct.assets.versions.leases import list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, unpack_footer
+from dagster_adjunct.resources.bucketing.files import (
+    BucketFile,
+    BucketLayout,
+    Generation,
+    unpack_footer,
+)
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import pa, pc, pq
@@ -61,9 +66,13 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
         return _redact_file(value, keys, all_ranges=all_ranges)
     if value.keys() >= _VERDICT_FIELDS:
         named = keys.is_named_in(value["message"], value["facts"])
-        return {**value, "message": CLEARED, "facts": {}} if named else value
+        if named:
+            return {**value, "message": CLEARED, "facts": {}}
+        return value
     action = value.get("action")
-    wanted = keys.with_text() if action == ERASE_ACTION else keys
+    wanted = keys
+    if action == ERASE_ACTION:
+        wanted = keys.with_text()
     redacted = {}
     for name, field in value.items():
         if name in _REASONS and isinstance(field, str):
@@ -93,20 +102,20 @@ def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
         metadata = pq.read_metadata(pa.BufferReader(unpack_footer(file["footer"])))
     except (MalformedDocumentError, pa.ArrowException, OSError):
         return True  # an unreadable footer may contain a key
-    if any(map(keys.is_listed_as, json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]")))):
+    first_keys = json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]"))
+    if any(map(keys.is_listed_as, first_keys)):
         return True
     if len(keys.fields) > 1:
         return False  # statistics are of single columns, not of whole keys
     columns = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    at = columns.index(keys.fields[0].name)
-    statistics = (
-        metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups)
-    )
-    return any(
-        (of_group.min,) in keys.keys or (of_group.max,) in keys.keys
-        for of_group in statistics
-        if of_group and of_group.has_min_max
-    )
+    at = columns.index(keys.names[0])
+    for group in range(metadata.num_row_groups):
+        statistics = metadata.row_group(group).column(at).statistics
+        if statistics is None or not statistics.has_min_max:
+            continue
+        if not keys.keys.isdisjoint([(statistics.min,), (statistics.max,)]):
+            return True
+    return False
 
 
 _WORKERS = 8
@@ -149,22 +158,28 @@ def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
     Reads the key columns of each file, and each document, also the manifests of its version set.
     """
     listed = list(log.lake.store.list(f"{log.prefix}/"))
-    files = [item for item in listed if item.key.startswith(f"{log.prefix}/data/")]
-    documents = [item.key for item in listed if item not in files and item.key.endswith(".json")]
+    files = []
+    documents = list_set_manifests(log)
+    for item in listed:
+        if item.key.startswith(f"{log.prefix}/data/"):
+            files.append(item)
+        elif item.key.endswith(".json"):
+            documents.append(item.key)
     in_files = search_files(log.lake.store, files, keys)
-    documents += list_set_manifests(log)
     with ThreadPoolExecutor(_WORKERS) as pool:
-        findings = [
-            finding
-            for finding in pool.map(partial(_search_document, log, keys), documents)
-            if finding
-        ]
-    unreadable = [finding for finding in findings if finding.finding == _UNREADABLE]
+        findings = list(filter(None, pool.map(partial(_search_document, log, keys), documents)))
+    found = []
+    unreadable = []
+    for finding in findings:
+        if finding.finding == _UNREADABLE:
+            unreadable.append(finding)
+        else:
+            found.append(finding)
     missing = _find_missing_files(log, {item.key for item in files})
     return replace(
         in_files,
         documents=len(documents),
-        found=(*in_files.found, *(finding for finding in findings if finding not in unreadable)),
+        found=(*in_files.found, *found),
         unsearched=(*in_files.unsearched, *unreadable, *missing),
     )
 
@@ -173,18 +188,14 @@ def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) 
     """Search Parquet objects for rows with one of these keys. Masks, which hold no keys, are
     left out.
     """
+    searched = (file for file in files if not is_mask(file.key))
     with ThreadPoolExecutor(_WORKERS) as pool:
-        seen = list(
-            pool.map(
-                partial(_search_file, store, keys),
-                (file for file in files if not is_mask(file.key)),
-            )
-        )
+        seen = list(pool.map(partial(_search_file, store, keys), searched))
     return KeySearch(
         objects=len(seen),
         rows=sum(rows for rows, _, _ in seen),
         documents=0,
-        found=tuple(sighting for _, sighting, _ in seen if sighting),
+        found=tuple(finding for _, finding, _ in seen if finding),
         unsearched=tuple(lost for _, _, lost in seen if lost),
     )
 
@@ -218,7 +229,9 @@ def _search_document(log: DatasetLog, keys: KeySet, key: str) -> KeyFinding | No
         return None  # deleted since it was listed
     except (ValueError, KeyError, TypeError, AttributeError):
         return KeyFinding(key, _UNREADABLE)
-    return None if redact(part, keys) == part else KeyFinding(key, "it contains a key")
+    if redact(part, keys) == part:
+        return None
+    return KeyFinding(key, "it contains a key")
 
 
 def _search_file(
@@ -227,11 +240,14 @@ def _search_file(
     """Return the number of searched rows, the finding if keys were found, and that if the file
     is unreadable.
     """
-    names = [field.name for field in keys.fields]
+    names = keys.names
     hits = 0
     try:
         file = pq.ParquetFile(open_object(store, item.key, item.size), pre_buffer=True)
-        missing = [name for name in names if name not in file.schema_arrow.names]
+        missing = []
+        for name in names:
+            if name not in file.schema_arrow.names:
+                missing.append(name)
         if missing:
             return 0, None, KeyFinding(item.key, f"it has no column {missing[0]!r}")
         for group in range(file.num_row_groups):
@@ -240,12 +256,11 @@ def _search_file(
         return 0, None, None  # deleted since it was listed
     except (pa.ArrowException, OSError) as error:
         return 0, None, KeyFinding(item.key, f"{_UNREADABLE}: {str(error).partition(chr(10))[0]}")
-    rows = f"{hits} row has" if hits == 1 else f"{hits} rows have"
-    return (
-        file.metadata.num_rows,
-        KeyFinding(item.key, f"{rows} one of the keys") if hits else None,
-        None,
-    )
+    found = None
+    if hits:
+        rows = f"{hits} row has" if hits == 1 else f"{hits} rows have"
+        found = KeyFinding(item.key, f"{rows} one of the keys")
+    return file.metadata.num_rows, found, None
 
 
 def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
@@ -257,23 +272,22 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     manifest = log.read()[1]
     if manifest is None:
         return []
+    listed: list[tuple[str, Sequence[Generation]]] = []
     if isinstance(manifest, UnboundedManifest):
-        if manifest.version is None:
-            served = []
-        else:
-            served = [(f"version {manifest.version.id}", manifest.version.generations)]
-        listed = [*served, ("the table that is being built", manifest.bootstrap.building)]
+        if manifest.version is not None:
+            listed.append((f"version {manifest.version.id}", manifest.version.generations))
+        listed.append(("the table that is being built", manifest.bootstrap.building))
     else:
-        listed = [
-            (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.built
-        ]
-    return [
-        KeyFinding(key, f"{what} lists it, and it is missing")
-        for what, generations in listed
-        for generation in generations
-        for file in generation.files
-        if (key := f"{generation.folder}/{file.name}") not in there
-    ]
+        for ref in manifest.built:
+            listed.append((f"version {ref.id}", log.read_version(ref).generations))
+    findings = []
+    for what, generations in listed:
+        for generation in generations:
+            keys = [f"{generation.folder}/{file.name}" for file in generation.files]
+            for key in keys:
+                if key not in there:
+                    findings.append(KeyFinding(key, f"{what} lists it, and it is missing"))
+    return findings
 
 
 def find_leftovers(
@@ -287,35 +301,30 @@ def find_leftovers(
     """
     store = log.lake.store
     known = manifest.reachable() | set(manifest.doomed)
-    files = [
-        item
-        for item in store.list(f"{log.prefix}/data/")
-        if _folder_from_key(item.key) not in known
-    ]
-    seen = search_files(store, files, keys)
+    data = store.list(f"{log.prefix}/data/")
+    seen = search_files(
+        store, [item for item in data if _folder_from_key(item.key) not in known], keys
+    )
     # Unreadable files may contain the keys, so they are deleted too.
-    holding = {_folder_from_key(sighting.object) for sighting in (*seen.found, *seen.unsearched)}
-    documents = [
-        item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known
-    ]
-    findings = filter(None, (_search_document(log, keys, key) for key in documents))
-    holding |= {finding.object for finding in findings if finding.finding != _UNREADABLE}
+    holding = {_folder_from_key(finding.object) for finding in (*seen.found, *seen.unsearched)}
+    for item in store.list(f"{log.prefix}/versions/"):
+        if item.key not in known:
+            finding = _search_document(log, keys, item.key)
+            if finding is not None and finding.finding != _UNREADABLE:
+                holding.add(item.key)
     on_record = list_attempts(log.lake, log.name)
     garbage = []
     builds = []
     for entry in sorted(holding):
-        renewed = next(
-            (renewed for attempt, renewed in on_record.items() if attempt in entry), None
-        )
-        if renewed is None:
+        attempt = next((attempt for attempt in on_record if attempt in entry), None)
+        if attempt is None:
             garbage.append(entry)
         else:
-            build = f"a build on record, renewed at {renewed:%Y-%m-%d %H:%M} UTC"
-            builds.append(
-                RetentionDecision(
-                    entry, None, f"{build}: an advance publishes it, or a discard deletes it"
-                )
+            why = (
+                f"a build on record, renewed at {on_record[attempt]:%Y-%m-%d %H:%M} UTC: an advance"
+                " publishes it, or a discard deletes it"
             )
+            builds.append(RetentionDecision(entry, None, why))
     return garbage, builds
 
 
@@ -329,11 +338,11 @@ def delete_superseded_documents(log: DatasetLog) -> int:
     assert manifest is not None
     documents = {ref.document for ref in manifest.listed}
     ids = {ref.id for ref in manifest.listed}
-    superseded = [
-        item.key
-        for item in log.lake.store.list(f"{log.prefix}/versions/")
-        if item.key not in documents and item.key.rsplit("/", 1)[1].rpartition("-")[0] in ids
-    ]
+    superseded = []
+    for item in log.lake.store.list(f"{log.prefix}/versions/"):
+        version = item.key.rsplit("/", 1)[1].rpartition("-")[0]
+        if version in ids and item.key not in documents:
+            superseded.append(item.key)
     log.lake.store.delete_many(superseded)
     return len(superseded)
 
@@ -347,10 +356,8 @@ def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
     commit, _ = log.read()
     assert commit is not None
     own = [item.key for item in log.lake.store.list(f"{log.prefix}/manifests/")]
-    # A member's own log ended when it joined its version set.
-    if commit.manifest_key.startswith(f"{SETS}/"):
-        past = own
-    else:
+    past = own  # a member's own log ended when it joined its version set
+    if not commit.manifest_key.startswith(f"{SETS}/"):
         past = _manifests_up_to(own, commit.manifest_key)
     past += _manifests_up_to(list_set_manifests(log), commit.manifest_key)
     with ThreadPoolExecutor(_WORKERS) as pool:
@@ -361,9 +368,12 @@ def _manifests_up_to(manifests: Iterable[str], current: str) -> list[str]:
     """Return the other manifests up to the number of the `current` one, also those of commits
     that lost a race.
     """
-    return [
-        key for key in manifests if key != current and commit_number(key) <= commit_number(current)
-    ]
+    newest = commit_number(current)
+    found = []
+    for key in manifests:
+        if key != current and commit_number(key) <= newest:
+            found.append(key)
+    return found
 
 
 def _redact_manifest(log: DatasetLog, keys: KeySet, key: str) -> bool:
@@ -411,16 +421,22 @@ class KeySet:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the key columns."""
+        return [field.name for field in self.fields]
+
     @lru_cache(maxsize=8)  # noqa: B019 - few and small
     def with_text(self) -> KeySet:
         """Return the keys with a string in them.
 
         Prose does not contain such a key by chance, unlike a number or date.
         """
-        return KeySet(
-            self.fields,
-            frozenset(key for key in self.keys if any(isinstance(part, str) for part in key)),
-        )
+        texts = []
+        for key in self.keys:
+            if any(isinstance(part, str) for part in key):
+                texts.append(key)
+        return KeySet(self.fields, frozenset(texts))
 
     def buckets(self, layout: BucketLayout) -> set[int]:
         """Return the buckets in which these keys would be."""
@@ -428,8 +444,7 @@ class KeySet:
 
         if not layout.bucket_by:
             return {0}
-        names = [field.name for field in self.fields]
-        places = [names.index(name) for name in layout.bucket_by]
+        places = [self.names.index(name) for name in layout.bucket_by]
         types = [self.fields[place].type for place in places]
         return {
             bucket_of_key([key[place] for place in places], types, layout.partitions)
@@ -442,22 +457,22 @@ class KeySet:
         """
         if file.min_key is None or file.max_key is None:
             return True
-        types = [
-            field.type for field in self.fields
-        ]  # with history the range includes `valid_from`
-        least, greatest = (
-            decode_key(types, end[: len(types)]) for end in (file.min_key, file.max_key)
-        )
+        types = [field.type for field in self.fields]
+        # With history the range includes `valid_from`.
+        least = decode_key(types, file.min_key[: len(types)])
+        greatest = decode_key(types, file.max_key[: len(types)])
         return any(least <= key <= greatest for key in self.keys)
 
     def rows_in(self, table: pa.Table) -> list[int]:
         """Return the indices of the rows with one of these keys."""
-        columns = [table.column(field.name) for field in self.fields]
+        columns = [table.column(name) for name in self.names]
         wanted = pa.array(sorted({key[0] for key in self.keys}), columns[0].type)
         likely: list[int] = pc.indices_nonzero(pc.is_in(columns[0], value_set=wanted)).to_pylist()
-        return [
-            row for row in likely if tuple(column[row].as_py() for column in columns) in self.keys
-        ]
+        found = []
+        for row in likely:
+            if tuple(column[row].as_py() for column in columns) in self.keys:
+                found.append(row)
+        return found
 
     def is_listed_as(self, stored: object) -> bool:
         """Whether a value of a document is one of these keys in the encoding of manifests.
@@ -466,8 +481,9 @@ class KeySet:
         """
         if not isinstance(stored, list):
             return False
-        own = stored[:-1] if len(stored) > len(self.fields) and _is_moment(stored[-1]) else stored
-        return tuple(own) in _encoded_keys(self)
+        if len(stored) > len(self.fields) and _is_moment(stored[-1]):
+            stored = stored[:-1]
+        return tuple(stored) in _encoded_keys(self)
 
     def is_named_in(self, *values: Any) -> bool:
         """Whether text, or JSON-able values, contain all values of one of these keys, each as a
@@ -518,8 +534,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _word_pattern(form: str) -> str:
-    before = r"(?<!\w)" if re.match(r"\w", form[0]) else ""
-    after = r"(?!\w)" if re.match(r"\w", form[-1]) else ""
+    before = ""
+    if re.match(r"\w", form[0]):
+        before = r"(?<!\w)"
+    after = ""
+    if re.match(r"\w", form[-1]):
+        after = r"(?!\w)"
     return f"{before}{re.escape(form)}{after}"
 
 

@@ -101,6 +101,9 @@ def load_snapshot(
     initial = spec.following.initial
     assert initial is not None
     what = f"dataset {spec.name!r}: {initial.describe()}"
+    over_time = None
+    if spec.over_time:
+        over_time = TimelineOptions(fills_ends=True)
     with closing(initial.load(spec, source.schema, source.ssps, spark)) as snapshot:
         start = validate_snapshot_position(snapshot, source, what)
         with (
@@ -114,7 +117,7 @@ def load_snapshot(
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
                 placed = placed.withColumn(PARTITION, F.lit(None).cast("int"))
             layout = commit.table_layout(source)
-            if spec.following.history is not None:
+            if spec.over_time:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
                 context.lake.store,
@@ -125,9 +128,7 @@ def load_snapshot(
                 WriteOptions(
                     f"dataset {spec.name!r}, bulk snapshot",
                     drop_tombstones=True,
-                    over_time=(
-                        None if spec.following.history is None else TimelineOptions(fills_ends=True)
-                    ),
+                    over_time=over_time,
                 ),
                 order_by=(POSITION,),
                 partitioned=False,
@@ -194,14 +195,14 @@ def _snapshot_valid_from(
             problem, "Store that column too, or leave valid_from out.", dataset=source.spec.name
         )
     ends = source.system.upcoming(source.ssps)
-    ranges = {
-        ssp: (offset, ends[ssp])
-        for ssp, offset in start.items()
-        if source.system.compare(offset, ends[ssp]) < 0
-    }
-    oldest = source.read(spark, ranges).agg(F.min(TIMESTAMP)).first() if ranges else None
-    if oldest is not None and oldest[0] is not None:
-        return F.lit(oldest[0])
+    ranges = {}
+    for ssp, offset in start.items():
+        if source.system.compare(offset, ends[ssp]) < 0:
+            ranges[ssp] = (offset, ends[ssp])
+    if ranges:
+        oldest = source.read(spark, ranges).agg(F.min(TIMESTAMP)).first()
+        if oldest is not None and oldest[0] is not None:
+            return F.lit(oldest[0])
     return F.current_timestamp()
 
 
@@ -253,21 +254,22 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     to the schema's.
     """
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
-    repeated = repeated_names(rows.columns)
-    wrong = [(name, "is missing") for name in schema.names if name not in types]
-    wrong += [
-        (field.name, f"is {types[field.name]}, expected {field.type}")
-        for field in schema.fields
-        if field.name in types and not is_widening(types[field.name], field.type)
-    ]
-    wrong += [(name, "is duplicated") for name in repeated if name in schema]
+    wrong = {}
+    for field in schema.fields:
+        found = types.get(field.name)
+        if found is None:
+            wrong[field.name] = "is missing"
+        elif not is_widening(found, field.type):
+            wrong[field.name] = f"is {found}, expected {field.type}"
+        elif field.name in repeated_names(rows.columns):
+            wrong[field.name] = "is duplicated"
     if wrong:
         problem = (
             f"{what} has different columns than the dataset:"
-            f" {'; '.join(' '.join(part) for part in wrong)}."
+            f" {'; '.join(f'{name} {problem}' for name, problem in wrong.items())}."
         )
         step = "Select, rename and cast the columns of the snapshot to match the dataset."
-        raise DatasetError(problem, step, column=wrong[0][0])
+        raise DatasetError(problem, step, column=next(iter(wrong)))
     return rows.select(
         *[named_column(field.name).cast(field.type).alias(field.name) for field in schema.fields]
     )
@@ -326,7 +328,9 @@ def _stage_tables(
                 writer.close()
         with suppress(OSError):
             path.unlink(missing_ok=True)
-    return spark.read.parquet(lake.store.spark_uri(folder)) if number else None
+    if not number:
+        return None
+    return spark.read.parquet(lake.store.spark_uri(folder))
 
 
 def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -> int:
@@ -357,13 +361,17 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     samples = None
     start: Offsets = source.system.oldest(source.ssps)
     if not running:  # without a bootstrap: empty, from the previous table's offsets on
-        known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
+        known = {}
+        if snapshot.manifest is not None:
+            known = offsets_by_partition(snapshot.manifest.offsets)
         start = source.start_offsets(known, start, snapshot.ends)
         used = 1
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
             loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
-            building = (loaded,) if loaded.files else ()
+            building = ()
+            if loaded.files:
+                building = (loaded,)
             used = 1
         # The bootstrap's target is the end of the stream after the snapshot was loaded.
         advance = replace(
@@ -399,7 +407,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         after = commit.manifest_with_version(
             advance, after, attempt, (attempt.generation(number),), {}
         )
-    advance = commit.commit_manifest(advance, after, commit_id=attempt.id)
+    advance = commit.commit_manifest(advance, after, attempt.id)
     delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
     return advance
 
@@ -467,7 +475,9 @@ def resume_table(advance: Advance, plan: RecoveryPlan) -> Advance:
     """
     assert advance.snapshot.manifest is not None, "the plan begins a table that does not exist"
     advance = _commit_repartitioned(advance)
-    return commit.evolve_table(advance) if plan.first == "evolve" else advance
+    if plan.first == "evolve":
+        return commit.evolve_table(advance)
+    return advance
 
 
 def compact_if_due(advance: Advance) -> Advance:
@@ -477,7 +487,9 @@ def compact_if_due(advance: Advance) -> Advance:
         return advance
     with advance.stages("compact"):
         compacted = compact_due(advance.context, advance.manifest, policy)
-    return advance if compacted is None else advance.after(*compacted)
+    if compacted is None:
+        return advance
+    return advance.after(*compacted)
 
 
 def mask_version(advance: Advance) -> None:

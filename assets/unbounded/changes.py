@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
-from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import (
     OpenedChanges,
@@ -97,7 +96,7 @@ def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str
     if not isinstance(spec.following.changes, ArrowChangeFormat):
         needed.append(f"the form of its changes ({spec.following.changes.describe()})")
     plain = all(decoding.supports_json(field.type) for field in records.fields)
-    if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
+    if spec.dead_letters is not None and not plain:
         needed.append("dead letters of records with fractions or decimals")
     return needed
 
@@ -115,65 +114,47 @@ def read_changes(
     source: OpenedChanges,
     ranges: Ranges,
     spark: Callable[[], SparkSession],
+    samples: Samples | None,
     positions_from: int = 0,
-    samples: Samples | None = None,
-    ahead: Ranges | None = None,
-) -> tuple[DataFrame | pa.Table, Samples | None]:
-    """Return the changes made from the records of these ranges, and the first values of the
-    ordering columns.
+) -> DataFrame | pa.Table:
+    """Return the changes made from the records of these ranges.
 
     By offset, a change's position is its offset plus `positions_from`. `samples` are the first
-    values of the ordering columns, None before the first change; `ahead` is what follows the
-    ranges. Raises SchemaMismatchError if there are changes, and none of them can be ordered.
+    values of the ordering columns.
     """
-    samples = find_order_samples(source, ranges, spark, samples, ahead)
     if spark is IN_PROCESS:
-        return (
-            decoding.decode_arrow_changes(
-                source, source.read_arrow(ranges), positions_from, samples
-            ),
-            samples,
-        )
-    return (
-        decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples),
-        samples,
-    )
+        records = source.read_arrow(ranges)
+        return decoding.decode_arrow_changes(source, records, positions_from, samples)
+    return decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples)
 
 
 def drop_late(
-    changes: DataFrame | pa.Table, horizon: int | None, on_bad_change: object
+    changes: DataFrame | pa.Table, horizon: int, *, set_aside: bool
 ) -> tuple[DataFrame | pa.Table, Callable[[], int] | None]:
     """Return the changes without late ones, and a function that counts these once the changes are
     written.
 
     A change is late at or below the horizon, a position, or with history a time in microseconds: it
-    may be older than a deletion that is no longer stored, so it can't be applied. With dead
-    letters, late changes stay and get a problem instead, and there is no function (None).
+    may be older than a deletion that is no longer stored, so it can't be applied. With `set_aside`,
+    late changes stay and get a problem instead, and there is no function (None).
     """
-    if horizon is None:
-        return changes, None
-    set_aside = isinstance(on_bad_change, DeadLetters)
     if isinstance(changes, pa.Table):
         over_time = VALID_FROM in changes.column_names
         places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
         late = pc.fill_null(pc.less_equal(places, horizon), False)
         if set_aside:
-            reasons = [
-                decoding.late_change_reason(horizon, over_time) if is_late else None
-                for is_late in late.to_pylist()
-            ]
-            return decoding.add_problems(changes, reasons), None
+            known = decoding.late_change_reason(horizon, over_time)
+            reasons = pc.if_else(late, known, pa.scalar(None, pa.string()))
+            return decoding.add_problems(changes, reasons.to_pylist()), None
         count = int(pc.sum(late).as_py() or 0)
-        return (
-            changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))),
-            lambda: count,
-        )
+        kept = pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))
+        return changes.filter(kept), lambda: count
     from pyspark.sql import Observation
 
     over_time = VALID_FROM in changes.columns
-    late = (F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)) <= F.lit(horizon)
+    places = F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)
     # A row without a time gets a problem of its own.
-    late = F.coalesce(late, F.lit(False)) if over_time else late
+    late = F.coalesce(places <= F.lit(horizon), F.lit(False))
     if set_aside:
         reason = F.lit(decoding.late_change_reason(horizon, over_time))
         return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
@@ -195,13 +176,11 @@ def select_applicable(
     if isinstance(changes, pa.Table):
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
         if bad.num_rows and not set_aside:
-            offset, partition, reason = (
-                bad.column(name)[0].as_py() for name in (OFFSET, PARTITION, PROBLEM)
-            )
-            raise decoding.bad_change_error(dataset, offset, partition, reason)
+            place = bad.select([OFFSET, PARTITION, PROBLEM]).slice(0, 1).to_pylist()[0]
+            raise decoding.bad_change_error(dataset, *place.values())
         good = changes.filter(pc.is_null(changes.column(PROBLEM)))
-        return good.drop_columns(
-            [name for name in (PROBLEM, decoding.RAW) if name in changes.column_names]
+        return good.select(
+            [name for name in good.column_names if name not in (PROBLEM, decoding.RAW)]
         )
     if not set_aside:
         return decoding.fail_on_problems(changes, dataset)
@@ -209,7 +188,21 @@ def select_applicable(
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenChanges:
+class _Chunk:
+    """The changes that one commit applies.
+
+    `reached` says that with them a bootstrap has reached its target; `rewinding` is the rewind that
+    applies them again.
+    """
+
+    attempt: Attempt
+    ranges: Ranges
+    reached: bool
+    rewinding: ActiveRewind | None
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenChanges:
     """Changes that were written as one generation, and not yet committed.
 
     `advance` is the one to continue with: if the ranges had to be committed before their dead
@@ -235,7 +228,6 @@ class _WritePlan:
 
     options: WriteOptions
     order_by: tuple[str, ...]
-    partitioned: bool
     late_from: int | None
     replaced_from: int | None
 
@@ -245,48 +237,51 @@ def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
     spec = advance.spec
     following = spec.following
     horizon = advance.manifest.horizon
-    has_history = following.history is not None
-    by_offset = following.order is None
     stored = target_generations(advance)
     begins = not any(generation.files for generation in stored)
-    options = WriteOptions(f"dataset {spec.name!r}")
-    if has_history:  # a base stores where the validity of a row ends
+    replaced_from = None
+    if again and following.order is not None and not spec.over_time:
+        replaced_from = horizon
+    options = WriteOptions(
+        f"dataset {spec.name!r}", completion=_plan_completion(advance, again, replaced_from)
+    )
+    if spec.over_time:  # a base stores where the validity of a row ends
         newest = find_newest_valid_from(() if advance.running else stored)
-        over_time = TimelineOptions(fills_ends=begins, newest=newest)
-        options = replace(options, over_time=over_time)
-    elif begins and by_offset:
+        options = replace(options, over_time=TimelineOptions(fills_ends=begins, newest=newest))
+    elif begins and following.order is None:
         # Ordered by a column, a deletion also wins against later changes with a lower value, so a
         # base keeps it too.
         options = replace(options, drop_tombstones=True)
-    replaced_from = None
-    if again and not by_offset and not has_history:
-        replaced_from = horizon
-    places_rows = again and (by_offset or replaced_from is not None)
-    layout = commit.table_layout(advance.source)
-    ties = find_tie_rule(advance.source, layout)
-    if following.completes or places_rows or ties is not None:
-        completion = RowCompletion(
-            dataset=spec.name,
-            layout=layout,
-            generations=stored,
-            by_offset=by_offset,
-            set_aside=isinstance(following.on_bad_change, DeadLetters),
-            again=again,
-            horizon=replaced_from,
-            ties=ties,
-        )
-        options = replace(options, completion=completion)
     late_from = None
     # A table that is being built has dropped no tombstones yet.
-    if not advance.running and (has_history or not again):
+    if not advance.running and (spec.over_time or not again):
         late_from = horizon
-    in_one_order = not again and following.order_by is None
-    return _WritePlan(
-        options,
-        order_by=(POSITION,) if in_one_order else (POSITION, OFFSET, PARTITION),
-        partitioned=advance.source.copartitioned and not again,
-        late_from=late_from,
-        replaced_from=replaced_from,
+    order_by: tuple[str, ...] = (POSITION, OFFSET, PARTITION)
+    if not again and following.order_by is None:
+        order_by = (POSITION,)
+    return _WritePlan(options, order_by, late_from, replaced_from)
+
+
+def _plan_completion(
+    advance: Advance, again: bool, replaced_from: int | None
+) -> RowCompletion | None:
+    """Return how the changes are completed from stored rows, None where they need none."""
+    spec = advance.spec
+    by_offset = spec.following.order is None
+    layout = commit.table_layout(advance.source)
+    ties = find_tie_rule(advance.source, layout)
+    places_rows = again and (by_offset or replaced_from is not None)
+    if ties is None and not spec.following.completes and not places_rows:
+        return None
+    return RowCompletion(
+        dataset=spec.name,
+        layout=layout,
+        generations=target_generations(advance),
+        by_offset=by_offset,
+        set_aside=spec.dead_letters is not None,
+        again=again,
+        horizon=replaced_from,
+        ties=ties,
     )
 
 
@@ -313,57 +308,57 @@ class _ChangeWriter:
         return replace(file, stats=stats, footer=None)  # the footer has the same list
 
 
-def write_changes(
-    advance: Advance,
-    attempt: Attempt,
-    ranges: Ranges,
-    rewinding: ActiveRewind | None,
-    spark: Callable[[], SparkSession],
-) -> WrittenChanges:
-    """Write the changes of these ranges as one generation, and send those that were set aside.
+def _write_changes(
+    advance: Advance, chunk: _Chunk, spark: Callable[[], SparkSession]
+) -> _WrittenChanges:
+    """Write the changes of the chunk as one generation, and send those that were set aside.
 
     Raises BadChangeError and NullKeyError for changes that can't be applied.
     """
     spec = advance.spec
+    source = advance.source
     manifest = advance.manifest
-    plan = _plan_write(advance, again=rewinding is not None)
-    reached = commit.offsets_after(advance, ranges)
+    rewinding = chunk.rewinding
+    again = rewinding is not None
+    set_aside = spec.dead_letters is not None
+    plan = _plan_write(advance, again=again)
+    reached = commit.offsets_after(advance, chunk.ranges)
     ahead = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
-    changes, samples = read_changes(
-        advance.source, ranges, spark, manifest.positions_from, manifest.first_ordered, ahead
-    )
-    on_bad_change = spec.following.on_bad_change
-    set_aside = isinstance(on_bad_change, DeadLetters)
-    changes, count_late = drop_late(changes, plan.late_from, on_bad_change)
+    samples = find_order_samples(source, chunk.ranges, spark, manifest.first_ordered, ahead)
+    changes = read_changes(source, chunk.ranges, spark, samples, manifest.positions_from)
+    count_late = None
+    if plan.late_from is not None:
+        changes, count_late = drop_late(changes, plan.late_from, set_aside=set_aside)
     writer = _ChangeWriter(ARROW if spark is IN_PROCESS else SPARK)
     generation, counters = write_generation(
         advance.context.lake.store,
-        attempt.generation(manifest.next_generation),
-        commit.table_layout(advance.source),
+        chunk.attempt.generation(manifest.next_generation),
+        commit.table_layout(source),
         select_applicable(changes, spec.name, set_aside=set_aside),
         writer,
         plan.options,
         order_by=plan.order_by,
-        partitioned=plan.partitioned,
+        partitioned=source.copartitioned and not again,
     )
     if rewinding is not None and writer.late and not rewinding.forced:
         advance.log.drop(generation)
         raise _forgotten_deletions_error(spec.name, writer.late, plan.replaced_from)
-    letters = build_dead_letters(changes, spec, writer.incomplete) if set_aside else None
+    letters = None
+    if set_aside:
+        letters = build_dead_letters(changes, spec, writer.incomplete)
     if letters is not None:
         try:
-            advance = _commit_before_letters(advance, ranges, rewinding)
-            identity = sorted(writer.incomplete)
-            sent = _send_letters(advance, ranges, rewinding, letters, identity)
-            counters["quarantined"] = sent
+            advance = _commit_before_letters(advance, chunk)
+            sent = _send_letters(advance, chunk, letters, sorted(writer.incomplete))
         except CommitConflictError:
             advance.log.drop(generation)
             raise
+        counters["quarantined"] = sent
     if count_late is not None:
         counters["late"] = count_late()
     elif plan.replaced_from is not None and not set_aside:
         counters["late"] = writer.late
-    return WrittenChanges(advance, generation, counters, samples)
+    return _WrittenChanges(advance, generation, counters, samples)
 
 
 def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> DatasetError:
@@ -378,33 +373,27 @@ def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> 
     )
 
 
-def _commit_before_letters(
-    advance: Advance, ranges: Ranges, rewinding: ActiveRewind | None
-) -> Advance:
+def _commit_before_letters(advance: Advance, chunk: _Chunk) -> Advance:
     """Commit the ranges whose dead letters are about to be sent.
 
     A run that takes over then sends the same letters again, which adds nothing. A rewind that is
     repeated reads the same ranges anyway.
     """
-    if rewinding is not None or advance.manifest.quarantining is not None:
+    if chunk.rewinding is not None or advance.manifest.quarantining is not None:
         return advance
-    spans = {str(ssp): span for ssp, span in ranges.items()}
+    spans = {str(ssp): span for ssp, span in chunk.ranges.items()}
     return commit.commit_fields(advance, quarantining=spans, change=Change(action="quarantine"))
 
 
 def _send_letters(
-    advance: Advance,
-    ranges: Ranges,
-    rewinding: ActiveRewind | None,
-    letters: Any,
-    incomplete: Sequence[tuple[int, int, str]],
+    advance: Advance, chunk: _Chunk, letters: Any, incomplete: Sequence[tuple[int, int, str]]
 ) -> int:
-    """Send the dead letters of these ranges once; return their number."""
+    """Send the dead letters of the chunk once; return their number."""
     identity: tuple[object, ...] = tuple(incomplete)
-    if rewinding is not None:
-        identity = (*rewinding.identity, *identity)
+    if chunk.rewinding is not None:
+        identity = (*chunk.rewinding.identity, *identity)
     distance = advance.source.system.distance
-    read_to = commit.offsets_after(advance, ranges)
+    read_to = commit.offsets_after(advance, chunk.ranges)
     return send_dead_letters(
         advance.context.systems,
         advance.spec,
@@ -418,10 +407,9 @@ def target_generations(advance: Advance) -> tuple[Generation, ...]:
     """Return the generations that the next changes are applied to: of the table being built,
     else the served one.
     """
-    version = advance.manifest.version
     if advance.running:
         return advance.bootstrap.building
-    return () if version is None else version.generations
+    return advance.manifest.served_generations
 
 
 def _report_bootstrap(advance: Advance, seconds: float, done: int) -> None:
@@ -433,29 +421,45 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
     """Apply the changes since the last commit, one commit a chunk; return the advance and the
     action taken.
     """
+    if advance.running:
+        return _continue_bootstrap(advance)
     action: Action = "up-to-date"
+    last = False
+    while not last:
+        ranges, last = commit.next_ranges(advance)
+        if ranges:
+            advance, _ = apply_ranges(_warn_of_first(advance, ranges), ranges)
+            action = "applied"
+    return advance, action
+
+
+def _continue_bootstrap(advance: Advance) -> tuple[Advance, Action]:
+    """Apply the changes up to the bootstrap's target.
+
+    The next advance applies what came after it began, so that readers need not wait.
+    """
     began = time.monotonic()
     done = 0
-    while True:
-        running = advance.running
+    last = reached = False
+    while not last:
         ranges, last = commit.next_ranges(advance)
-        reached = running and last and commit.reaches_target(advance, ranges)
-        if not ranges and not reached:
-            return advance, "waiting" if running else action
-        is_first = not any(generation.files for generation in target_generations(advance))
-        if is_first and ranges and advance.context.spark is not IN_PROCESS:
-            found = find_suspicious_values(advance.source, ranges, advance.context.spark)
-            advance = replace(advance, warnings=found)
-        advance, records = apply_ranges(advance, ranges, reached=reached)
-        done += records
-        if running:
-            action = "bootstrapped"
+        reached = last and commit.reaches_target(advance, ranges)
+        if ranges or reached:
+            advance, records = apply_ranges(
+                _warn_of_first(advance, ranges), ranges, reached=reached
+            )
+            done += records
             _report_bootstrap(advance, time.monotonic() - began, 0 if reached else done)
-        elif action == "up-to-date":
-            action = "applied"
-        # the next advance applies what came after a bootstrap began, so that readers need not wait
-        if last:
-            return advance, action if reached or not running else "waiting"
+    return advance, "bootstrapped" if reached else "waiting"
+
+
+def _warn_of_first(advance: Advance, ranges: Ranges) -> Advance:
+    """Return the advance with warnings about these changes, if they are the table's first ones."""
+    spark = advance.context.spark
+    has_rows = any(generation.files for generation in target_generations(advance))
+    if has_rows or not ranges or spark is IN_PROCESS:
+        return advance
+    return replace(advance, warnings=find_suspicious_values(advance.source, ranges, spark))
 
 
 def apply_ranges(
@@ -474,61 +478,63 @@ def apply_ranges(
     context = advance.context
     name = advance.spec.name
     attempt = advance.log.attempt()
-    bootstrapping = advance.running
-    generation = attempt.generation(advance.manifest.next_generation)
-    records = advance.source.count(ranges) if ranges else 0
-    samples = advance.manifest.first_ordered
-    counters = {"read": records}
+    chunk = _Chunk(attempt, ranges, reached, rewinding)
+    records = 0
+    if ranges:
+        records = advance.source.count(ranges)
+    written = _WrittenChanges(
+        advance,
+        attempt.generation(advance.manifest.next_generation),
+        {"read": records},
+        advance.manifest.first_ordered,
+    )
     # Changes are completed from rows of the served version, so it is leased.
-    completes = advance.spec.following.completes and not bootstrapping
-    read = advance.manifest.version if completes else None
+    completes = advance.spec.following.completes and not advance.running
+    read = None
+    if completes:
+        read = advance.manifest.version
     try:
         with (
             record_build(context.lake, name, attempt.id, context.by),
             lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
         ):
-            # With history, or in a rewind, stored rows are read too, so the number of rows is
-            # unknown.
-            alone = advance.spec.following.history is None and rewinding is None
-            spark = context.spark_for(
-                records if alone else None, list_change_spark_needs(advance.source)
-            )
-            with (
-                advance.stages("build"),
-                interpret_small_plans(spark, records if records and alone else None),
-            ):
+            with advance.stages("build"):
                 if records:
                     advance.stages.begin_build()
-                    written = write_changes(advance, attempt, ranges, rewinding, spark)
-                    advance = written.advance
-                    generation = written.generation
-                    samples = written.samples
-                    counted = written.counters
-                    counted["deleted"] += count_deletions(generation)
-                    if not bootstrapping:
-                        ignored, deletions = (
-                            (0, 0) if rewinding is not None else _count_ignored(advance, generation)
-                        )
-                        counted["superseded"] += ignored
-                        counted["deleted"] -= deletions
-                        counted = {"changes": generation.rows - ignored, **counted}
-                    counters |= counted
+                    written = _build_chunk(advance, chunk, records)
             with advance.stages("commit"):
-                decide = partial(
-                    _manifest_with_changes,
-                    attempt,
-                    generation,
-                    ranges,
-                    counters,
-                    samples,
-                    reached,
-                    rewinding,
+                advance = commit.commit_with_retries(
+                    written.advance,
+                    partial(_manifest_with_changes, chunk, written),
+                    commit_id=attempt.id,
                 )
-                advance = commit.commit_with_retries(advance, decide, commit_id=attempt.id)
     except CommitConflictError:
-        advance.log.drop(generation)
+        advance.log.drop(written.generation)
         raise
-    return replace(advance, counters=sum_counters(dict(advance.counters), counters)), records
+    counters = sum_counters(dict(advance.counters), written.counters)
+    return replace(advance, counters=counters), records
+
+
+def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChanges:
+    """Write the chunk's changes, made from this number of records, and count them."""
+    # With history, or in a rewind, stored rows are read too, so the number of rows is unknown.
+    alone = not advance.spec.over_time and chunk.rewinding is None
+    rows = None
+    if alone:
+        rows = records
+    spark = advance.context.spark_for(rows, list_change_spark_needs(advance.source))
+    with interpret_small_plans(spark, rows):
+        written = _write_changes(advance, chunk, spark)
+    counters = written.counters
+    counters["deleted"] += count_deletions(written.generation)
+    if not advance.running:
+        ignored = deletions = 0
+        if chunk.rewinding is None:
+            ignored, deletions = _count_ignored(written.advance, written.generation)
+        counters["superseded"] += ignored
+        counters["deleted"] -= deletions
+        counters = {"changes": written.generation.rows - ignored, **counters}
+    return replace(written, counters={"read": records, **counters})
 
 
 def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
@@ -538,72 +544,68 @@ def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
     By offset, streamed changes are never older, so none are looked for. With history, older changes
     correct the past.
     """
-    following = advance.spec.following
+    spec = advance.spec
     lake = advance.context.lake
-    name = advance.spec.name
-    if following.order_by is None or following.history is not None:
+    if spec.following.order_by is None or spec.over_time:
         return 0, 0
     stored = target_generations(advance)
-    older = find_older_changes(lake.store, f"dataset {name!r}", stored, generation)
+    older = find_older_changes(lake.store, f"dataset {spec.name!r}", stored, generation)
     if not older:
         return 0, 0
-    with lease_served(
-        lake, name, advance.manifest.version, holder=f"advance by {advance.context.by}"
-    ):
-        return count_ignored(older, advance.spec.key)
+    holder = f"advance by {advance.context.by}"
+    with lease_served(lake, spec.name, advance.manifest.version, holder=holder):
+        return count_ignored(older, spec.key)
 
 
 def _manifest_with_changes(
-    attempt: Attempt,
-    generation: Generation,
-    ranges: Ranges,
-    counters: dict[str, int],
-    samples: Samples | None,
-    reached: bool,
-    rewinding: ActiveRewind | None,
-    advance: Advance,
+    chunk: _Chunk, written: _WrittenChanges, advance: Advance
 ) -> UnboundedManifest:
     """Return the manifest with these changes; a chunk without records leaves the version
     unchanged.
     """
     source = advance.source
     manifest = advance.manifest
-    bootstrap = advance.bootstrap
     running = advance.running
-    offsets = manifest.offsets | offsets_to_json({ssp: end for ssp, (_, end) in ranges.items()})
+    generation = written.generation
+    offsets = offsets_to_json(commit.offsets_after(advance, chunk.ranges))
     after = manifest.after(
         declaration=source.declaration,
         offsets=offsets,
         stream=source.info.identity,
-        counters=sum_counters(manifest.counters, counters),
-        first_ordered=samples,
+        counters=sum_counters(manifest.counters, written.counters),
+        first_ordered=written.samples,
         quarantining=None,
-        confirmed_at=(
-            advance.snapshot.at
-            if offsets == offsets_to_json(advance.ends)
-            else manifest.confirmed_at
-        ),
         decision=advance.decision,
-        next_generation=manifest.next_generation + (1 if generation.files or running else 0),
+        next_generation=manifest.next_generation + int(running or bool(generation.files)),
         change=Change(action="bootstrap" if running else "apply"),
     )
-    if rewinding is not None:
-        after = rewinding.record_in_manifest(after, source.system)
+    if offsets == offsets_to_json(advance.ends):
+        after = after.after(confirmed_at=advance.snapshot.at)
+    if chunk.rewinding is not None:
+        after = chunk.rewinding.record_in_manifest(after, source.system)
     if running:
-        building = (*bootstrap.building, *([generation] if generation.files else []))
-        if not reached:
-            return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
-        now = advance.context.now()
-        done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
-        after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
-        generations = building or (generation,)
-        counters = sum_counters(dict(advance.counters), counters)
-    elif not generation.files:
+        return _manifest_with_chunk(chunk, written, advance, after)
+    if not generation.files:
         return after
-    else:
-        assert manifest.version is not None
-        generations = (
-            *(before for before in manifest.version.generations if before.files),
-            generation,
-        )
-    return commit.manifest_with_version(advance, after, attempt, generations, counters)
+    generations = (*(before for before in target_generations(advance) if before.files), generation)
+    return commit.manifest_with_version(
+        advance, after, chunk.attempt, generations, written.counters
+    )
+
+
+def _manifest_with_chunk(
+    chunk: _Chunk, written: _WrittenChanges, advance: Advance, after: UnboundedManifest
+) -> UnboundedManifest:
+    """Return the manifest `after` a chunk of the bootstrap; the last one serves the new table."""
+    bootstrap = advance.bootstrap
+    building = bootstrap.building
+    if written.generation.files:
+        building = (*building, written.generation)
+    if not chunk.reached:
+        return after.after(bootstrap=bootstrap.model_copy(update={"building": building}))
+    now = advance.context.now()
+    done = bootstrap.model_copy(update={"state": "done", "finished_at": now, "building": ()})
+    after = after.after(bootstrap=done, confirmed_at=bootstrap.started_at, horizon=None)
+    generations = building or (written.generation,)
+    counters = sum_counters(dict(advance.counters), written.counters)
+    return commit.manifest_with_version(advance, after, chunk.attempt, generations, counters)

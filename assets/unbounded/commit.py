@@ -6,14 +6,12 @@ partitions; it is retried where another writer only compacted or discarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import takewhile
 from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
-from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedChanges,
@@ -115,17 +113,26 @@ class Advance:
         """Whether a bootstrap is running."""
         return self.bootstrap.state == "running"
 
+    @property
+    def target(self) -> Offsets:
+        """Up to where it reads: a bootstrap's target, else the ends of the stream."""
+        if self.running:
+            return offsets_by_partition(self.bootstrap.target)
+        return self.ends
+
     def after(self, commit: Commit, manifest: UnboundedManifest) -> Advance:
         """Return the advance after this commit. A new version in `manifest` is added to
         `sealed`.
         """
         version = manifest.version
-        made = (version.id,) if version is not None and version is not self.manifest.version else ()
-        return replace(self, commit=commit, manifest=manifest, sealed=(*self.sealed, *made))
+        sealed = self.sealed
+        if version is not None and version is not self.manifest.version:
+            sealed = (*sealed, version.id)
+        return replace(self, commit=commit, manifest=manifest, sealed=sealed)
 
 
 def commit_manifest(
-    advance: Advance, manifest: UnboundedManifest, *, commit_id: str | None = None
+    advance: Advance, manifest: UnboundedManifest, commit_id: str | None
 ) -> Advance:
     """Commit `manifest`. Raises CommitConflictError where another writer committed first; then
     nothing is committed.
@@ -151,21 +158,31 @@ def commit_with_retries(
 
     def catch_up(seen: Advance) -> Advance | None:
         commit, current = advance.log.read()
-        fresh = None if current is None else as_unbounded(current)
+        fresh = None
+        if current is not None:
+            fresh = as_unbounded(current)
         if fresh is None or not _has_same_progress(advance.manifest, fresh):
             return None
-        if advance.spec.following.completes:
-            since = 0 if advance.commit is None else advance.commit.number
-            newer = takewhile(lambda made: made[0].number > since, advance.log.history())
-            if any(
-                after.change is not None and after.change.action == "erase" for _, after in newer
-            ):
-                return None
+        if advance.spec.following.completes and _has_erased(advance):
+            return None
         return replace(seen, commit=commit, manifest=fresh)
 
     return commit_with_rebase(
-        advance, lambda seen: commit_manifest(seen, decide(seen), commit_id=commit_id), catch_up
+        advance, lambda seen: commit_manifest(seen, decide(seen), commit_id), catch_up
     )
+
+
+def _has_erased(advance: Advance) -> bool:
+    """Whether another writer has erased keys since the advance's commit."""
+    since = 0
+    if advance.commit is not None:
+        since = advance.commit.number
+    for commit, manifest in advance.log.history():
+        if commit.number <= since:
+            return False
+        if manifest.change is not None and manifest.change.action == "erase":
+            return True
+    return False
 
 
 def commit_fields(advance: Advance, **changes: Any) -> Advance:
@@ -227,6 +244,25 @@ MAX_FOOTER_BYTES = 256 * 1024
 """Commits leave out larger footers, which every later commit would repeat."""
 
 
+def next_version(parent: Commit | None, attempt: Attempt, now: datetime) -> dict[str, Any]:
+    """Return the id, number and time of the version that an attempt commits after `parent`."""
+    number = 1
+    if parent is not None:
+        number = parent.number + 1
+    return {"id": version_id(number, attempt.id), "number": number, "sealed_at": now}
+
+
+def count_entries(generations: Sequence[Generation], *, over_time: bool) -> int | None:
+    """Return the number of entries in these generations; None if only a merge would tell."""
+    if len(generations) != 1:
+        return None
+    if over_time:
+        return count_current_rows(generations[0])
+    if count_deletions(generations[0]):
+        return None
+    return generations[0].rows
+
+
 def manifest_with_version(
     advance: Advance,
     manifest: UnboundedManifest,
@@ -237,36 +273,27 @@ def manifest_with_version(
     """Return the manifest with a new version of these generations served; retires the
     generations that it replaces.
     """
-    number = (advance.commit.number if advance.commit else 0) + 1
-    spec = advance.spec
+    source = advance.source
     now = advance.context.now()
-    history = history_from_spec(spec)
+    history = history_from_spec(advance.spec)
     before = manifest.version
-    rows = None
     if history is not None and before is not None and before.history is not None:
         folders = {generation.folder for generation in before.generations}
-        if any(
-            generation.folder in folders for generation in generations
-        ):  # kept ones lack what was pruned
+        if any(generation.folder in folders for generation in generations):
+            # Kept generations lack what was pruned.
             history = history.after(pruned=before.history.pruned)
-    if len(generations) == 1:  # else only a merge would tell the number of entries
-        rows = generations[0].rows if not count_deletions(generations[0]) else None
-        rows = count_current_rows(generations[0]) if history is not None else rows
+    start = manifest.bootstrap.start
     version = build_version(
-        spec,
-        advance.source.schema,
+        advance.spec,
+        source.schema,
         generations,
-        id=version_id(number, attempt.id),
-        number=number,
-        sealed_at=now,
-        rows=rows,
-        offsets={
-            ssp: (manifest.bootstrap.start[ssp], end) for ssp, end in manifest.offsets.items()
-        },
+        **next_version(advance.commit, attempt, now),
+        rows=count_entries(generations, over_time=history is not None),
+        offsets={ssp: (start[ssp], end) for ssp, end in manifest.offsets.items()},
         counters=dict(counters),
         history=history,
-        position_type=advance.source.position_type,
-        placed=advance.source.stores_partitions,
+        position_type=source.position_type,
+        placed=source.stores_partitions,
     )
     return switch_version(manifest, version, now)
 
@@ -277,36 +304,34 @@ def switch_version(
     """Return the manifest with `version` served; generations that only earlier versions read are
     retired.
     """
-    before = manifest.version.generations if manifest.version else ()
     needed = {generation.folder for generation in version.generations}
-    replaced = [
-        generation for generation in before if generation.folder not in needed and generation.files
-    ]
-    retired = [
-        Retired(generation=generation.id, folder=generation.folder, until=version.number, at=now)
-        for generation in replaced
-    ]
-    return manifest.after(version=version, retired=(*manifest.retired, *retired))
+    retired = list(manifest.retired)
+    for old in manifest.served_generations:
+        if old.folder not in needed and old.files:
+            retired.append(
+                Retired(generation=old.id, folder=old.folder, until=version.number, at=now)
+            )
+    return manifest.after(version=version, retired=tuple(retired))
 
 
 def strip_large_footers(generation: Generation) -> Generation:
     """Return the generation, without footers where these are too large for a commit."""
-    return generation.without_footers() if generation.footer_size > MAX_FOOTER_BYTES else generation
+    if generation.footer_size > MAX_FOOTER_BYTES:
+        return generation.without_footers()
+    return generation
 
 
 def table_layout(source: OpenedChanges) -> BucketLayout:
     """Return the layout of a table's files by its current declaration."""
     spec = source.spec
-    schema = source.schema.with_sensitive(
-        *(name for name in spec.sensitive if name in source.schema)
-    )
-    over_time = spec.following.history is not None
-    keyed = (spec.key, spec.partition_by, spec.partitions)
+    schema = source.schema
     return build_layout(
-        schema,
-        *keyed,
+        schema.with_sensitive(*(name for name in spec.sensitive if name in schema)),
+        spec.key,
+        spec.partition_by,
+        spec.partitions,
         positioned=True,
-        over_time=over_time,
+        over_time=spec.over_time,
         position_type=source.position_type,
         placed=source.stores_partitions,
     )
@@ -320,23 +345,22 @@ def evolve_table(advance: Advance) -> Advance:
     compaction rewrites the rows, and drops those that ended before the new history: that is why
     this is committed even without changes.
     """
-    manifest = advance.manifest
     version = advance.manifest.version
     source = advance.source
     assert version is not None, "only a served version evolves"
-    history, declared = map(
-        describe_history_length, (version.history, history_from_spec(advance.spec))
-    )
-    lengths = f"history is {declared}, was {history}" if history != declared else ""
-    reason = "; ".join(filter(None, (version.columns.difference(source.schema), lengths)))
+    changes = [version.columns.difference(source.schema)]
+    history = describe_history_length(version.history)
+    declared = describe_history_length(history_from_spec(advance.spec))
+    if history != declared:
+        changes.append(f"history is {declared}, was {history}")
     attempt = advance.log.attempt()
-    after = manifest.after(
+    after = advance.manifest.after(
         declaration=source.declaration,
         decision=advance.decision,
-        change=Change(action="evolve", reason=reason),
+        change=Change(action="evolve", reason="; ".join(filter(None, changes))),
     )
     after = manifest_with_version(advance, after, attempt, version.generations, version.counters)
-    return commit_manifest(advance, after, commit_id=attempt.id)
+    return commit_manifest(advance, after, attempt.id)
 
 
 def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
@@ -347,33 +371,26 @@ def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
     a complete one is enlarged. A bootstrap then reads beyond its target to the end of the
     transaction.
     """
-    system = advance.source.system
-    form = advance.spec.following.changes
-    starts = offsets_by_partition(advance.manifest.offsets)
-    transactions = isinstance(form, DebeziumEnvelope) and form.transactions is not None
-    target = offsets_by_partition(advance.bootstrap.target) if advance.running else advance.ends
     quarantining = advance.manifest.quarantining
     if quarantining is not None:
-        begun: Ranges = {
-            SystemStreamPartition.parse(ssp): span for ssp, span in quarantining.items()
-        }
-        at = offsets_after(advance, begun)
-        return begun, all(system.compare(at[ssp], target[ssp]) >= 0 for ssp in starts)
-    ends = advance.ends if transactions else target
+        begun = {SystemStreamPartition.parse(ssp): span for ssp, span in quarantining.items()}
+        return begun, reaches_target(advance, begun)
+    system = advance.source.system
+    starts = offsets_by_partition(advance.manifest.offsets)
+    are_whole = advance.spec.transactions is not None
+    ends = advance.target
+    if are_whole:
+        ends = advance.ends
     lags = {ssp: max(system.distance(ssp, start, ends[ssp]), 0) for ssp, start in starts.items()}
     lag = sum(lags.values())
     chunk = advance.spec.following.chunk
     while True:
-        shares = {
-            ssp: most if lag <= chunk else -(-most * chunk // lag)
+        ranges: Ranges = {
+            ssp: (starts[ssp], system.advance(ssp, starts[ssp], -(-most * min(chunk, lag) // lag)))
             for ssp, most in lags.items()
             if most
         }
-        ranges: Ranges = {
-            ssp: (starts[ssp], system.advance(ssp, starts[ssp], count))
-            for ssp, count in shares.items()
-        }
-        if transactions and ranges:
+        if are_whole and ranges:
             context = advance.context
             ranges = limit_to_complete_transactions(
                 advance.spec, context.systems, context.spark(), advance.source, ranges
@@ -384,15 +401,13 @@ def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
 
 
 def reaches_target(advance: Advance, ranges: Ranges) -> bool:
-    """Whether the table has reached the bootstrap's target once these ranges are applied."""
+    """Whether the table has reached the advance's target once these ranges are applied."""
     at = offsets_after(advance, ranges)
-    target = offsets_by_partition(advance.bootstrap.target)
-    return all(advance.source.system.compare(at[ssp], end) >= 0 for ssp, end in target.items())
+    compare = advance.source.system.compare
+    return all(compare(at[ssp], end) >= 0 for ssp, end in advance.target.items())
 
 
 def offsets_after(advance: Advance, ranges: Ranges) -> Offsets:
     """Return the next offsets to read once these ranges are applied."""
-    return {
-        **offsets_by_partition(advance.manifest.offsets),
-        **{ssp: end for ssp, (_, end) in ranges.items()},
-    }
+    ends = {ssp: end for ssp, (_, end) in ranges.items()}
+    return {**offsets_by_partition(advance.manifest.offsets), **ends}

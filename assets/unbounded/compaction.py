@@ -17,15 +17,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
-from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
+from dagster_adjunct.assets.unbounded.commit import (
+    next_version,
+    strip_large_footers,
+    switch_version,
+)
+from dagster_adjunct.assets.unbounded.ignored_changes import POSITIONS
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
@@ -35,7 +39,6 @@ from dagster_adjunct.assets.versions.version import (
     SealedVersion,
     count_current_rows,
     find_newest_valid_from,
-    version_id,
 )
 from dagster_adjunct.assets.writing.generation import (
     ARROW,
@@ -118,43 +121,51 @@ def plan_compaction(
     however many commits there are. A state table has no base, since a generation is dropped whole
     when its last row has expired: there the small generations are due once there are too many.
     """
-    generations = [generation for generation in version.generations if generation.files]
-    if of_state:
-        if len(generations) < policy.deltas:
-            return None
-        newest = _select_newest(generations, policy.deltas)
-        return CompactionPlan("minor", tuple(newest), f"there are {len(generations)} generations")
-    base = generations[:1]
+    generations = version.nonempty
     deltas = generations[1:]
-    if level == "major":
-        if deltas or version.lacks_base:
-            return CompactionPlan("major", (*base, *deltas), "asked for")
-        return None
+    if of_state:
+        return _plan_minor(generations, policy, "generations")
     if level == "minor":
-        return CompactionPlan("minor", tuple(deltas), "asked for") if len(deltas) > 1 else None
+        if len(deltas) > 1:
+            return CompactionPlan("minor", deltas, "asked for")
+        return None
+    if level == "major":
+        is_due = bool(deltas) or version.lacks_base
+        if not is_due:
+            return None
+        return CompactionPlan("major", generations, "asked for")
     if not deltas:
         return None
+    why = _reason_for_major(generations[0], deltas, policy)
+    if why:
+        return CompactionPlan("major", generations, why)
+    return _plan_minor(deltas, policy, "deltas")
+
+
+def _reason_for_major(
+    base: Generation, deltas: Sequence[Generation], policy: DeltaCompaction
+) -> str:
+    """Return why the policy makes a major compaction due, "" if it does not."""
     changed = sum(delta.rows for delta in deltas)
-    stored = base[0].rows
-    many = len(deltas) >= policy.deltas
-    large = changed > policy.fraction * stored
     if changed > policy.rows:
-        return CompactionPlan(
-            "major",
-            (*base, *deltas),
-            f"the deltas hold {changed:,} rows, more than {policy.rows:,}",
-        )
-    if large and (many or changed >= MIN_ROWS_FOR_MAJOR):
-        why = (
-            f"the deltas hold {changed:,} rows, more than {policy.fraction:.0%} of the base's"
-            f" {stored:,}"
-        )
-        return CompactionPlan("major", (*base, *deltas), why)
-    if not many:
-        return None
-    return CompactionPlan(
-        "minor", tuple(_select_newest(deltas, policy.deltas)), f"there are {len(deltas)} deltas"
+        return f"the deltas hold {changed:,} rows, more than {policy.rows:,}"
+    cost_reads = len(deltas) >= policy.deltas or changed >= MIN_ROWS_FOR_MAJOR
+    if not cost_reads or changed <= policy.fraction * base.rows:
+        return ""
+    return (
+        f"the deltas hold {changed:,} rows, more than {policy.fraction:.0%} of the base's"
+        f" {base.rows:,}"
     )
+
+
+def _plan_minor(
+    generations: Sequence[Generation], policy: DeltaCompaction, noun: str
+) -> CompactionPlan | None:
+    """Return the plan to merge the newest of these generations, if the policy has too many."""
+    if len(generations) < policy.deltas:
+        return None
+    newest = tuple(_select_newest(generations, policy.deltas))
+    return CompactionPlan("minor", newest, f"there are {len(generations)} {noun}")
 
 
 def _select_newest(deltas: Sequence[Generation], limit: int) -> Sequence[Generation]:
@@ -244,7 +255,9 @@ def read_generations(
     """
     if spark is not IN_PROCESS:
         rows = bucketed_frame(spark(), store, what, layout, generations)
-        return rows if layout.bucket_by else rows.coalesce(1)
+        if layout.bucket_by:
+            return rows
+        return rows.coalesce(1)
     tables = [
         layout.arrow_schema()
         .empty_table()
@@ -258,23 +271,17 @@ def read_generations(
     return pa.concat_tables(tables)
 
 
-def _find_position_bounds(rows: DataFrame | pa.Table) -> tuple[int | None, int | None]:
-    """Return the lowest and the highest position of these rows; None and None without rows."""
+def _drop_expired(rows: DataFrame | pa.Table, manifest: UnboundedManifest) -> DataFrame | pa.Table:
+    """Return the rows of a table that have not expired by its watermark."""
+    expires = manifest.declaration.expires
+    watermark = None
+    if manifest.written is not None:
+        watermark = manifest.written.watermark
+    if expires is None or watermark is None:
+        return rows
     if isinstance(rows, pa.Table):
-        bounds = pc.min_max(rows.column(POSITION)).as_py()
-        return bounds["min"], bounds["max"]
-    lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
-    return lowest, highest
-
-
-def _drop_expired(
-    rows: DataFrame | pa.Table, expires: str, watermark: datetime
-) -> DataFrame | pa.Table:
-    """Return the rows whose time in the column `expires` is after the watermark."""
-    if isinstance(rows, pa.Table):
-        return rows.filter(
-            pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark))
-        )
+        times = rows.column(expires).cast("int64")
+        return rows.filter(pc.greater(times, to_microseconds(watermark)))
     return rows.where(named_column(expires) > F.lit(watermark))
 
 
@@ -294,14 +301,14 @@ def merge_generations(
     that ended before the history begins; tombstones older than twice its length are dropped if no
     other row of their key is left.
     """
-    spark = context.spark_for(sum(generation.rows for generation in plan.generations))
+    spark = context.spark_for(plan.rows)
     version = manifest.version
     assert version is not None
     what = f"dataset {manifest.name!r}, {plan.level} compaction"
     rows = read_generations(spark, context.lake.store, what, version.layout, plan.generations)
     if version.history is None:
-        merge = _plan_merge(what, manifest, plan, rows, forget=forget)
-        rows = _drop_expired_rows(rows, manifest)
+        merge = _plan_merge(what, manifest, plan, forget=forget)
+        rows = _drop_expired(rows, manifest)
     else:
         merge = _plan_history_merge(what, manifest, plan, version.history, forget=forget)
     generation, counters = write_generation(
@@ -340,26 +347,29 @@ class _Merge:
 
 
 def _plan_merge(
-    what: str,
-    manifest: UnboundedManifest,
-    plan: CompactionPlan,
-    rows: DataFrame | pa.Table,
-    *,
-    forget: bool,
+    what: str, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
 ) -> _Merge:
-    expires = manifest.declaration.expires
+    options = WriteOptions(what, range_of=manifest.declaration.expires)
     if plan.level != "major":
-        return _Merge(WriteOptions(what, range_of=expires))
+        return _Merge(options)
     if manifest.version is None or manifest.version.order_by is None:
-        return _Merge(WriteOptions(what, drop_tombstones=True, range_of=expires))
+        return _Merge(replace(options, drop_tombstones=True))
     horizon = None
     kept = manifest.declaration.keep_tombstones
     if forget and kept is not None:
-        _, highest = _find_position_bounds(rows)
-        horizon = None if highest is None else highest - kept
+        horizon = max(span[1] for span in _list_ranges(plan.generations, POSITIONS)) - kept
     limit = _highest(manifest.horizon, horizon)
-    options = WriteOptions(what, forget_to=limit, range_of=expires)
-    return _Merge(options, horizon, is_ordered=True)
+    return _Merge(replace(options, forget_to=limit), horizon, is_ordered=True)
+
+
+def _list_ranges(generations: Sequence[Generation], name: str) -> list[Any]:
+    """Return the lowest and the highest value of each file, by this name in the stats."""
+    found = []
+    for generation in generations:
+        for file in generation.files:
+            if name in file.stats:
+                found.append(file.stats[name])
+    return found
 
 
 def _plan_history_merge(
@@ -380,17 +390,6 @@ def _plan_history_merge(
     edge = history.edge(newest)
     timeline = TimelineOptions(fills_ends=True, edge=edge, forget=limit)
     return _Merge(WriteOptions(what, over_time=timeline), horizon, edge)
-
-
-def _drop_expired_rows(
-    rows: DataFrame | pa.Table, manifest: UnboundedManifest
-) -> DataFrame | pa.Table:
-    """Return the rows of a table that have not expired by its watermark."""
-    expires = manifest.declaration.expires
-    watermark = None if manifest.written is None else manifest.written.watermark
-    if expires is None or watermark is None:
-        return rows
-    return _drop_expired(rows, expires, watermark)
 
 
 def _highest(*positions: int | None) -> int | None:
@@ -421,7 +420,9 @@ def compact_dataset(
     manifest = as_unbounded(DatasetLog(lake, dataset_name).require()[1])
     with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
         report, done = _compact(runtime, manifest, policy or manifest.declaration.compaction, level)
-    sealed = None if done is None else done[1].version
+    sealed = None
+    if done is not None:
+        sealed = done[1].version
     problem = ""
     if sealed is not None and is_mask_due(sealed, report.seconds):
         problem = try_to_write_mask(lake.store, dataset_name, sealed)
@@ -511,15 +512,18 @@ def _merge_and_commit(
 
     def once() -> _Current | None:
         commit, current = log.read()
-        fresh = None if current is None else as_unbounded(current)
+        fresh = None
+        if current is not None:
+            fresh = as_unbounded(current)
         if commit is None or fresh is None or fresh.version is None:
             return None
         served = {generation.folder for generation in fresh.version.generations}
         if not plan.folders <= served or merged.generation.folder in fresh.doomed:
             return None
-        if merged.horizon is not None and _has_late_deltas(context, fresh, known, merged.horizon):
+        if merged.horizon is not None and _has_late_deltas(fresh.version, known, merged.horizon):
             raise _LateChanges
-        after = _manifest_with_merged(fresh, plan, merged, commit.number + 1, context.now())
+        made = next_version(commit, merged.attempt, context.now())
+        after = _manifest_with_merged(fresh, plan, merged, made)
         return log.commit(commit, after, by=context.by, commit_id=merged.attempt.id), after
 
     with record_build(context.lake, manifest.name, attempt.id, context.by):
@@ -531,58 +535,51 @@ def _merge_and_commit(
             raise
         if current is None:
             log.drop(merged.generation)
-    return None if current is None else (merged, current)
+    if current is None:
+        return None
+    return (merged, current)
 
 
-def _has_late_deltas(
-    context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int
-) -> bool:
+def _has_late_deltas(version: SealedVersion, known: set[str], horizon: int) -> bool:
     """Whether deltas that were committed meanwhile have positions, or validity times, at or
     below the horizon.
     """
-    version = fresh.version
-    assert version is not None
-    appended = [delta for delta in version.generations if delta.folder not in known and delta.files]
-    if version.history is not None:
-        ranges = (file.stats.get("range") for generation in appended for file in generation.files)
-        return any(span[0] <= horizon for span in ranges if span)
-    if not appended:
-        return False
-    spark = context.spark_for(sum(generation.rows for generation in appended))
-    what = f"dataset {fresh.name!r}, deltas committed meanwhile"
-    rows = read_generations(spark, context.lake.store, what, version.layout, appended)
-    lowest, _ = _find_position_bounds(rows)
-    return lowest is not None and lowest <= horizon
+    appended = []
+    for delta in version.generations:
+        if delta.folder not in known:
+            appended.append(delta)
+    name = "range"
+    if version.history is None:
+        name = POSITIONS
+    return any(span[0] <= horizon for span in _list_ranges(appended, name))
 
 
 def _manifest_with_merged(
-    fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult, number: int, now: datetime
+    fresh: UnboundedManifest, plan: CompactionPlan, merged: MergeResult, made: dict[str, Any]
 ) -> UnboundedManifest:
-    """Return the manifest that serves the output in place of its inputs."""
+    """Return the manifest that serves the output in place of its inputs, in the version `made`."""
     assert fresh.version is not None
-    others = [
-        other
-        for other in fresh.version.generations
-        if other.folder not in plan.folders and other.files
-    ]
-    output = [merged.generation] if merged.generation.files or not others else []
-    generations = tuple(sorted((*others, *output), key=lambda generation: generation.id))
+    generations = []
+    for other in fresh.version.generations:
+        if other.folder not in plan.folders and other.files:
+            generations.append(other)
+    if merged.generation.files or not generations:
+        generations.append(merged.generation)
     history = fresh.version.history
-    rows = None
-    if plan.level == "major" and not others:
-        base = merged.generation
-        rows = base.rows - count_deletions(base) if history is None else count_current_rows(base)
     if merged.pruned is not None and history is not None:
         history = history.after(pruned=merged.pruned)
+    rows = None
+    if plan.level == "major" and generations == [merged.generation]:
+        base = merged.generation
+        rows = base.rows - count_deletions(base) if history is None else count_current_rows(base)
     version = fresh.version.after(
-        id=version_id(number, merged.attempt.id),
-        number=number,
-        sealed_at=now,
-        generations=generations,
+        **made,
+        generations=tuple(sorted(generations, key=lambda generation: generation.id)),
         rows=rows,
         counters=merged.counters,
         history=history,
     )
     horizon = _highest(fresh.horizon, merged.horizon)
     change = Change(action="compact", version=version.id, reason=f"{plan.level}: {plan.reason}")
-    return switch_version(fresh.after(horizon=horizon, change=change), version, now)
+    after = fresh.after(horizon=horizon, change=change)
+    return switch_version(after, version, version.sealed_at)

@@ -108,7 +108,11 @@ class BucketCompletion:
         ones, if any.
         """
         stats = {"incomplete": self._set_aside, "late": self._late}
-        return {name: value for name, value in stats.items() if value}
+        found = {}
+        for name, value in stats.items():
+            if value:
+                found[name] = value
+        return found
 
     def take(self, batch: pa.Table) -> pa.Table:
         """Buffer a batch; return completed rows, if many are buffered.
@@ -172,7 +176,9 @@ class BucketCompletion:
             newest = stored.get(int(groups.keys[at]))
             if newest is not None and rule.is_newer(newest, changes[0]):
                 continue
-            partner = newest if newest is not None and rule.ties(newest, changes[0]) else None
+            partner = None
+            if newest is not None and rule.ties(newest, changes[0]):
+                partner = newest
             found = resolve_group(list(zip(numbers.tolist(), changes, strict=True)), partner, rule)
             self._report_ties(found, rule)
             tied += [tie.row for tie in found]
@@ -328,11 +334,10 @@ class BucketCompletion:
         Returns two arrays with a value for each key, the index of its row in the table (-1: no row)
         and its highest position, deletions included; then the table, with these columns.
         """
-        types = {
-            field.name: arrow_type(field.type)
-            for field in self._layout.schema.fields
-            if field.name in columns
-        }
+        types = {}
+        for field in self._layout.schema.fields:
+            if field.name in columns:
+                types[field.name] = arrow_type(field.type)
         schema = pa.schema(list(types.items()))
         stored = np.full(len(first), -1)
         highest = np.full(len(first), np.iinfo(np.int64).min)
@@ -395,12 +400,17 @@ class BucketCompletion:
         file = _open_file(stored)
         position = arrow_type(dict(self._layout.hidden)[POSITION])
         whole = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
-        constants: dict[str, Any] = {} if positions else {POSITION: 0}
+        constants: dict[str, Any] = {}
+        if not positions:
+            constants = {POSITION: 0}
         constants |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
         constants |= dict.fromkeys(
             set(schema.names) - set(file.schema_arrow.names)
         )  # columns that were added later are null
-        read = [name for name in whole.names if name not in constants]
+        read = []
+        for name in whole.names:
+            if name not in constants:
+                read.append(name)
         numbers = [np.zeros(0, int)]
         tables = [whole.empty_table()]
         for group in range(file.num_row_groups):
@@ -442,7 +452,9 @@ class BucketCompletion:
 
 def _open_file(stored: StoredFile) -> pq.ParquetFile:
     footer = stored.file.footer
-    metadata = None if footer is None else pq.read_metadata(pa.BufferReader(unpack_footer(footer)))
+    metadata = None
+    if footer is not None:
+        metadata = pq.read_metadata(pa.BufferReader(unpack_footer(footer)))
     source = open_object(stored.store, stored.key, stored.file.size)
     return pq.ParquetFile(
         source, metadata=metadata, page_checksum_verification=True, pre_buffer=True

@@ -76,7 +76,9 @@ def build_dead_letters(
         "value",
         "at",
     )
-    return None if letters.isEmpty() else letters
+    if letters.isEmpty():
+        return None
+    return letters
 
 
 def _build_arrow_dead_letters(
@@ -118,7 +120,9 @@ def check_letter_columns(spec: UnboundedDataset, columns: Schema | None) -> None
     """Raise DatasetError if the existing stream of the dataset's dead letters has other columns."""
     if columns == DEAD_LETTERS:
         return
-    wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
+    wrong = "no columns"
+    if columns is not None:
+        wrong = DEAD_LETTERS.difference(columns)
     raise DatasetError(
         f"dataset {spec.name!r} sends bad changes to {spec.dead_letters}, which is not a stream of"
         f" dead letters: {wrong}.",
@@ -151,7 +155,7 @@ def send_dead_letters(
     except StreamNotFoundError:
         columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
     check_letter_columns(spec, columns)
-    order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
+    order_by = () if isinstance(letters, pa.Table) else ("partition", "offset")
     return system.append(
         stream, letters, producer=producer, sequence=sequence, order_by=order_by
     ).rows

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +24,12 @@ from dagster_adjunct.assets.declaration.dataset import LocalTable, OwnedBy, loca
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, read_committed_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
+from dagster_adjunct.assets.unbounded.commit import (
+    count_entries,
+    next_version,
+    strip_large_footers,
+    switch_version,
+)
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import record_build
@@ -45,7 +50,6 @@ from dagster_adjunct.assets.versions.version import (
     build_version,
     check_declaration,
     declaration_from_spec,
-    version_id,
 )
 from dagster_adjunct.assets.writing.generation import (
     SPARK,
@@ -96,17 +100,13 @@ def new_manifest(spec: LocalTable, now: datetime) -> UnboundedManifest:
     )
 
 
-def empty_manifest(
-    spec: LocalTable, attempt: Attempt, number: int, now: datetime
-) -> UnboundedManifest:
-    """Return the first manifest of a table, which serves an empty version. `number` is that of
-    its commit.
+def empty_manifest(spec: LocalTable, attempt: Attempt, made: dict[str, Any]) -> UnboundedManifest:
+    """Return the first manifest of a table, which serves an empty version; `made` is what
+    `next_version` returns for its commit.
     """
-    manifest = new_manifest(spec, now)
+    manifest = new_manifest(spec, made["sealed_at"])
     rows = [attempt.generation(manifest.next_generation)]
-    version = version_from_generations(
-        spec, rows, number=number, id=version_id(number, attempt.id), sealed_at=now
-    )
+    version = version_from_generations(spec, rows, **made)
     return manifest.after(next_generation=manifest.next_generation + 1, version=version)
 
 
@@ -116,8 +116,7 @@ def version_from_generations(
     """Return a version of these generations, oldest first, with the declared columns; `facts`
     are its other fields.
     """
-    exact = len(generations) == 1 and not count_deletions(generations[0])
-    rows = generations[0].rows if exact else None
+    rows = count_entries(generations, over_time=False)
     return build_version(
         spec, columns_of_local_table(spec), generations, rows=rows, offsets={}, **facts
     )
@@ -139,7 +138,9 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
         raise errors.DatasetError(problem, "Give this local table another name.", dataset=spec.name)
     check_declaration(spec.name, stored.declaration, declared)
     served = stored.version
-    refused = [] if served is None else incompatible_changes(served.columns, columns, spec.key)
+    refused = []
+    if served is not None:
+        refused = incompatible_changes(served.columns, columns, spec.key)
     if refused:
         raise errors.DatasetError(
             f"local table {spec.name!r} has other columns than declared: {'; '.join(refused)}."
@@ -159,31 +160,35 @@ def advance_local(
     Raises DatasetError for a declaration that does not fit the stored table.
     """
     stages = Stages(spec.name, on_stage)
-    columns = columns_of_local_table(spec)
     stored = context.log(spec.name).read()[1]
-    manifest = None if stored is None else require_local_manifest(stored, spec)
-    policy = spec.compaction
+    manifest = None
+    if stored is not None:
+        manifest = require_local_manifest(stored, spec)
     compacted = None
-    if manifest is not None and policy.inside_commit:
+    if manifest is not None and spec.compaction.inside_commit:
         with stages("compact"):
-            compacted = compact_due(context, manifest, policy)
+            compacted = compact_due(context, manifest, spec.compaction)
     if compacted is not None:
         manifest = compacted[1]
-    note = "" if manifest is not None else "no batch has written it yet"
-    if manifest is not None and manifest.written is not None:
+    note = ""
+    if manifest is None:
+        note = "no batch has written it yet"
+    elif manifest.written is not None:
         note = f"batch {manifest.written.batch} was the last to write it"
     version = None if manifest is None else manifest.version
-    return AdvanceReport(
+    report = AdvanceReport(
         dataset=spec.name,
         kind="unbounded",
         action="up-to-date",
-        version=None if version is None else version.id,
-        sealed=(version.id,) if compacted is not None and version is not None else (),
-        rows=None if version is None else version.rows,
+        version=None,
         seconds=stages.seconds,
-        schema=columns,
+        schema=columns_of_local_table(spec),
         note=note,
     )
+    if version is None:
+        return report
+    sealed = () if compacted is None else (version.id,)
+    return replace(report, version=version.id, rows=version.rows, sealed=sealed)
 
 
 def undo_batch(
@@ -202,39 +207,26 @@ def undo_batch(
     def undo() -> str | None:
         commit, stored = log.read()
         attempt = log.attempt()
-        number = 1 if commit is None else commit.number + 1
-        now = context.now()
+        made = next_version(commit, attempt, context.now())
         if stored is None and declared is not None:
-            manifest = empty_manifest(declared, attempt, number, now)
+            manifest = empty_manifest(declared, attempt, made)
         elif stored is not None and stored.declaration.owner == application:
             manifest = as_unbounded(stored)
         else:
             return None
         last = manifest.written
-        if last is not None and (last.batch > batch or (last.batch == batch and last.undone)):
-            return _served_id(manifest)
-        if last is not None and last.batch == batch and last.before != _served_id(manifest):
+        if last is not None and (last.batch, last.undone) >= (batch, True):
+            return manifest.served_id
+        if last is not None and last.batch == batch and last.before != manifest.served_id:
             before = _find_version_before(log, manifest, last, declared, attempt)
-            version = before.after(
-                id=version_id(number, attempt.id), number=number, sealed_at=now, counters={}
-            )
-            # The generations of the version before are served again, so they are no longer retired.
-            folders = {generation.folder for generation in version.generations}
-            manifest = manifest.after(
-                retired=tuple(
-                    retired for retired in manifest.retired if retired.folder not in folders
-                ),
-                next_generation=max(manifest.next_generation, version.generations[-1].id + 1),
-            )
-            manifest = switch_version(manifest, version, now)
+            manifest = _serve_again(manifest, before.after(**made, counters={}))
+        reason = f"batch {batch} of application {application} was abandoned"
         undone = manifest.after(
             written=Written(application=application, batch=batch, undone=True),
-            change=Change(
-                action="undo", reason=f"batch {batch} of application {application} was abandoned"
-            ),
+            change=Change(action="undo", reason=reason),
         )
         log.commit(commit, undone, by=context.by, commit_id=attempt.id)
-        return _served_id(undone)
+        return undone.served_id
 
     return retry_conflicts(lambda: undo)
 
@@ -277,8 +269,14 @@ def _goes_with(manifest: DatasetManifest, owner: str) -> bool:
     return manifest.declaration.owner == owner and manifest.declaration.expires is None
 
 
-def _served_id(manifest: UnboundedManifest) -> str | None:
-    return None if manifest.version is None else manifest.version.id
+def _serve_again(manifest: UnboundedManifest, version: SealedVersion) -> UnboundedManifest:
+    """Return the manifest with a version of earlier generations, which are no longer retired."""
+    folders = {generation.folder for generation in version.generations}
+    after = manifest.after(
+        retired=tuple(old for old in manifest.retired if old.folder not in folders),
+        next_generation=max(manifest.next_generation, version.generations[-1].id + 1),
+    )
+    return switch_version(after, version, version.sealed_at)
 
 
 def _find_version_before(
@@ -341,12 +339,19 @@ class WritingBatch:
         return f"batch {self.number} of application {self.application}"
 
 
-_CurrentTable = tuple[Commit | None, UnboundedManifest | None]
-"""The current commit of a table and its manifest, each None before the first."""
+@dataclass(frozen=True, slots=True)
+class _StoredTable:
+    """The current commit of a table and its manifest, each None before the first."""
 
+    commit: Commit | None
+    manifest: UnboundedManifest | None
 
-def _next_generation(table: _CurrentTable) -> int:
-    return 1 if table[1] is None else table[1].next_generation
+    @property
+    def next_generation(self) -> int:
+        """The number of its next generation."""
+        if self.manifest is None:
+            return 1
+        return self.manifest.next_generation
 
 
 class LocalTableWriter:
@@ -374,7 +379,7 @@ class LocalTableWriter:
         self._layout: BucketLayout = build_layout(
             self._schema, spec.key, spec.partition_by, spec.partitions, positioned=True
         )
-        self._start: _CurrentTable | None = None
+        self._start: _StoredTable | None = None
         self._generations: list[Generation] = []
         self._sends: list[SentToTable] = []
         self._stack = ExitStack()
@@ -406,7 +411,7 @@ class LocalTableWriter:
         NullKeyError.
         """
         self._start = self._start or self._read()
-        number = _next_generation(self._start) + len(self._sends)
+        number = self._start.next_generation + len(self._sends)
         attempt = self._log.attempt()
         self._stack.enter_context(
             record_build(self._lake, self._spec.name, attempt.id, self._batch.by)
@@ -443,19 +448,25 @@ class LocalTableWriter:
         Without `sends` it reads the version alone. The columns are the declared ones.
         """
         generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
-        id, number = (
-            ("v000000-begun", 1) if self._pinned is None else (self._pinned.id, self._pinned.number)
-        )
+        made: dict[str, Any] = {"id": "v000000-begun", "number": 1}
+        if self._pinned is not None:
+            made = {"id": self._pinned.id, "number": self._pinned.number}
         version = version_from_generations(
-            self._spec, generations, number=number, id=id, sealed_at=self._lake.now()
+            self._spec, generations, **made, sealed_at=self._lake.now()
         )
         return VersionReader(self._lake.store, self._spec.name, version)
 
     def _stacked_generations(self, *, sends: bool = True) -> list[Generation]:
         """Return the non-empty generations of the pinned version and of the batch, oldest first."""
-        before = self._pinned.generations if self._pinned is not None else ()
-        mine = self._generations if sends else ()
-        return [generation for generation in (*before, *mine) if generation.files]
+        before = [] if self._pinned is None else [*self._pinned.nonempty]
+        return [*before, *self._sent_generations()] if sends else before
+
+    def _sent_generations(self) -> list[Generation]:
+        found = []
+        for generation in self._generations:
+            if generation.files:
+                found.append(generation)
+        return found
 
     @property
     def name(self) -> str:
@@ -465,7 +476,7 @@ class LocalTableWriter:
     @property
     def sent(self) -> tuple[int, ...]:
         """The numbers of the non-empty generations that the batch has written so far."""
-        return tuple(generation.id for generation in self._generations if generation.files)
+        return tuple(generation.id for generation in self._sent_generations())
 
     # -- the commit
 
@@ -480,22 +491,22 @@ class LocalTableWriter:
         did not exist when the batch began.
         """
         start = self._start = self._start or self._read()
-        commit_id = self._log.attempt().id
+        attempt = self._log.attempt()
 
-        def prepare(current: _CurrentTable) -> Callable[[], tuple[str | None, bool]]:
-            parent, stored = current
+        def prepare(current: _StoredTable) -> Callable[[], tuple[str | None, bool]]:
+            stored = current.manifest
             if stored is not None and self._is_committed(stored):
-                return lambda: (_served_id(stored), True)
-            after = self._manifest_with_batch(start, current, commit_id, watermark)
+                return lambda: (stored.served_id, True)
+            after = self._manifest_with_batch(start, current, attempt, watermark)
 
             def commit() -> tuple[str | None, bool]:
                 self._committed = True  # also if its outcome is unknown: the files may be in use
                 try:
-                    self._log.commit(parent, after, by=self._batch.by, commit_id=commit_id)
+                    self._log.commit(current.commit, after, by=self._batch.by, commit_id=attempt.id)
                 except errors.CommitConflictError:
                     self._committed = False
                     raise
-                return _served_id(after), False
+                return after.served_id, False
 
             return commit
 
@@ -503,9 +514,12 @@ class LocalTableWriter:
             prepare(start), lambda commit: commit(), lambda _: prepare(self._read())
         )
 
-    def _read(self) -> _CurrentTable:
+    def _read(self) -> _StoredTable:
         commit, stored = self._log.read()
-        return commit, None if stored is None else require_local_manifest(stored, self._spec)
+        manifest = None
+        if stored is not None:
+            manifest = require_local_manifest(stored, self._spec)
+        return _StoredTable(commit, manifest)
 
     def _is_committed(self, manifest: UnboundedManifest) -> bool:
         """Whether this batch is committed; raise where it was abandoned or committed with
@@ -517,17 +531,15 @@ class LocalTableWriter:
         name = self._spec.name
         mine = str(self._batch)
         if written.batch > self._batch.number or written.undone:
-            if written.batch == self._batch.number:
-                what = "it was abandoned"
-            else:
+            what = "it was abandoned"
+            if written.batch > self._batch.number:
                 what = f"batch {written.batch} is committed"
-            problem = f"local table {name!r} rejects {mine}: {what}."
-            step = (
-                "Let the newer run of the application continue. If its batch log was started over,"
-                f" start the table over too: adjunct dataset delete {name} --reason …."
-            )
             raise errors.CommitConflictError(
-                problem, step, dataset=name, application=self._batch.application
+                f"local table {name!r} rejects {mine}: {what}.",
+                "Let the newer run of the application continue. If its batch log was started over,"
+                f" start the table over too: adjunct dataset delete {name} --reason ….",
+                dataset=name,
+                application=self._batch.application,
             )
         if written.sends != tuple(self._sends) and not self._batch.cut:
             raise errors.ProducerConflictError(
@@ -541,74 +553,78 @@ class LocalTableWriter:
             )
         return True
 
+    def _require_unchanged(self, start: _StoredTable, current: _StoredTable) -> None:
+        """Raise CommitConflictError where another writer has written the table since the batch
+        began, and DatasetError for entries in a table that did not exist then.
+        """
+        name = self._spec.name
+        if current.next_generation != start.next_generation:
+            raise errors.CommitConflictError(
+                f"local table {name!r} was written by another writer during {self._batch}. The"
+                " batch committed nothing.",
+                "Run the application again.",
+                dataset=name,
+            )
+        manifest = current.manifest
+        if (
+            self._pinned is None
+            and manifest is not None
+            and any(generation.files for generation in manifest.served_generations)
+        ):
+            raise errors.DatasetError(
+                f"local table {name!r} has entries, and {self._batch} began before the table"
+                " existed.",
+                "Abandon the batch, so that the next one begins with the table: adjunct checkpoint"
+                f" abandon {self._batch.application} --reason ….",
+                dataset=name,
+            )
+
     def _manifest_with_batch(
         self,
-        start: _CurrentTable,
-        current: _CurrentTable,
-        commit_id: str,
+        start: _StoredTable,
+        current: _StoredTable,
+        attempt: Attempt,
         watermark: datetime | None,
     ) -> UnboundedManifest:
         """Return the manifest with this batch; a batch without rows leaves the version
         unchanged.
         """
-        now = self._lake.now()
+        self._require_unchanged(start, current)
         spec = self._spec
-        parent, stored = current
-        if _next_generation(current) != _next_generation(start):
-            problem = (
-                f"local table {spec.name!r} was written by another writer during {self._batch}. The"
-                " batch committed nothing."
-            )
-            raise errors.CommitConflictError(
-                problem, "Run the application again.", dataset=spec.name
-            )
-        manifest = stored or new_manifest(spec, now)
-        before = None if self._pinned is None else self._pinned.id
-        written = Written(
-            application=self._batch.application,
-            batch=self._batch.number,
-            sends=tuple(self._sends),
-            before=before,
-            watermark=watermark,
-        )
-        old = manifest.version.generations if manifest.version is not None else ()
-        before_it = [generation for generation in old if generation.files]
-        if self._pinned is None and before_it:
-            raise errors.DatasetError(
-                f"local table {spec.name!r} has entries, and {self._batch} began before the table"
-                " existed.",
-                "Abandon the batch, so that the next one begins with the table: adjunct checkpoint"
-                f" abandon {self._batch.application} --reason ….",
-                dataset=spec.name,
-            )
-        mine = [generation for generation in self._generations if generation.files]
-        counters = {"changes": 0, "deleted": 0}
-        for sent in self._sends:
-            counters["changes"] += sent.rows
-            counters["deleted"] += sent.deleted
+        now = self._lake.now()
+        manifest = current.manifest or new_manifest(spec, now)
+        counters = {
+            "changes": sum(sent.rows for sent in self._sends),
+            "deleted": sum(sent.deleted for sent in self._sends),
+        }
         after = manifest.after(
             declaration=declaration_from_spec(spec, self._schema),
-            next_generation=_next_generation(start) + len(self._sends),
+            next_generation=start.next_generation + len(self._sends),
             counters=sum_counters(manifest.counters, counters),
-            written=written,
+            written=Written(
+                application=self._batch.application,
+                batch=self._batch.number,
+                sends=tuple(self._sends),
+                before=None if self._pinned is None else self._pinned.id,
+                watermark=watermark,
+            ),
             change=Change(action="batch", reason=str(self._batch)),
         )
-        stay = [generation for generation in before_it if not has_expired(generation, watermark)]
-        if not mine and manifest.version is not None and len(stay) == len(before_it):
+        before = []
+        generations = []
+        for old in manifest.served_generations:
+            if old.files:
+                before.append(old)
+            if old.files and not has_expired(old, watermark):
+                generations.append(old)
+        generations += self._sent_generations()
+        if generations == before and manifest.version is not None:
             return after
-        generations = (*stay, *mine)
         if not generations:
-            generations = (self._log.attempt().generation(after.next_generation),)
+            generations = [attempt.generation(after.next_generation)]
             after = after.after(next_generation=after.next_generation + 1)
-        number = 1 if parent is None else parent.number + 1
-        version = version_from_generations(
-            spec,
-            generations,
-            number=number,
-            id=version_id(number, commit_id),
-            sealed_at=now,
-            counters=counters,
-        )
+        made = next_version(current.commit, attempt, now)
+        version = version_from_generations(spec, generations, **made, counters=counters)
         return switch_version(after, version, now)
 
 
@@ -726,9 +742,9 @@ def create_state(context: Runtime, dataset: LocalTable) -> None:
         commit, stored = log.read()
         if stored is None:
             attempt = log.attempt()
-            number = 1 if commit is None else commit.number + 1
+            made = next_version(commit, attempt, context.now())
             change = Change(action="begin", reason="an operator keeps its state here")
-            manifest = empty_manifest(dataset, attempt, number, context.now()).after(change=change)
+            manifest = empty_manifest(dataset, attempt, made).after(change=change)
             log.commit(commit, manifest, by=context.by, commit_id=attempt.id)
 
     retry_conflicts(lambda: create)
@@ -739,11 +755,9 @@ def maintain_state(context: Runtime, name: str) -> bool:
     is due.
     """
     manifest = context.log(name).read()[1]
-    if (
-        manifest is None or manifest.declaration.expires is None
-    ):  # another dataset of this name is left alone
-        return False
+    if manifest is None or manifest.declaration.expires is None:
+        return False  # another dataset of this name is left alone
     compacted = compact_due(context, as_unbounded(manifest), _STATE_COMPACTION)
-    return (
-        len((compacted[1] if compacted is not None else manifest).retired) >= _RETIRED_PER_DISCARD
-    )
+    if compacted is not None:
+        manifest = compacted[1]
+    return len(manifest.retired) >= _RETIRED_PER_DISCARD

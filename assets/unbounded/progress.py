@@ -54,8 +54,9 @@ class BootstrapProgress:
         if self.state == "done":
             return f"done: {self.total:,} offsets in {self.seconds:.1f} s"
         unread = ", ".join(f"{count:,} of {ssp}" for ssp, count in list(self.missing.items())[:5])
-        more = f" and of {len(self.missing) - 5} more partitions" if len(self.missing) > 5 else ""
-        return f"{self.per_cent}% of {self.total:,} offsets; to read: {unread or 'nothing'}{more}"
+        if len(self.missing) > 5:
+            unread += f" and of {len(self.missing) - 5} more partitions"
+        return f"{self.per_cent}% of {self.total:,} offsets; to read: {unread or 'nothing'}"
 
     def describe(self, took: float, read: int) -> str:
         """Return the progress, and unless `read` is 0 the estimated time left.
@@ -64,19 +65,22 @@ class BootstrapProgress:
         resumed.
         """
         detail = f"{self.per_cent}% ({self.read:,} of {self.total:,} offsets)"
-        left = took * (self.total - self.read) / read if read else 0
-        return f"{detail}, about {timedelta(seconds=round(left))} left" if read else detail
+        if not read:
+            return detail
+        left = took * (self.total - self.read) / read
+        return f"{detail}, about {timedelta(seconds=round(left))} left"
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as JSON-able values."""
-        counts = {
+        return {
             "state": self.state,
             "per_cent": self.per_cent,
             "offsets": self.read,
             "of": self.total,
+            "missing": {str(ssp): count for ssp, count in self.missing.items()},
+            "seconds": round(self.seconds, 3),
+            "why": self.why,
         }
-        missing = {str(ssp): count for ssp, count in self.missing.items()}
-        return {**counts, "missing": missing, "seconds": round(self.seconds, 3), "why": self.why}
 
 
 def bootstrap_progress(
@@ -89,7 +93,9 @@ def bootstrap_progress(
     system = systems[split_stream_name(manifest.declaration.input)[0]]
     start = offsets_by_partition(bootstrap.start)
     target = offsets_by_partition(bootstrap.target)
-    at = offsets_by_partition(manifest.offsets) if bootstrap.state == "running" else target
+    at = target
+    if bootstrap.state == "running":
+        at = offsets_by_partition(manifest.offsets)
     total = sum(system.distance(ssp, start[ssp], end) for ssp, end in target.items())
     missing = {ssp: system.distance(ssp, at[ssp], end) for ssp, end in target.items()}
     return BootstrapProgress(
@@ -129,7 +135,9 @@ class PartitionLag:
 
     def to_json(self) -> dict[str, Any]:
         """Return the lag as JSON-able values."""
-        seconds = None if self.seconds is None else round(self.seconds, 1)
+        seconds = None
+        if self.seconds is not None:
+            seconds = round(self.seconds, 1)
         return {
             "offsets": self.offsets,
             "records": self.records,
@@ -195,12 +203,12 @@ class StreamPosition:
     ) -> list[SystemStreamPartition]:
         """Return the partitions with unread records older than `max_staleness`."""
         limit = subtract_span(now, max_staleness)
-        behind = [
-            ssp
-            for ssp, offset in self.offsets.items()
-            if self.system.compare(offset, self.ends[ssp]) < 0
-        ]
-        return [ssp for ssp in behind if self._has_unread_before(ssp, limit)]
+        stale = []
+        for ssp, offset in self.offsets.items():
+            is_behind = self.system.compare(offset, self.ends[ssp]) < 0
+            if is_behind and self._has_unread_before(ssp, limit):
+                stale.append(ssp)
+        return stale
 
     def raise_if_stale(
         self, dataset: str, max_staleness: timedelta, now: datetime, next_step: str = ""
@@ -217,15 +225,13 @@ class StreamPosition:
         lags = self.lags(now)
         ssp = max(stale, key=lambda ssp: (lags[ssp].seconds or float("inf"), lags[ssp].offsets))
         lag = lags[ssp]
-        if lag.seconds is None:
-            age = ""
-        else:
+        age = others = deleted = ""
+        if lag.seconds is not None:
             age = f", the oldest about {timedelta(seconds=round(lag.seconds))} old"
         if len(stale) > 1:
             others = f" ({len(stale) - 1} more of its partitions are too old as well)"
-        else:
-            others = ""
-        deleted = f", of which retention has deleted {lag.lost:,}" if lag.lost else ""
+        if lag.lost:
+            deleted = f", of which retention has deleted {lag.lost:,}"
         problem = (
             f"dataset {dataset!r} is stale: {lag.offsets:,} offsets of {ssp} are not in"
             f" it{deleted}{age}, and at most {max_staleness} is allowed{others}."

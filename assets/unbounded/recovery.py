@@ -23,6 +23,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
@@ -43,6 +44,7 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.assets.versions.version import (
     DatasetDeclaration,
+    SealedVersion,
     check_declaration,
     describe_history_length,
     history_from_spec,
@@ -123,34 +125,34 @@ def inspect_table(context: Runtime, spec: UnboundedDataset) -> TableSnapshot:
     source = open_changes(context.systems, spec)
     log = context.log(spec.name)
     commit, stored, damage = log.read_or_newest()
-    manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
+    manifest = None
+    if stored is not None:
+        manifest = require_matching_manifest(stored, source.declaration)
+    carried = None
+    missing: list[str] = []
     if manifest is not None and not damage:
         carried = follow_repartition(manifest, source.info)
-    else:
-        carried = None
-    manifest = manifest if carried is None else as_unbounded(carried)
-    at = context.now()
-    ends = source.system.upcoming(source.ssps)
+        if carried is not None:
+            manifest = as_unbounded(carried)
+        missing = _missing_objects(log, manifest)
     snapshot = TableSnapshot(
         source,
-        at,
+        context.now(),
         commit,
         manifest,
         oldest=source.system.oldest(source.ssps),
-        ends=ends,
+        ends=source.system.upcoming(source.ssps),
         carried=carried is not None,
         damage=damage,
-        missing=() if manifest is None or damage else tuple(_missing_objects(log, manifest)),
+        missing=tuple(missing),
     )
     if manifest is None and not damage:
         return replace(snapshot, refusal=_lost_pointer_error(log))
     if commit is not None and assess_continuity(snapshot).store == "invalid":
         head = log.log.head()
         if head is not None and head.id != commit.id:  # that commit's writer may have removed files
-            return replace(
-                snapshot,
-                refusal=_overtaken_error(log, f" (number {head.number}, after {commit.number})"),
-            )
+            refusal = _overtaken_error(log, f" (number {head.number}, after {commit.number})")
+            return replace(snapshot, refusal=refusal)
     return snapshot
 
 
@@ -176,60 +178,62 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     if manifest is None:
         return TableContinuity("none")
     building = manifest.bootstrap.state == "running"
+    invalid = partial(TableContinuity, "invalid", building=building)
     offsets = offsets_by_partition(manifest.offsets)
     refusal = source.recreated_error(manifest.stream, offsets, snapshot.ends)
     if refusal is not None:
-        return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
+        return invalid(refusal.problem, refusal=refusal)
     changed = describe_changed_partitions(source, offsets)
     if changed:
-        problem = f"the partitions of its stream have changed ({changed})"
-        return TableContinuity("invalid", problem, building=building)
-    lost = [
-        ssp
-        for ssp, offset in offsets.items()
-        if source.system.compare(offset, snapshot.oldest[ssp]) < 0
-    ]
-    if lost:
-        ssp = lost[0]
-        oldest = snapshot.oldest[lost[0]]
-        problem = (
-            f"it continues at offset {offsets[ssp]} of {ssp}, and the oldest in the stream is"
-            f" {oldest}"
-        )
-        return TableContinuity("invalid", problem, lost=True, building=building)
+        return invalid(f"the partitions of its stream have changed ({changed})")
+    for ssp, offset in offsets.items():
+        oldest = snapshot.oldest[ssp]
+        if source.system.compare(offset, oldest) < 0:
+            problem = (
+                f"it continues at offset {offset} of {ssp}, and the oldest in the stream is"
+                f" {oldest}"
+            )
+            return invalid(problem, lost=True)
     if snapshot.missing:
-        problem = (
-            f"{len(snapshot.missing)} of its objects are missing or cut, first"
-            f" {snapshot.missing[0]}"
-        )
-        return TableContinuity("invalid", problem, building=building)
+        count = len(snapshot.missing)
+        return invalid(f"{count} of its objects are missing or cut, first {snapshot.missing[0]}")
     if building:
         problem = _bootstrap_problem(manifest, source, snapshot.at)
-        if problem:
-            return TableContinuity("invalid", problem, building=True)
-        return TableContinuity("building")
-    behind = any(
-        source.system.compare(offset, snapshot.ends[ssp]) < 0 for ssp, offset in offsets.items()
-    )
+    else:
+        problem = _age_problem(snapshot, manifest.confirmed_at, offsets)
+    if problem:
+        return invalid(problem)
+    return TableContinuity("building" if building else "valid")
+
+
+def _age_problem(snapshot: TableSnapshot, confirmed: datetime | None, offsets: Offsets) -> str:
+    """Return why a table was behind for too long to be continued, "" if it was not."""
+    source = snapshot.source
     limit = effective_max_age(source)
-    confirmed = manifest.confirmed_at
-    if behind and limit is not None and confirmed is not None and snapshot.at - confirmed > limit:
-        return TableContinuity(
-            "invalid",
-            f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than"
-            f" {limit} ago, and has not read all that came since",
-        )
-    return TableContinuity("valid")
+    if limit is None or confirmed is None or snapshot.at - confirmed <= limit:
+        return ""
+    if all(
+        source.system.compare(offset, snapshot.ends[ssp]) >= 0 for ssp, offset in offsets.items()
+    ):
+        return ""
+    return (
+        f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than"
+        f" {limit} ago, and has not read all that came since"
+    )
 
 
 def describe_changed_partitions(source: OpenedChanges, offsets: Offsets) -> str:
     """Return which partitions of the stream were added or removed since the table read these
     offsets, "" for none.
     """
-    added = sorted(set(source.ssps) - set(offsets))
-    removed = sorted(set(offsets) - set(source.ssps))
-    changed = ((added, "added"), (removed, "removed"))
-    return "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
+    known = set(source.ssps)
+    read = set(offsets)
+    changes = []
+    if known - read:
+        changes.append(f"{', '.join(map(str, sorted(known - read)))} added")
+    if read - known:
+        changes.append(f"{', '.join(map(str, sorted(read - known)))} removed")
+    return "; ".join(changes)
 
 
 def effective_max_age(source: OpenedChanges) -> timedelta | None:
@@ -242,7 +246,7 @@ def effective_max_age(source: OpenedChanges) -> timedelta | None:
 
 
 def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
-    generations = manifest.version.generations if manifest.version else ()
+    generations = manifest.served_generations
     if manifest.bootstrap.state == "running":
         generations = manifest.bootstrap.building
     return log.find_missing_files(f"{log.prefix}/data", generations)
@@ -332,19 +336,17 @@ def plan_recovery(
     source = snapshot.source
     spec = snapshot.spec
     # A table that is being rebuilt may have any columns and order.
-    served = None if manifest is None or manifest.bootstrap.state == "running" else manifest.version
+    served = None
+    if manifest is not None and manifest.bootstrap.state == "done":
+        served = manifest.version
     if rebuild is None:
         if served is not None:
-            declared = source.declaration
-            check_evolution(spec.name, served.columns, source.schema, spec.key)
-            if (served.order_by, served.position_type) != (
-                declared.order_by,
-                declared.position_type,
-            ):
-                raise order_change_error(spec.name, served.order_by, declared.order_by)
+            _check_served(spec.name, served, source)
         decision = decide_recovery(snapshot)
     else:  # bootstraps also without a table and with bootstrap=False
-        store = decide_recovery(snapshot).store if manifest is None else "invalid"
+        store = "invalid"
+        if manifest is None:
+            store = decide_recovery(snapshot).store
         decision = Decision(
             action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at
         )
@@ -355,10 +357,20 @@ def plan_recovery(
     require_ordered_keys(snapshot)
     if decision.action != "continue":
         return RecoveryPlan("begin", decision)
-    histories = served.history if served is not None else None, history_from_spec(spec)
-    kept, declared_length = map(describe_history_length, histories)
-    evolves = served is not None and (served.columns != source.schema or kept != declared_length)
+    if served is None:
+        return RecoveryPlan("apply", decision)
+    kept = describe_history_length(served.history)
+    declared = describe_history_length(history_from_spec(spec))
+    evolves = served.columns != source.schema or kept != declared
     return RecoveryPlan("evolve" if evolves else "apply", decision)
+
+
+def _check_served(dataset: str, served: SealedVersion, source: OpenedChanges) -> None:
+    """Raise DatasetError where the served version can't continue as the dataset is declared."""
+    declared = source.declaration
+    check_evolution(dataset, served.columns, source.schema, source.spec.key)
+    if (served.order_by, served.position_type) != (declared.order_by, declared.position_type):
+        raise order_change_error(dataset, served.order_by, declared.order_by)
 
 
 def decide_recovery(snapshot: TableSnapshot) -> Decision:
@@ -372,29 +384,34 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
         if refusal is not None:
             raise refusal
     spec = snapshot.spec
-    lost = state.lost and not state.building
-    if lost and spec.following.on_lost_offset == "fail":
+    on_lost = None
+    if state.lost and not state.building:
+        on_lost = spec.following.on_lost_offset
+    if on_lost == "fail":
         rebuild = (
             f"rebuild it from a complete source: adjunct dataset rebuild {spec.name} MODULE:APP"
             " --reason …"
         )
         raise lost_changes_error(spec.name, state.problem, rebuild)
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
-    if state.store in ("valid", "building"):
+    reason = state.problem or "there is no table yet"
+    if state.store == "valid":
         action = "continue"
-        reason = "the table is valid" if state.store == "valid" else "its bootstrap continues"
+        reason = "the table is valid"
+    elif state.store == "building":
+        action = "continue"
+        reason = "its bootstrap continues"
     elif state.building:
         action = "bootstrap"
         reason = f"the unfinished bootstrap starts again: {state.problem}"
-    elif lost and spec.following.on_lost_offset == "serve_stale":
+    elif on_lost == "serve_stale":
         action = "serve-stale"
-        reason = state.problem
     elif spec.bootstrap:
         action = "bootstrap"
-        reason = state.problem or "there is no table yet"
     else:
-        action = "create" if state.store == "none" else "recreate"
-        reason = state.problem or "there is no table yet"
+        action = "recreate"
+        if state.store == "none":
+            action = "create"
     return Decision(action=action, store=state.store, reason=reason, at=snapshot.at)
 
 

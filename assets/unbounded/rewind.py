@@ -131,7 +131,9 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     spec = snapshot.spec
     foreign = sorted(set(positions) - set(source.ssps))
     if foreign or not positions:
-        named = f"{foreign[0]} is none of them" if foreign else "no partition is named"
+        named = "no partition is named"
+        if foreign:
+            named = f"{foreign[0]} is none of them"
         problem = (
             f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and"
             f" {named}."
@@ -144,42 +146,48 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     pending = pending_startpoints(manifest, positions)
     if not pending:
         return RewindPlan(spec.name, "applied")
-    forced = frozenset(pending if force is True else force or ())
+    forced = _forced_partitions(positions, force)
     oldest = all(isinstance(startpoint, StartpointOldest) for startpoint in pending.values())
     partitions = tuple(_plan_partition(snapshot, ssp, pending[ssp]) for ssp in sorted(pending))
     if oldest and len(pending) == len(source.ssps):
-        refusal = None
-        try:
-            require_ordered_keys(snapshot)
-            if not forced >= set(source.ssps):
-                require_complete_stream(
-                    snapshot, "a startpoint at the oldest offset of every partition"
-                )
-        except errors.DatasetError as error:
-            step = (
-                f"{error.next_step} With force, the rebuild keeps only the keys that the stream"
-                " still holds."
-            )
-            by_force = not isinstance(error, errors.KeyOrderError)
-            refusal = error.reworded(error.problem, step) if by_force else error
+        refusal = _rebuild_refusal(snapshot, forced=forced >= set(source.ssps))
         return RewindPlan(spec.name, "rebuild", partitions, refusal)
-    return RewindPlan(
-        spec.name,
-        "rewind",
-        partitions,
-        _refusal_error(source, manifest, pending, partitions, forced),
-    )
+    refusal = _refusal_error(source, manifest, pending, partitions, forced)
+    return RewindPlan(spec.name, "rewind", partitions, refusal)
+
+
+def _forced_partitions(positions: Positions, force: Force) -> frozenset[SystemStreamPartition]:
+    return frozenset(positions if force is True else force or ())
+
+
+def _rebuild_refusal(snapshot: TableSnapshot, *, forced: bool) -> errors.DatasetError | None:
+    """Return the error that rejects a rebuild from startpoints, or None."""
+    try:
+        require_ordered_keys(snapshot)
+        if not forced:
+            require_complete_stream(
+                snapshot, "a startpoint at the oldest offset of every partition"
+            )
+    except errors.KeyOrderError as error:
+        return error
+    except errors.DatasetError as error:
+        step = (
+            f"{error.next_step} With force, the rebuild keeps only the keys that the stream"
+            " still holds."
+        )
+        return error.reworded(error.problem, step)
+    return None
 
 
 def pending_startpoints(
     manifest: UnboundedManifest | None, positions: Positions
 ) -> dict[SystemStreamPartition, Startpoint]:
     """Return the startpoints that the table has not applied yet."""
-    return {
-        ssp: startpoint
-        for ssp, startpoint in positions.items()
-        if manifest is None or not manifest.has_applied(str(ssp), startpoint.id)
-    }
+    found = {}
+    for ssp, startpoint in positions.items():
+        if manifest is None or not manifest.has_applied(str(ssp), startpoint.id):
+            found[ssp] = startpoint
+    return found
 
 
 def _plan_partition(
@@ -193,21 +201,16 @@ def _plan_partition(
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
     manifest = snapshot.manifest
     taken = None
-    if manifest is not None:  # during a bootstrap, as of its end
-        running = manifest.bootstrap.state == "running"
-        taken = offsets_by_partition(
-            manifest.bootstrap.target if running else manifest.offsets
-        ).get(ssp)
-    end = snapshot.ends[ssp] if taken is None else taken
-    later = system.compare(start, end) > 0
-    return PartitionRewind(
-        ssp,
-        describe_startpoint(startpoint),
-        taken,
-        start,
-        again=0 if later else system.distance(ssp, start, end),
-        skipped=system.distance(ssp, end, start) if later else 0,
-    )
+    if manifest is not None:
+        read_to = manifest.offsets
+        if manifest.bootstrap.state == "running":  # as of its end
+            read_to = manifest.bootstrap.target
+        taken = offsets_by_partition(read_to).get(ssp)
+    end = taken or snapshot.ends[ssp]
+    rewind = PartitionRewind(ssp, describe_startpoint(startpoint), taken, start)
+    if system.compare(start, end) > 0:
+        return replace(rewind, skipped=system.distance(ssp, end, start))
+    return replace(rewind, again=system.distance(ssp, start, end))
 
 
 def _refusal_error(
@@ -222,7 +225,6 @@ def _refusal_error(
     """
     spec = source.spec
     what = f"dataset {spec.name!r}"
-    rebuild = f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
     if manifest is None:
         step = (
             "Advance it once, or give startpoints at the oldest offset of every partition to"
@@ -242,18 +244,19 @@ def _refusal_error(
                 " purpose.",
                 dataset=spec.name,
             )
-    extractor = spec.extractor
-    unforced = [rewind for rewind in partitions if rewind.again and rewind.ssp not in forced]
-    if extractor is None or extractor.keeps(spec.key) or not unforced:
+    if spec.extractor is None or spec.extractor.keeps(spec.key):
         return None
-    problem = (
-        f"{what}: its extractor computes the key ({', '.join(spec.key)}), so it is not known which"
-        f" entries the changes of {unforced[0].ssp} from offset {unforced[0].start} on have made:"
-        " entries that they no longer make would stay."
-    )
-    return errors.DatasetError(
-        problem, f"Rebuild it: {rebuild}. With force, these entries stay.", dataset=spec.name
-    )
+    for partition in partitions:
+        if partition.again and partition.ssp not in forced:
+            return errors.DatasetError(
+                f"{what}: its extractor computes the key ({', '.join(spec.key)}), so it is not"
+                f" known which entries the changes of {partition.ssp} from offset"
+                f" {partition.start} on have made: entries that they no longer make would stay.",
+                f"Rebuild it: adjunct dataset rebuild {spec.name} MODULE:APP --reason …. With"
+                " force, these entries stay.",
+                dataset=spec.name,
+            )
+    return None
 
 
 def not_continuable_error(snapshot: TableSnapshot, decision: Decision) -> errors.DatasetError:
@@ -347,15 +350,12 @@ def _rewind(
         rewind = resolve_rewind(snapshot, positions, force)
         if rewind.action == "applied":
             return _already_applied_report(context, snapshot, stages)
-        if isinstance(force, bool):
-            forced = force
-        else:
-            forced = all(partition.ssp in force for partition in rewind.partitions)
-        ids = {str(partition.ssp): positions[partition.ssp].id for partition in rewind.partitions}
+        rewound = {partition.ssp for partition in rewind.partitions}
+        forced = _forced_partitions(positions, force) >= rewound
+        ids = {str(ssp): positions[ssp].id for ssp in sorted(rewound)}
         rebuilt = rewind.action == "rebuild"
         if rebuilt:
             _raise_refusal(rewind)
-        if rebuilt:
             plan = plan_recovery(snapshot, rebuild=reason, forced=forced)
         else:
             plan = plan_recovery(snapshot)
@@ -366,18 +366,8 @@ def _rewind(
         _raise_refusal(rewind)
         raise not_continuable_error(snapshot, plan.decision)
     advance = resume_table(advance, plan)
-    if advance.running or advance.manifest.quarantining is not None:
-        advance, action = apply_changes(
-            advance
-        )  # a bootstrap, or ranges whose dead letters were being sent
-        if action == "waiting":
-            problem = (
-                f"dataset {spec.name!r} can't be rewound: its bootstrap waits for unfinished"
-                " transactions."
-            )
-            raise errors.DatasetError(
-                problem, "Advance it until the bootstrap is done, then retry.", dataset=spec.name
-            )
+    if not advance.manifest.is_settled:
+        advance = _settle(advance)
         rewind = resolve_rewind(replace(snapshot, manifest=advance.manifest), positions, force)
     _raise_refusal(rewind)
     rewinding = ActiveRewind(rewind, ids, reason, forced)
@@ -386,12 +376,27 @@ def _rewind(
     with Lease.acquire(context.lake, spec.name, [version.id], holder=f"rewind by {context.by}"):
         advance, _ = apply_ranges(advance, rewinding.ranges, rewinding=rewinding)
     report = build_report(compact_if_due(advance), "rewound")
-    again, skipped = (
-        sum(getattr(partition, what) for partition in rewind.partitions)
-        for what in ("again", "skipped")
-    )
+    again = sum(partition.again for partition in rewind.partitions)
+    skipped = sum(partition.skipped for partition in rewind.partitions)
     note = f"{again:,} offsets of {len(rewind.partitions)} partition(s) applied again"
-    return replace(report, note=note + (f", {skipped:,} skipped" if skipped else ""))
+    if skipped:
+        note += f", {skipped:,} skipped"
+    return replace(report, note=note)
+
+
+def _settle(advance: Advance) -> Advance:
+    """Finish a bootstrap, and the ranges whose dead letters were being sent. Raises DatasetError
+    for a bootstrap that waits for transactions.
+    """
+    advance, action = apply_changes(advance)
+    if action == "waiting":
+        name = advance.spec.name
+        raise errors.DatasetError(
+            f"dataset {name!r} can't be rewound: its bootstrap waits for unfinished transactions.",
+            "Advance it until the bootstrap is done, then retry.",
+            dataset=name,
+        )
+    return advance
 
 
 def _already_applied_report(

@@ -81,11 +81,15 @@ class PartitionRewind:
 
     def summary(self) -> str:
         """Return the effect in one line."""
-        taken = "there is no table yet" if self.taken is None else f"read up to {self.taken}"
-        counts = [f"{self.again:,} offsets again"] if self.again else []
-        counts += [f"{self.skipped:,} offsets never"] if self.skipped else []
-        at = f"{self.ssp}: {self.startpoint}: starts at {self.start}"
-        return f"{at}, {taken}: {', '.join(counts) or 'nothing to apply'}"
+        taken = "there is no table yet"
+        if self.taken is not None:
+            taken = f"read up to {self.taken}"
+        effect = "nothing to apply"
+        if self.again:
+            effect = f"{self.again:,} offsets again"
+        elif self.skipped:
+            effect = f"{self.skipped:,} offsets never"
+        return f"{self.ssp}: {self.startpoint}: starts at {self.start}, {taken}: {effect}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +110,6 @@ class RewindPlan(Report):
         """Return the plan in a few lines, one a partition."""
         lines = [f"dataset {self.dataset}: {'refused' if self.refusal else self.action}"]
         lines += [f"  {partition.summary()}" for partition in self.partitions]
-        return "\n".join([*lines, *([f"  {self.refusal}"] if self.refusal else [])])
+        if self.refusal:
+            lines.append(f"  {self.refusal}")
+        return "\n".join(lines)

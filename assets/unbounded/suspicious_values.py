@@ -65,11 +65,14 @@ def _describe_suspicions(
 ) -> Iterator[str]:
     precise = form.format == "json" and form.decimals == "precise"
     for field in schema.fields:
-        values = [row[field.name] for row in rows if row.get(field.name) is not None]
+        values = []
+        for row in rows:
+            if row.get(field.name) is not None:
+                values.append(row[field.name])
         if not values:
             continue
-        is_decimal = precise and field.type.startswith("decimal")
-        if is_decimal and all(map(_is_number_as_text, values)):
+        is_precise = precise and field.type.startswith("decimal")
+        if is_precise and all(map(_is_number_as_text, values)):
             yield (
                 f"each value of {field.name!r} is a plain number, read as base64, because of"
                 " decimals='precise': if they are numbers, declare decimals='string' and rebuild"

@@ -61,7 +61,9 @@ class TieRule:
         """Return what has to be equal for a tie: the position, or if offsets are positions whether
         the row is of a snapshot.
         """
-        return position < 0 if self.order_by is None else position
+        if self.order_by is None:
+            return position < 0
+        return position
 
     def ties(self, stored: Row, change: Row) -> bool:
         """Whether nothing but offsets says which of these rows of a key is newer.
@@ -93,11 +95,11 @@ class TieRule:
         self, generation: Generation, bucket: int, lowest: Any
     ) -> tuple[BucketFile, ...]:
         """Return the files of the bucket with values as high as `lowest`."""
-        return tuple(
-            file
-            for file in generation.files
-            if file.bucket == bucket and self.highest_of(file) >= lowest
-        )
+        found = []
+        for file in generation.files:
+            if file.bucket == bucket and self.highest_of(file) >= lowest:
+                found.append(file)
+        return tuple(found)
 
 
 def find_tie_rule(source: OpenedChanges, layout: BucketLayout) -> TieRule | None:
@@ -120,7 +122,9 @@ class Tie:
     def reason(self, rule: TieRule) -> str:
         """Return why the change can't be applied, to follow "the change at offset …"."""
         offset = self.with_row.get(OFFSET)
-        where = "the stored row" if offset is None else f"the change at offset {offset}"
+        where = "the stored row"
+        if offset is not None:
+            where = f"the change at offset {offset}"
         where = f"{where} of partition {self.with_row[PARTITION]}"
         return (
             f"{where} has the same key ({format_key(self.change, rule)}) and the same"
@@ -132,7 +136,9 @@ class Tie:
         """Return the error for this tie."""
         partition = self.change[PARTITION]
         offset = self.change[OFFSET]
-        order = "the time since when it is valid" if rule.over_time else "order_by"
+        order = "order_by"
+        if rule.over_time:
+            order = "the time since when it is valid"
         return KeyOrderError(
             f"dataset {rule.dataset!r}: the change at offset {offset} of partition {partition}"
             f" can't be applied: {self.reason(rule)}.",
@@ -150,7 +156,10 @@ class Tie:
 
 def format_key(row: Row, rule: TieRule) -> str:
     """Return the row's key for a message, without the values of sensitive columns."""
-    names = [name for name in rule.key if name != VALID_FROM]
+    names = []
+    for name in rule.key:
+        if name != VALID_FROM:
+            names.append(name)
     return format_record({name: row[name] for name in names}, rule.schema.sensitive)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -85,10 +86,9 @@ def ranges_from_version(dataset: str, version: str) -> Ranges:
         ranges = _STORED.validate_json(version.removeprefix(_FORM))
         return {SystemStreamPartition.parse(ssp): span for ssp, span in ranges.items()}
     except (ValueError, AdjunctError) as error:
+        problem = str(error)
         if isinstance(error, ValidationError):
             problem = first_validation_problem(error)
-        else:
-            problem = str(error)
         raise MalformedDocumentError(
             f"dataset {dataset!r} is transient, and {version!r} is not a version of it: {problem}.",
             "Run the application with the release that wrote its batch log, or a newer one.",
@@ -96,20 +96,22 @@ def ranges_from_version(dataset: str, version: str) -> Ranges:
         ) from error
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class TransientVersion:
     """One version of a transient table with `rows` entries, in Spark's memory until it is
     released.
     """
 
-    def __init__(
-        self, dataset: str, schema: Schema, ranges: Ranges, kept: DataFrame, rows: int
-    ) -> None:
-        self.dataset = dataset
-        self.schema = schema
-        self.ranges = ranges
-        self.rows = rows
-        self.version = version_from_ranges(ranges)
-        self.kept = kept
+    dataset: str
+    schema: Schema
+    ranges: Ranges
+    kept: DataFrame
+    rows: int
+
+    @property
+    def version(self) -> str:
+        """The id of the version."""
+        return version_from_ranges(self.ranges)
 
     def __repr__(self) -> str:
         return f"TransientVersion({self.dataset!r}, {self.version!r})"
@@ -128,9 +130,8 @@ class TransientVersion:
 
     def release(self) -> None:
         """Free the memory; the version can't be read afterwards."""
-        if is_remote(self.kept):  # the server drops it with the last frame of this client
-            return
-        release_checkpoint(self.kept)
+        if not is_remote(self.kept):  # else the server drops it with the last frame of this client
+            release_checkpoint(self.kept)
 
 
 _ABANDON_BATCH = (
@@ -183,47 +184,37 @@ class TransientTable:
         stages = Stages(self.spec.name)
         with stages("collect"):
             upcoming = source.system.upcoming(source.ssps)
-            if before is None:
-                starts, decision = self._start_offsets(upcoming)
-            else:
-                starts = _end_offsets(before.ranges)
-                decision = Decision(
-                    action="continue", store="valid", reason="this run has built it", at=utc_now()
-                )
-            refusal = source.recreated_error(
-                None, starts, upcoming
-            )  # a version has no stream identity, only offsets
+            starts, decision = self._start_offsets(upcoming)
+            # A version has no stream identity, only offsets.
+            refusal = source.recreated_error(None, starts, upcoming)
             if refusal is not None:
                 raise refusal
             fresh = self._next_ranges(starts, upcoming, spark)
-            records = source.count(fresh) if fresh else 0
+            records = 0
+            if fresh:
+                records = source.count(fresh)
         action: Action = "up-to-date"
-        if before is None or fresh:
-            action = "applied" if before is not None else "bootstrapped"
-            since = starts
+        if before is None:
+            action = "bootstrapped"
+        elif fresh:
+            action = "applied"
+        ends = {**starts, **_end_offsets(fresh)}
+        if before is not None and not records:  # only markers, which take offsets
+            view = replace(before, ranges=_move_ends(before.ranges, ends))
+        else:
+            since = {ssp: (start, start) for ssp, start in starts.items()}
+            ranges = _move_ends(since if before is None else before.ranges, ends)
+            with stages("build"):
+                view = self._build(spark(), fresh if records else {}, ranges, before)
             if before is not None:
-                since = {ssp: start for ssp, (start, _) in before.ranges.items()}
-            ranges = {
-                ssp: (since[ssp], fresh[ssp][1] if ssp in fresh else starts[ssp])
-                for ssp in source.ssps
-            }
-            if before is not None and not records:  # only markers, which take offsets
-                self.view = TransientVersion(
-                    self.spec.name, source.schema, ranges, before.kept, before.rows
-                )
-            else:
-                with stages("build"):
-                    self.view = self._build(spark(), fresh if records else {}, ranges, before)
-                if before is not None:
-                    before.release()
-        assert self.view is not None
-        ends = _end_offsets(self.view.ranges)
+                before.release()
+        self.view = view
         return AdvanceReport(
             dataset=self.spec.name,
             kind=self.spec.kind,
             action=action,
-            version=self.view.version,
-            rows=self.view.rows,
+            version=view.version,
+            rows=view.rows,
             counters={"read": records},
             offsets=offsets_to_json(ends),
             lag={
@@ -233,7 +224,7 @@ class TransientTable:
             decision=decision,
             seconds=stages.seconds,
             schema=source.schema,
-            note=f"{decision.action}: {decision.reason}" if before is None else "",
+            note="" if before is not None else f"{decision.action}: {decision.reason}",
         )
 
     def restore(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
@@ -261,7 +252,10 @@ class TransientTable:
             ssp: self._remaining_range(ssp, span, oldest[ssp], upcoming[ssp])
             for ssp, span in ranges.items()
         }
-        filled = {ssp: span for ssp, span in ranges.items() if span[0] != span[1]}
+        filled = {}
+        for ssp, span in ranges.items():
+            if span[0] != span[1]:
+                filled[ssp] = span
         if filled and not source.count(filled):
             filled = {}
         before = self.view
@@ -323,7 +317,13 @@ class TransientTable:
             self.view = None
 
     def _start_offsets(self, upcoming: Offsets) -> tuple[Offsets, Decision]:
-        """Return the offsets at which a new table begins, and the decision that says why."""
+        """Return the offsets at which the table begins or continues, and the decision that says
+        why.
+        """
+        if self.view is not None:
+            return _end_offsets(self.view.ranges), Decision(
+                action="continue", store="valid", reason="this run has built it", at=utc_now()
+            )
         source = self._source
         oldest = source.system.oldest(source.ssps)
         if self.spec.bootstrap:
@@ -331,28 +331,35 @@ class TransientTable:
             if not source.system.has_all_keys(source.info.name):
                 raise incomplete_stream_error(self.spec, reason, "Declare persistent=True")
             return oldest, Decision(action="bootstrap", store="none", reason=reason, at=utc_now())
-        last: dict[
-            SystemStreamPartition, str
-        ] = {}  # end offsets of the last version, of partitions that still exist
-        if self._last is not None and is_transient(self._last):
-            ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
-            last = {ssp: ends[ssp] for ssp in source.ssps if ssp in ends}
-        lost = [ssp for ssp, end in last.items() if source.system.compare(end, oldest[ssp]) < 0]
-        reason = "it is transient, and continues from " + (
-            "the last offset" if last else "the default offset"
-        )
-        if lost:
-            ssp = lost[0]
+        last = self._last_offsets()
+        began = "the default offset"
+        if last:
+            began = "the last offset"
+        reason = f"it is transient, and continues from {began}"
+        for ssp, end in last.items():
+            if source.system.compare(end, oldest[ssp]) >= 0:
+                continue
             problem = (
-                f"the oldest offset of {ssp} is {oldest[ssp]}, and the table continues at"
-                f" {last[ssp]}"
+                f"the oldest offset of {ssp} is {oldest[ssp]}, and the table continues at {end}"
             )
             if self.spec.following.on_lost_offset == "fail":
                 instead = 'declare on_lost_offset="rebuild" to continue without them'
                 raise lost_changes_error(self.spec.name, problem, instead)
             reason += f"; {problem}"
+            break
         decision = Decision(action="create", store="none", reason=reason, at=utc_now())
         return source.start_offsets(last, oldest, upcoming), decision
+
+    def _last_offsets(self) -> dict[SystemStreamPartition, str]:
+        """Return the end offsets of the last version, of partitions that still exist."""
+        if self._last is None or not is_transient(self._last):
+            return {}
+        ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
+        found = {}
+        for ssp in self._source.ssps:
+            if ssp in ends:
+                found[ssp] = ends[ssp]
+        return found
 
     def _next_ranges(
         self, starts: Offsets, upcoming: Offsets, spark: Callable[[], SparkSession]
@@ -361,12 +368,11 @@ class TransientTable:
         these whole.
         """
         system = self._source.system
-        ranges = {
-            ssp: (start, upcoming[ssp])
-            for ssp, start in starts.items()
-            if system.compare(start, upcoming[ssp])
-        }
-        if not ranges or not getattr(self.spec.following.changes, "transactions", None):
+        ranges = {}
+        for ssp, start in starts.items():
+            if system.compare(start, upcoming[ssp]):
+                ranges[ssp] = (start, upcoming[ssp])
+        if not ranges or self.spec.transactions is None:
             return ranges
         return limit_to_complete_transactions(
             self.spec, self._systems, spark(), self._source, ranges
@@ -378,19 +384,15 @@ class TransientTable:
         """Return the version of `ranges`: the rows of the version `before`, if any, and the
         `fresh` changes.
         """
-        schema = self._source.schema
         rows = self._read_changes(spark, fresh)
-        if before is not None:
-            rows = before.kept.unionByName(
-                rows, allowMissingColumns=True
-            )  # kept rows have all columns
+        if before is not None:  # kept rows have all columns
+            rows = before.kept.unionByName(rows, allowMissingColumns=True)
         rows = self._complete(rows)
         # A plan that reads a stream works only while its table is in the session's catalogue, which
         # keeps the newest ones. A checkpoint holds rows alone, so it outlives them.
         kept = self._keep_newest(rows).localCheckpoint()
-        return TransientVersion(
-            self.spec.name, schema, ranges, kept, kept.where(f"NOT {TOMBSTONE}").count()
-        )
+        count = kept.where(f"NOT {TOMBSTONE}").count()
+        return TransientVersion(self.spec.name, self._source.schema, ranges, kept, count)
 
     def _read_changes(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
         source = self._source
@@ -409,7 +411,9 @@ class TransientTable:
         self._samples = find_order_samples(source, ranges, lambda: spark, self._samples)
         changes = decode_changes(source, source.read(spark, ranges), samples=self._samples)
         changes = fail_on_problems(changes, self.spec.name)
-        kept = [KEPT] if self.spec.following.completes else []
+        kept = []
+        if self.spec.following.completes:
+            kept = [KEPT]
         return changes.select(*[named_column(name) for name in (*names, *kept)])
 
     def _complete(self, rows: DataFrame) -> DataFrame:
@@ -458,7 +462,13 @@ class TransientTable:
         )
         # Ordered by a column, a deletion also wins against later changes with a lower value, so it
         # is kept.
-        return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")
+        if spec.following.order is not None:
+            return newest
+        return newest.where(f"NOT {TOMBSTONE}")
+
+
+def _move_ends(ranges: Ranges, ends: Offsets) -> Ranges:
+    return {ssp: (start, ends[ssp]) for ssp, (start, _) in ranges.items()}
 
 
 def _end_offsets(ranges: Ranges) -> dict[SystemStreamPartition, str]:

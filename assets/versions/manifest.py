@@ -25,6 +25,7 @@ from dagster_adjunct.assets.versions.version import (
     VersionRef,
     version_number,
 )
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.documents import first_validation_problem
 from dagster_adjunct.resources.errors import (
     AdjunctError,
@@ -174,11 +175,6 @@ class CommonManifest(ManifestPart):
             )
         return self
 
-    @property
-    def served(self) -> str | None:
-        """The id of the version served, None before the first."""
-        return None if self.version is None else self.version.id
-
     def kept_elsewhere(self) -> list[str]:
         """Return, in words, the places that an erasure can't reach and that may hold the
         dataset's entries.
@@ -192,7 +188,7 @@ class CommonManifest(ManifestPart):
         """Return, in words, why readers get a version now: "served", "pinned", "next when
         unpinned".
         """
-        return ["served"] if self.served == version_id else []
+        return ["served"] if self.served_id == version_id else []
 
     def _without(
         self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any
@@ -201,10 +197,18 @@ class CommonManifest(ManifestPart):
         change = Change(action="expire", reason=f"{what}, {len(garbage)} leftovers")
         return self.after(**fields, doomed=doomed, change=change)
 
+    @property
+    def served_id(self) -> str | None:
+        """The id of the version served, None without one."""
+        return None if self.version is None else self.version.id
+
+    @property
+    def served_generations(self) -> tuple[Generation, ...]:
+        """The generations of the version served, oldest first."""
+        return () if self.version is None else self.version.generations
+
     def _served_folders(self) -> set[str]:
-        if self.version is None:
-            return set()
-        return {generation.folder for generation in self.version.generations}
+        return {generation.folder for generation in self.served_generations}
 
 
 class Bootstrap(ManifestPart):
@@ -326,12 +330,12 @@ class BoundedManifest(CommonManifest):
 
     @model_validator(mode="after")
     def _serves_what_is_chosen(self) -> Self:
-        if self.served != self.chosen:
+        if self.served_id != self.chosen:
             raise ValueError(
-                f"the version served is {self.served}: expected {self.chosen}, which is pinned or"
-                " the head"
+                f"the version served is {self.served_id}: expected {self.chosen}, which is pinned"
+                " or the head"
             )
-        for named in {self.served, self.head} - {None}:
+        for named in {self.served_id, self.head} - {None}:
             if not self.retains(str(named)):
                 raise ValueError(f"the version {named} is not among the retained, sealed versions")
         return self
@@ -370,7 +374,7 @@ class BoundedManifest(CommonManifest):
         if ref is None or set(ref.folders) & set(self.doomed):
             problem = (
                 f"dataset {self.name!r}: version {version_id} has been discarded; the one served is"
-                f" {self.served or 'none'}."
+                f" {self.served_id or 'none'}."
             )
             step = (
                 "Open the dataset again. To keep a version: adjunct dataset pin"
@@ -780,7 +784,7 @@ def _with_input_partitions(
 ) -> DatasetManifest:
     """Return the manifest with this number of input partitions, whose next offsets are these."""
     declaration = manifest.declaration.model_copy(update={"input_partitions": partitions})
-    change = Change(action=CARRY_ACTION, version=manifest.served, reason=reason)
+    change = Change(action=CARRY_ACTION, version=manifest.served_id, reason=reason)
     return manifest.after(declaration=declaration, offsets=offsets, change=change, **fields)
 
 

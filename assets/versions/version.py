@@ -255,11 +255,16 @@ class SealedVersion(VersionFacts, RowForm):
         return self.history.edge(find_newest_valid_from(self.generations))
 
     @property
+    def nonempty(self) -> tuple[Generation, ...]:
+        """Its generations that have rows, oldest first."""
+        return tuple(generation for generation in self.generations if generation.files)
+
+    @property
     def lacks_base(self) -> bool:
         """Whether an erasure has removed the base, and all rows are in one delta, which can't be
         read as entries.
         """
-        stored = [generation for generation in self.generations if generation.files]
+        stored = self.nonempty
         if len(stored) != 1:
             return False
         if self.history is not None:

@@ -109,12 +109,12 @@ class ReadyMade(dg.AutomationCondition[Any]):
         """Raise ConfigurationError, because only conditions of assets that Adjunct does not make
         are still unbound.
         """
+        purpose, step = _FOR[self.kind]
         problem = (
             f"asset {context.root_context.key.to_user_string()} has the automation condition"
-            f" {self.kind}(), "
+            f" {self.kind}(), which is for {purpose}."
         )
-        problem += f"which is for {_FOR[self.kind][0]}."
-        raise ConfigurationError(problem, _FOR[self.kind][1], argument="automation_condition")
+        raise ConfigurationError(problem, step, argument="automation_condition")
 
 
 def bind_condition(
@@ -157,9 +157,8 @@ def check_condition(condition: object, owner: tuple[str, str]) -> Condition | No
 def condition_error(owner: tuple[str, str], problem: str, next_step: str) -> ConfigurationError:
     """Return the error for the condition of `owner`, such as ("dataset", "planes")."""
     kind, name = owner
-    where = {"dataset": name} if kind == "dataset" else {"application": name}
     return ConfigurationError(
-        f"{kind} {name!r} {problem}", next_step, argument="automation_condition", **where
+        f"{kind} {name!r} {problem}", next_step, argument="automation_condition", **{kind: name}
     )
 
 
@@ -258,9 +257,8 @@ class _Asking(dg.AutomationCondition[Any]):
             tick.began = current.began
         try:
             decision = launcher.evaluate(tick)
-        except (
-            Exception
-        ) as error:  # a user's stream system may raise anything, and other conditions go on
+        except Exception as error:
+            # A user's stream system may raise anything, and other conditions go on.
             if current is None:
                 raise
             current.errors.append(error)
@@ -308,7 +306,10 @@ class Steps:
 
     def whole(self, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
         """Return these assets, and all others that the same ops make."""
-        return {one for key in keys for one in self.together.get(key, frozenset({key}))}
+        found: set[dg.AssetKey] = set()
+        for key in keys:
+            found |= self.together.get(key, {key})
+        return found
 
 
 def complete_requests(
@@ -365,7 +366,11 @@ def _depending(
     parents: Callable[[dg.AssetKey], Collection[dg.AssetKey]],
 ) -> set[dg.AssetKey]:
     """Return the assets of `rest` that depend on some of the keys."""
-    return {key for key in rest if not set(keys).isdisjoint(parents(key))}
+    found = set()
+    for key in rest:
+        if not set(keys).isdisjoint(parents(key)):
+            found.add(key)
+    return found
 
 
 _Launch = tuple[Collection[dg.AssetKey], dg.RunRequest]
@@ -400,15 +405,15 @@ def _merged(
 ) -> dg.RunRequest:
     """Return one run of these assets for the requests of several launchers of one job."""
     run_keys = [str(decision.run_key) for decision in decisions]
+    run_config: dict[str, Any] = {}
+    tags = dict(request.tags)
+    for decision in decisions:
+        run_config |= decision.run_config
+        tags |= decision.tags
     return dg.RunRequest(
         run_key=run_keys[0] if len(run_keys) == 1 else f"{job}:{digest(run_keys)}",
-        run_config={
-            name: value for decision in decisions for name, value in decision.run_config.items()
-        },
-        tags={
-            **request.tags,
-            **{name: value for decision in decisions for name, value in decision.tags.items()},
-        },
+        run_config=run_config,
+        tags=tags,
         asset_selection=sorted(keys),
         partition_key=request.partition_key,
     )
@@ -447,7 +452,8 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
 
     def with_attributes(self, *, jobs: Any = None, metadata: Any = None) -> AutomationSensor:
         """Return a copy with other metadata."""
-        metadata = self.metadata if metadata is None else metadata
+        if metadata is None:
+            metadata = self.metadata
         assert self.minimum_interval_seconds is not None
         return AutomationSensor(
             self.name, self._steps, self._keys, self.minimum_interval_seconds, metadata

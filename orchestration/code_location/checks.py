@@ -65,7 +65,9 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
 
     Raises ConfigurationError for a time shorter than Dagster allows.
     """
-    dataset = app.dataset(node.name) if node.kind == "dataset" else None
+    if node.kind != "dataset":
+        return None
+    dataset = app.dataset(node.name)
     window = dataset.following.freshness if isinstance(dataset, UnboundedDataset) else None
     if window is None:
         return None
@@ -103,14 +105,15 @@ def bootstrap_check_results(
     """
     if BOOTSTRAPPED not in selected_checks(run.context, key):
         return
-    table = None if manifest is None else as_unbounded(manifest)
-    progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
+    table = None
+    progress = None
+    decision = None
+    if manifest is not None:
+        table = as_unbounded(manifest)
+        progress = bootstrap_progress(run.systems, table, run.lake.now())
+        decision = table.decision
     if report is not None:
         decision = report.decision
-    elif table is not None:
-        decision = table.decision
-    else:
-        decision = None
     stale = decision is not None and decision.action == "serve-stale"
     served = table is not None and table.version is not None
     yield dg.AssetCheckResult(
@@ -140,17 +143,18 @@ def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey])
 
 
 def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: dg.AssetKey, error: Exception) -> None:
-    table = None
     progress = None
+    decision = None
     unknown_progress = ""
     try:
         manifest = StoredVersions(run.lake, dataset).manifest()
-        table = None if manifest is None else as_unbounded(manifest)
-        progress = None if table is None else bootstrap_progress(run.systems, table, run.lake.now())
+        if manifest is not None:
+            table = as_unbounded(manifest)
+            decision = table.decision
+            progress = bootstrap_progress(run.systems, table, run.lake.now())
     except AdjunctError as unread:  # may fail for the same reason as the run
         unknown_progress = f"; its progress is unknown: {unread.problem}"
     if progress is None or progress.state != "done":
-        decision = None if table is None else table.decision
         text = (
             f"{_describe_bootstrap(progress, decision)}{unknown_progress}. It ended with: {error}"
         )
@@ -162,13 +166,12 @@ def log_failed_check(
     context: dg.AssetExecutionContext, key: dg.AssetKey, name: str, text: str, **options: Any
 ) -> None:
     """Log a failed check as an event, because a failing step has no outputs."""
-    severity = dg.AssetCheckSeverity.ERROR
     context.log_event(
         dg.AssetCheckEvaluation(
             asset_key=key,
             check_name=name,
             passed=False,
-            severity=severity,
+            severity=dg.AssetCheckSeverity.ERROR,
             description=text,
             **options,
         )
@@ -177,7 +180,11 @@ def log_failed_check(
 
 def selected_checks(context: dg.AssetExecutionContext, key: dg.AssetKey) -> set[str]:
     """Return the names of an asset's checks that this run evaluates."""
-    return {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
+    found = set()
+    for check in context.selected_asset_check_keys:
+        if check.asset_key == key:
+            found.add(check.name)
+    return found
 
 
 def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision | None) -> str:
@@ -201,9 +208,8 @@ def _bootstrap_metadata(
     if decision is not None:
         metadata["adjunct/decision"] = dg.MetadataValue.json(decision.model_dump(mode="json"))
     if report is not None and report.action == "bootstrapped":
-        metadata["adjunct/records"] = report.counters.get("read", 0) + report.counters.get(
-            "loaded", 0
-        )
+        counts = report.counters
+        metadata["adjunct/records"] = counts.get("read", 0) + counts.get("loaded", 0)
     return metadata
 
 
@@ -222,7 +228,9 @@ def join_check_specs(
         match = app.operator(operator).spec.match
         assert match is not None
         least = match.min_rate
-        demanded = "no minimum is declared" if least is None else f"at least {least:.1%} must match"
+        demanded = "no minimum is declared"
+        if least is not None:
+            demanded = f"at least {least:.1%} must match"
         named = operator.split("-", 2)[2]
         twice = [join for join in joins if join.split("-", 2)[2] == named][1:]
         checks[operator] = dg.AssetCheckSpec(
@@ -300,19 +308,18 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
         "The newest delivered version is published. If it is rejected, the previous one stays"
         " served."
     )
-    validators = [
-        dg.AssetCheckSpec(
-            validator.name,
-            asset=key,
-            description=(
-                f"{describe_rule(validator)}: evaluated before a version is published; a failure "
-            )
-            + ("only warns." if validator.severity == "warn" else "rejects the version."),
-            metadata=_rule_metadata(validator),
+    specs = [dg.AssetCheckSpec(ACCEPTED, asset=key, description=accepted)]
+    for validator in dataset.validators:
+        effect = "only warns" if validator.severity == "warn" else "rejects the version"
+        text = (
+            f"{describe_rule(validator)}: evaluated before a version is published; a failure"
+            f" {effect}."
         )
-        for validator in dataset.validators
-    ]
-    return [dg.AssetCheckSpec(ACCEPTED, asset=key, description=accepted), *validators]
+        metadata = _rule_metadata(validator)
+        specs.append(
+            dg.AssetCheckSpec(validator.name, asset=key, description=text, metadata=metadata)
+        )
+    return specs
 
 
 def newest_verdicts(
@@ -335,10 +342,10 @@ def newest_verdicts(
     if name is not None:
         return newest, store.log.read_version(newest).verdicts
     served = manifest.version
-    if served is None:
+    ref = manifest.ref(manifest.served_id or "")
+    if served is None or ref is None:
         return None
-    ref = manifest.ref(served.id)
-    return None if ref is None else (ref, served.verdicts)
+    return ref, served.verdicts
 
 
 def validator_check_results(
@@ -398,10 +405,11 @@ def _rule_metadata(validator: Validator) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
-    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    return {
-        f"adjunct/{name}": value for name, value in numbers.items() if not isinstance(value, bool)
-    }
+    numbers = {}
+    for name, value in values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            numbers[f"adjunct/{name}"] = value
+    return numbers
 
 
 @contextmanager
@@ -424,7 +432,10 @@ def report_validator_errors(
 
 def rejection_metadata(ref: VersionRef, served: str | None) -> dict[str, Any]:
     """Return the metadata of the event of a rejected version."""
-    failed = [verdict.model_dump(mode="json") for verdict in ref.verdicts if not verdict.passed]
+    failed = []
+    for verdict in ref.verdicts:
+        if not verdict.passed:
+            failed.append(verdict.model_dump(mode="json"))
     return {
         "adjunct/action": "rejected",
         "adjunct/rejected_version": ref.id,
@@ -439,7 +450,9 @@ def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
     """Return the warning about a rejected version, with the commands to inspect, accept or
     remove it.
     """
-    stays = f"version {served} stays served" if served else "there is no version to serve"
+    stays = "there is no version to serve"
+    if served:
+        stays = f"version {served} stays served"
     rejected = (
         f"dataset {dataset}: version {ref.name!r} ({ref.id}) is rejected, {stays}: {ref.reason}."
     )
@@ -448,11 +461,9 @@ def rejection_warning(dataset: str, ref: VersionRef, served: str | None) -> str:
         return (
             f"{rejected} It was not built: deliver the content again, and remove this one: {remove}"
         )
+    look = f"adjunct dataset items {dataset} --version {ref.id}"
     if served:
         look = f"adjunct dataset diff {dataset} {served} {ref.id}"
-    else:
-        look = f"adjunct dataset items {dataset}"
-    look += "" if served else f" --version {ref.id}"
     accept = f"adjunct dataset accept {dataset} {ref.id} --reason …"
     return (
         f"{rejected} Look at it: {look}. Publish it all the same: {accept}; or remove it: {remove}"

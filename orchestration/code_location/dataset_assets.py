@@ -40,7 +40,9 @@ def last_data_version(
 ) -> str | None:
     """Return the data version of the asset's newest materialization, None before the first."""
     known = context.instance.get_latest_materialization_event(key)
-    tags = known.asset_materialization.tags if known and known.asset_materialization else None
+    tags = None
+    if known and known.asset_materialization:
+        tags = known.asset_materialization.tags
     return (tags or {}).get(metadata.DATA_VERSION_TAG)
 
 
@@ -100,9 +102,10 @@ def missing_check_outputs(
     context: dg.AssetExecutionContext, results: Iterable[object] = ()
 ) -> Iterator[dg.Output[None]]:
     """Yield outputs for selected checks without a result, because Dagster expects one for each."""
-    evaluated = {
-        (one.asset_key, one.check_name) for one in results if isinstance(one, dg.AssetCheckResult)
-    }
+    evaluated = set()
+    for one in results:
+        if isinstance(one, dg.AssetCheckResult):
+            evaluated.add((one.asset_key, one.check_name))
     for check in context.selected_asset_check_keys:
         if (check.asset_key, check.name) not in evaluated:
             yield dg.Output(
@@ -151,14 +154,15 @@ def dataset_assets(
     reported again. Startpoints of the `applications` for a dataset's stream are applied first.
     """
     datasets = tuple(member.dataset for member in unit)
-    specs = [
-        spec for member in unit for spec in checks.validator_check_specs(member.dataset, member.key)
-    ]
-    specs += [
-        spec for member in unit for spec in checks.bootstrap_check_specs(member.dataset, member.key)
-    ]
-    set_name = datasets[0].version_set
-    kind, name = ("version_set", set_name) if set_name else ("dataset", datasets[0].name)
+    specs = []
+    for member in unit:
+        specs += checks.validator_check_specs(member.dataset, member.key)
+        specs += checks.bootstrap_check_specs(member.dataset, member.key)
+    kind = "dataset"
+    name = datasets[0].name
+    if datasets[0].version_set:
+        kind = "version_set"
+        name = datasets[0].version_set
 
     @dg.multi_asset(
         name=to_dagster_name(f"{kind}_{name}"),
@@ -182,14 +186,13 @@ def dataset_assets(
             run = checks.OpRun(context, lake, open_dataset_systems(datasets, lake))
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
-                observe_streams(
-                    run, {name: key for member in unit for name, key in member.streams.items()}
-                )
-                followers = {
-                    member.dataset.name: member.key
-                    for member in unit
-                    if member.dataset.follows_changes
-                }
+                streams: dict[str, dg.AssetKey] = {}
+                followers = {}
+                for member in unit:
+                    streams |= member.streams
+                    if member.dataset.follows_changes:
+                        followers[member.dataset.name] = member.key
+                observe_streams(run, streams)
                 with checks.report_unfinished_bootstrap(run, followers):
                     done = run_work(
                         run,
@@ -198,17 +201,15 @@ def dataset_assets(
                         {
                             "stage": run.log_event,
                             "rewound": lambda report: context.log.info(report.summary()),
-                        }
-                        | {"info": context.log.info},
+                            "info": context.log.info,
+                        },
                         partial(open_dataset_systems, datasets),
                         few_in_process={app.engine for app in applications} == {"auto"},
                     )
                 reports = {report.dataset: report for report in done}
-            results = [
-                one
-                for member in unit
-                for one in dataset_results(run, member, reports.get(member.dataset.name))
-            ]
+            results: list[AssetEvent | dg.AssetCheckResult] = []
+            for member in unit:
+                results += dataset_results(run, member, reports.get(member.dataset.name))
         yield from results
         yield from missing_check_outputs(context, results)
 
@@ -297,7 +298,8 @@ def report_metadata(
     for stream in member.streams:
         system, name = split_stream_name(stream)
         schema = run.systems[system].info(name).schema
-        records = None if schema is None else schema.names
+        if schema is not None:
+            records = schema.names
     source = next((dep.asset_key for dep in member.spec.deps), None)
     columns = metadata.dataset_columns(dataset, version.columns.names, records)
     facts["dagster/column_schema"] = metadata.column_schema(
@@ -405,7 +407,10 @@ def ensure_partitions(
         there = set(partitions.get_partition_keys())
         return [name for name in wanted if name in there]
     there = set(instance.get_dynamic_partitions(str(partitions.name)))
-    missing = [name for name in wanted if name not in there]
+    missing = []
+    for name in wanted:
+        if name not in there:
+            missing.append(name)
     if missing:
         instance.add_dynamic_partitions(str(partitions.name), missing)
     return wanted
@@ -542,8 +547,13 @@ class _PartitionBuild:
         after it.
         """
         ours = find_adjunct_error(error)
-        why = f"{type(error).__name__}: {error}" if ours is None else ours.problem
-        missing = {name: why for name in wanted if name not in self.done}
+        why = f"{type(error).__name__}: {error}"
+        if ours is not None:
+            why = ours.problem
+        missing = {}
+        for name in wanted:
+            if name not in self.done:
+                missing[name] = why
         failed = next(iter(missing), None)
         if self.member.dataset.stream is None:  # they are built one after the other
             missing = {
@@ -620,11 +630,10 @@ class _PartitionBuild:
         """Return the partitions to report: the requested ones, and others that the stream
         delivered.
         """
-        made = [
-            ref.name
-            for ref in map(manifest.ref, (*report.sealed, *report.rejected))
-            if ref and ref.name
-        ]
+        made = []
+        for ref in map(manifest.ref, (*report.sealed, *report.rejected)):
+            if ref and ref.name:
+                made.append(ref.name)
         known = ensure_partitions(self.member.dataset, self.op.context.instance, made)
         others = ", ".join(name for name in made if name not in known)
         if others:
@@ -639,7 +648,10 @@ class _PartitionBuild:
     ) -> dg.MaterializeResult[Any] | dg.AssetMaterialization | None:
         ref = _newest_version(manifest, name, "sealed")
         facts = report_metadata(self.op, self.member, report, manifest)
-        rejected = {one.name for one in map(manifest.ref, report.rejected) if one is not None}
+        rejected = set()
+        for one in map(manifest.ref, report.rejected):
+            if one is not None:
+                rejected.add(one.name)
         if ref is None or (name in rejected and ref.id not in report.sealed):
             facts["adjunct/version"] = ref.id if ref else "none"
             text = report.summary()
@@ -704,5 +716,8 @@ def _newest_version(
     manifest: DatasetManifest, name: str, state: str | None = None
 ) -> VersionRef | None:
     """Return the newest version of this name, and in this state if one is given."""
-    refs = [ref for ref in manifest.listed if ref.name == name and state in (None, ref.state)]
+    refs = []
+    for ref in manifest.listed:
+        if ref.name == name and state in (None, ref.state):
+            refs.append(ref)
     return max(refs, key=lambda ref: ref.number, default=None)

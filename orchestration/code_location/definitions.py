@@ -139,7 +139,10 @@ def build_definitions(
     lake_resource, spark_resource = _resources(lake)
     if spark is not None:
         spark_resource = spark
-    launchers = [one for one in found if isinstance(one, Launcher)]
+    launchers = []
+    for one in found:
+        if isinstance(one, Launcher):
+            launchers.append(one)
     stale = _stale_launchers(graph, launchers)
     built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource, interval)
     _reject_cycles(built)
@@ -188,7 +191,10 @@ def _launched_jobs(
     partitioned datasets has no such assets, and gets none of these jobs.
     """
     own = graph.made[app.name]
-    outputs = [key for key, writer in graph.writers.items() if writer == app.name]
+    outputs = []
+    for key, writer in graph.writers.items():
+        if writer == app.name:
+            outputs.append(key)
     if app.automation_condition is not None and not outputs:
         problem = "has an automation condition and no outputs: nothing would ask it."
         step = "Give conditions to its datasets, such as new_version()."
@@ -245,7 +251,10 @@ def _stale_launchers(graph: AssetGraph, launchers: Sequence[Launcher]) -> Iterat
         if not isinstance(member.dataset, UnboundedDataset):
             continue
         window = member.dataset.following.freshness
-        made_by = [to_dagster_name(app) for app, made in graph.made.items() if member.key in made]
+        made_by = []
+        for app, made in graph.made.items():
+            if member.key in made:
+                made_by.append(to_dagster_name(app))
         if window is not None and made_by:
             yield sensors.stale_launcher(member, window, jobs[made_by[0]])
 
@@ -312,7 +321,10 @@ def _reject_taken_names(found: Sequence[Launch]) -> None:
         "schedules": dg.ScheduleDefinition,
     }
     for what, kind in kinds.items():
-        names = [one.name for one in found if isinstance(one, kind)]
+        names = []
+        for one in found:
+            if isinstance(one, kind):
+                names.append(one.name)
         for name in names:
             if name in DISALLOWED_NAMES and kind is LaunchedJob:
                 problem = (
@@ -321,13 +333,12 @@ def _reject_taken_names(found: Sequence[Launch]) -> None:
                 )
                 raise ConfigurationError(problem, "Rename the application.", application=name)
             if names.count(name) > 1:
-                problem = (
-                    f"build_definitions(): two {what} have the name {name!r}. Such names are made"
-                    " of those of "
-                )
-                problem += "applications and datasets, as shop_discard for the application shop."
                 raise ConfigurationError(
-                    problem, "Rename an application or a dataset.", argument="more"
+                    f"build_definitions(): two {what} have the name {name!r}. Such names are made"
+                    " of those of applications and datasets, as shop_discard for the application"
+                    " shop.",
+                    "Rename an application or a dataset.",
+                    argument="more",
                 )
 
 
@@ -335,11 +346,10 @@ def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
     """Raise ConfigurationError for applications that feed each other in a circle: Dagster would
     not load them.
     """
-    made_of = {
-        spec.key: [dependency.asset_key for dependency in spec.deps]
-        for asset in built
-        for spec in asset.specs
-    }
+    made_of = {}
+    for asset in built:
+        for spec in asset.specs:
+            made_of[spec.key] = [dependency.asset_key for dependency in spec.deps]
     try:
         TopologicalSorter(made_of).prepare()
     except CycleError as error:
@@ -362,9 +372,8 @@ def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
     return LakeResource(url=lake), SparkResource(lake=lake)
 
 
-_loaders: dict[
-    tuple[str | None, int], AdjunctLoader
-] = {}  # each keeps its SparkResource, so that no id is used again
+# Each keeps its SparkResource, so that no id is used again.
+_loaders: dict[tuple[str | None, int], AdjunctLoader] = {}
 
 
 def _loader(lake: str | None, spark: SparkResource) -> AdjunctLoader:
@@ -457,10 +466,15 @@ class AssetGraph:
         """Return the assets that Dagster shows but does not build: streams, files and tables that
         none of the applications writes, and datasets of one run.
         """
-        passing = [
-            asset.spec for asset in self.datasets.values() if not _has_own_asset(asset.dataset)
-        ]
-        return [spec for spec in (*self._read.values(), *passing) if spec.key not in self.writers]
+        passing = []
+        for asset in self.datasets.values():
+            if not _has_own_asset(asset.dataset):
+                passing.append(asset.spec)
+        found = []
+        for spec in (*self._read.values(), *passing):
+            if spec.key not in self.writers:
+                found.append(spec)
+        return found
 
     def built_assets(self) -> list[dg.AssetsDefinition]:
         """Return the assets that are built here: datasets (each version set as one) and the
@@ -473,9 +487,10 @@ class AssetGraph:
             if members[0].dataset.versions is not None:
                 made.append(partitioned_dataset_asset(members[0]))
             else:
-                declaring = {
-                    app.name: app for one in members for app in self._declared_by[one.dataset.name]
-                }
+                declaring = {}
+                for one in members:
+                    for app in self._declared_by[one.dataset.name]:
+                        declaring[app.name] = app
                 made.append(dataset_assets(members, tuple(declaring.values())))
         return [*made, *self._outputs]
 
@@ -495,7 +510,10 @@ class AssetGraph:
         groups = []
         for members in self._groups():
             keys = {member.key for member in members}
-            building = [name for name, made in self.made.items() if keys <= {*made}]
+            building = []
+            for name, made in self.made.items():
+                if keys <= {*made}:
+                    building.append(name)
             are_delivered = all(sensors.has_delivered_versions(one.dataset) for one in members)
             if are_delivered and building[:1] == [application]:
                 groups.append(members)
@@ -503,28 +521,29 @@ class AssetGraph:
 
     def stored_datasets(self, application: str) -> list[DatasetAsset]:
         """Return the stored datasets that this application is the first to declare."""
-        mine = [asset for asset in self.datasets.values() if asset.application == application]
-        return [asset for asset in mine if asset.dataset.persistent]
+        found = []
+        for asset in self.datasets.values():
+            if asset.application == application and asset.dataset.persistent:
+                found.append(asset)
+        return found
 
     def _add_dataset(self, app: Application, dataset: AdjunctDataset) -> dg.AssetKey:
         source = dataset_source(dataset)
-        if dataset.stream is None:
-            streams = {}
-        else:
-            streams = {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
+        streams = {}
+        if dataset.stream is not None:
+            streams[dataset.stream] = self._key(app, LineageNode("stream", dataset.stream))
         spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
         if (
             spec.automation_condition is not None
             and not dataset.is_local
             and not _has_own_asset(dataset)
         ):
-            problem = (
-                f"dataset {dataset.name!r} has an automation condition, but no run makes it alone: "
-            )
-            problem += "the batches of its applications do (persistent=False)."
-            step = "Give the condition to the application, or leave persistent=False out."
             raise ConfigurationError(
-                problem, step, argument="automation_condition", dataset=dataset.name
+                f"dataset {dataset.name!r} has an automation condition, but no run makes it alone:"
+                " the batches of its applications do (persistent=False).",
+                "Give the condition to the application, or leave persistent=False out.",
+                argument="automation_condition",
+                dataset=dataset.name,
             )
         known = self.datasets.setdefault(
             dataset.name, DatasetAsset(dataset, spec, streams, app.name, self._preview_rows)
@@ -575,6 +594,9 @@ class AssetGraph:
                 app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
             )
         owners = names.get_owners(subject)
+        owner = ("application", app.name)
+        if node.kind == "dataset":
+            owner = ("dataset", node.name)
         condition = None if external else names.get_automation_condition(subject)
         return dg.AssetSpec(
             key=self._key(app, node),
@@ -586,10 +608,7 @@ class AssetGraph:
             tags=dict(names.get_tags(subject)),
             metadata=metadata,
             freshness_policy=freshness_policy(app, node),
-            automation_condition=check_condition(
-                condition,
-                ("dataset", node.name) if node.kind == "dataset" else ("application", app.name),
-            ),
+            automation_condition=check_condition(condition, owner),
         )
 
 

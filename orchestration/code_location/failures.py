@@ -75,12 +75,9 @@ def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
     """
     for record in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
         event = record.dagster_event
-        failure = event.step_failure_data.user_failure_data if event is not None else None
-        if (
-            failure is not None
-            and (permanent := failure.metadata.get("permanent")) is not None
-            and permanent.value
-        ):
+        failure = None if event is None else event.step_failure_data.user_failure_data
+        permanent = None if failure is None else failure.metadata.get("permanent")
+        if failure is not None and permanent is not None and permanent.value:
             return failure.description or "its error is permanent"
     return ""
 
@@ -93,19 +90,17 @@ def wait_after_failure(tick: Tick, app: Application, records: Sequence[dg.RunRec
     """
     from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 
-    newest = records[0] if records else None
-    if (
-        newest is None
-        or newest.dagster_run.status is not dg.DagsterRunStatus.FAILURE
-        or newest.end_time is None
-    ):
+    if not records:
+        return ""
+    newest = records[0]
+    has_failed = newest.dagster_run.status is dg.DagsterRunStatus.FAILURE
+    if not has_failed or newest.end_time is None:
         return ""
     run = newest.dagster_run.run_id
     if tick.cursor.failed != run:
         reason = permanent_failure(tick.instance, run)
-        tick.remember(
-            failed=run, permanent=reason, store=read_store(tick.lake, app) if reason else ""
-        )
+        stored = read_store(tick.lake, app) if reason else ""
+        tick.remember(failed=run, permanent=reason, store=stored)
     if not tick.cursor.permanent:
         return ""
     last = application_state(tick.lake, app.name).last
@@ -140,9 +135,8 @@ def read_store(lake: Lake, app: Application) -> str:
         facts[f"dataset {dataset.name}"] = commit and commit.id
     systems = systems_for(app, lake=lake)
     facts["delivered"] = _delivered(lake, systems, app)
-    for name in sorted(
-        {*app.inputs, *app.outputs, *(d.stream for d in app.datasets if d.stream is not None)}
-    ):
+    feeding = {dataset.stream for dataset in app.datasets if dataset.stream is not None}
+    for name in sorted({*app.inputs, *app.outputs, *feeding}):
         system, stream = split_stream_name(name)
         with suppress(AdjunctError):
             facts[f"stream {name}"] = systems[system].info(stream).identity
@@ -176,4 +170,6 @@ def _delivered(lake: Lake, systems: Mapping[str, Any], app: Application) -> dict
 
 def _etag(lake: Lake, key: str) -> str | None:
     head = lake.store.head(key)
-    return None if head is None else head.etag
+    if head is None:
+        return None
+    return head.etag

@@ -71,7 +71,9 @@ def op_job(
     """
 
     def decorate(act: Callable[..., None]) -> dg.JobDefinition:
-        pool = f"adjunct/{what}/{application}" if what in _SCHEDULES else None
+        pool = None
+        if what in _SCHEDULES:
+            pool = f"adjunct/{what}/{application}"
         only = dg.op(name=to_dagster_name(f"{what}_{application}"), pool=pool)(act)
 
         @dg.job(
@@ -186,7 +188,9 @@ def compact_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
         adjunct_lake: LakeResource,
         adjunct_spark: SparkResource,
     ) -> None:
-        level: Any = None if config.level is CompactionLevel.due else config.level.value
+        level: Any = None
+        if config.level is not CompactionLevel.due:
+            level = config.level.value
 
         def compact_one(lake: Lake, member: DatasetAsset) -> tuple[str, Mapping[str, Any], bool]:
             assert isinstance(member.dataset, UnboundedDataset | LocalTable)
@@ -251,7 +255,9 @@ def iceberg_jobs(
 
     Raises ConfigurationError for a table of a dataset that no application stores.
     """
-    known = {member.dataset.name for members in datasets.values() for member in members}
+    known = set()
+    for members in datasets.values():
+        known |= {member.dataset.name for member in members}
     unknown = sorted(set(tables) - known)
     if unknown:
         problem = (
@@ -261,11 +267,12 @@ def iceberg_jobs(
         raise ConfigurationError(
             problem, "Correct the name.", argument="iceberg", dataset=unknown[0]
         )
-    ours = {
-        app: [member for member in members if member.dataset.name in tables]
-        for app, members in datasets.items()
-    }
-    return [iceberg_job(app, members, tables) for app, members in ours.items() if members]
+    found = []
+    for app, members in datasets.items():
+        ours = [member for member in members if member.dataset.name in tables]
+        if ours:
+            found.append(iceberg_job(app, ours, tables))
+    return found
 
 
 class StartpointConfig(dg.Config):
@@ -335,11 +342,11 @@ def startpoint_job(app: Application) -> dg.JobDefinition:
 
         with translate_errors(context):
             startpoints = Startpoints(app, lake=adjunct_lake.open())
+            by = config.by or context.run.run_id
             if config.action is StartpointAction.clear:
-                do = _cancel_startpoints
+                _cancel_startpoints(context, startpoints, config, by)
             else:
-                do = _request_startpoints
-            do(context, startpoints, config, config.by or context.run.run_id)
+                _request_startpoints(context, startpoints, config, by)
 
     return act
 
@@ -375,19 +382,16 @@ def _request_startpoints(
             config.partitions, position, **wanted, by=by, reason=config.reason
         )
     name = startpoints.app.name
-    applied_by = (
-        f"the next run of {name} applies it, which the sensor {to_dagster_name(name)}_startpoints"
-        " launches"
-    )
-    lines = [
-        f"{one.request.ssp} ({', '.join(one.tasks) or 'no task'}): from {one.start or 'nowhere'};"
-        f" {one.effect}"
-        for one in asked.previews
-    ]
+    lines = []
+    for one in asked.previews:
+        tasks = ", ".join(one.tasks) or "no task"
+        lines.append(f"{one.request.ssp} ({tasks}): from {one.start or 'nowhere'}; {one.effect}")
+    outcome = "Dry run: nothing was written."
     if asked.written:
-        outcome = f"requested; {applied_by} if it is on."
-    else:
-        outcome = "Dry run: nothing was written."
+        outcome = (
+            f"requested; the next run of {name} applies it, which the sensor"
+            f" {to_dagster_name(name)}_startpoints launches if it is on."
+        )
     lines += [*asked.describe_effects(), outcome]
     for line in lines:
         context.log.info(line)
@@ -497,7 +501,7 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
                 for name in moved
                 if name in known
             }
-        served = after.version.id if after.version else "nothing"
+        served = after.served_id or "nothing"
         context.log.info(
             f"dataset {config.dataset}: {config.action.value} done; {served} is served now."
         )
@@ -529,14 +533,16 @@ def _apply_action(
         return store.pin(version, expires_at=_end_of_pin(config.expires_in_hours), **why)
     if action is VersionAction.accept:
         return store.accept(version, make_current=config.make_current, **why)
-    return (store.revoke if action is VersionAction.revoke else store.remove_version)(
-        version, **why
-    )
+    if action is VersionAction.revoke:
+        return store.revoke(version, **why)
+    return store.remove_version(version, **why)
 
 
 def _end_of_pin(hours: float | None) -> datetime | None:
     try:
-        return None if hours is None else utc_now() + timedelta(hours=hours)
+        if hours is None:
+            return None
+        return utc_now() + timedelta(hours=hours)
     except (OverflowError, ValueError) as error:
         problem = f"expires_in_hours is {hours}: expected hours until the year 9999 at most."
         raise ConfigurationError(

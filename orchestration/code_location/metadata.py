@@ -73,7 +73,9 @@ def lineage_metadata(
             key = key_of(node)
             if key is not None:
                 deps.setdefault(name, []).append(dg.TableColumnDep(key, column))
-    return {"dagster/column_lineage": dg.TableColumnLineage(deps)} if deps else {}
+    if not deps:
+        return {}
+    return {"dagster/column_lineage": dg.TableColumnLineage(deps)}
 
 
 def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
@@ -108,12 +110,16 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
 
 def _list(items: Collection[object]) -> dg.MetadataValue | None:
     """Return items as metadata, None if there are none."""
-    return dg.MetadataValue.json(list(items)) if items else None
+    if items:
+        return dg.MetadataValue.json(list(items))
+    return None
 
 
 def _document(value: BaseModel | None) -> dg.MetadataValue | None:
     """Return a stored document as metadata, None if there is none."""
-    return None if value is None else dg.MetadataValue.json(value.model_dump(mode="json"))
+    if value is None:
+        return None
+    return dg.MetadataValue.json(value.model_dump(mode="json"))
 
 
 def _by_partition(values: Mapping[SystemStreamPartition, object]) -> dg.MetadataValue:
@@ -122,7 +128,11 @@ def _by_partition(values: Mapping[SystemStreamPartition, object]) -> dg.Metadata
 
 def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata without the keys whose value is None."""
-    return {name: value for name, value in metadata.items() if value is not None}
+    found = {}
+    for name, value in metadata.items():
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
@@ -146,7 +156,7 @@ def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
         "adjunct/head": manifest.head,
         "adjunct/rejected": _list(rejected),
     }
-    served = None if manifest.version is None else manifest.ref(manifest.version.id)
+    served = manifest.ref(manifest.served_id or "")
     if served is not None:
         facts["adjunct/name"] = served.name
         if manifest.head == served.id:
@@ -181,12 +191,11 @@ def served_metadata(manifest: DatasetManifest, uri: str) -> dict[str, Any]:
     advance.
     """
     facts: dict[str, Any] = {
-        "adjunct/version": "none",
+        "adjunct/version": manifest.served_id or "none",
         "dagster/uri": uri,
         "adjunct/change": _document(manifest.change),
     }
     if manifest.version is not None:
-        facts["adjunct/version"] = manifest.version.id
         facts["dagster/column_schema"] = column_schema(manifest.version.columns)
         facts["dagster/row_count"] = manifest.version.rows
     return _known(facts) | version_metadata(manifest)
@@ -327,7 +336,10 @@ def _list_metadata(report: StepReport) -> dict[str, Any]:
 def _largest_lag(report: StepReport) -> float | None:
     """Return the largest lag of an input's watermark in seconds; None if one is unknown."""
     lags = [times.lag for times in report.watermarks]
-    known = [lag.total_seconds() for lag in lags if lag is not None]
+    known = []
+    for lag in lags:
+        if lag is not None:
+            known.append(lag.total_seconds())
     if not known or len(known) < len(lags):
         return None
     return round(max(known), 1)
@@ -343,14 +355,10 @@ def output_metadata(report: StepReport, name: str) -> dict[str, Any]:
         counters |= report.measured[name].to_dict()
     counters |= report.counters.get(name, {})
     facts: dict[str, Any] = {
-        f"adjunct/{counter}": _rounded(value) for counter, value in counters.items()
+        f"adjunct/{counter}": round(value, 6) for counter, value in counters.items()
     }
     facts["adjunct/totals"] = dg.MetadataValue.json(dict(report.state.totals.get(name, {})))
     return facts
-
-
-def _rounded(value: float) -> float:
-    return round(value, 6) if isinstance(value, float) else value
 
 
 def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]:
@@ -361,7 +369,7 @@ def lookup_metadata(report: StepReport, tables: Iterable[str]) -> dict[str, Any]
             continue
         for counter, value in report.measured[name].to_dict().items():
             if value or counter in ("reads", "found"):
-                facts[f"adjunct/lookups/{name}/{counter}"] = _rounded(value)
+                facts[f"adjunct/lookups/{name}/{counter}"] = round(value, 6)
     return facts
 
 
@@ -371,7 +379,9 @@ def _describe_table(table: AnyTable) -> dict[str, Any]:
         return describe_function(function)
     except errors.ConfigurationError:
         columns = getattr(function, "columns", None)
-        return {"columns": columns} if isinstance(columns, Mapping) else {}
+        if isinstance(columns, Mapping):
+            return {"columns": columns}
+        return {}
 
 
 def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -> dg.MetadataValue:
@@ -493,7 +503,10 @@ def stream_preview(
         if (held := int(upcoming[ssp]) - int(oldest[ssp])) > 0:
             start = str(int(upcoming[ssp]) - min(rows, held))
             table = system.read_arrow({ssp: OffsetRange(start, upcoming[ssp])})
-            names = [column for column in table.column_names if not column.startswith("__")]
+            names = []
+            for column in table.column_names:
+                if not column.startswith("__"):
+                    names.append(column)
             return _preview_table(table.select(names).to_pylist()[-rows:], names, hidden(names))
     return {}
 
@@ -601,7 +614,9 @@ def trace_sources(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageN
         traced[node] = {}
         for name, sources in made.items():
             for source, column in sources:
-                earlier = traced.get(source, {}).get(column) if source != node else None
+                earlier = None
+                if source != node:
+                    earlier = traced.get(source, {}).get(column)
                 add_sources(traced[node], name, earlier or ((source, column),))
     return traced
 

@@ -96,9 +96,8 @@ def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
     dataset = app.dataset(name)
     shown = dataset.presentation
     condition = shown.automation_condition
-    if condition is None and dataset.is_owned_by(
-        app.name
-    ):  # a local table is an output of the application
+    if condition is None and dataset.is_owned_by(app.name):
+        # A local table is an output of the application.
         condition = app.automation_condition
     return {
         "description": shown.description,
@@ -129,22 +128,25 @@ def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources)
 
 def _files_key(subject: AssetSubject) -> dg.AssetKey:
     path = subject.name.partition("://")[2] or subject.name
-    return dg.AssetKey(
-        ["files", *(to_dagster_name(part) for part in path.split("/") if part not in ("", "."))]
-    )
+    key = ["files"]
+    for part in path.split("/"):
+        if part not in ("", "."):
+            key.append(to_dagster_name(part))
+    return dg.AssetKey(key)
 
 
 def _files_subject(app: Application, name: str) -> dict[str, Any]:
-    inputs = [dataset.input for dataset in app.datasets]
-    return {
-        "storage": next(
-            one.format for one in inputs if isinstance(one, FileSource) and one.url == name
-        )
-    }
+    for dataset in app.datasets:
+        if isinstance(dataset.input, FileSource) and dataset.input.url == name:
+            return {"storage": dataset.input.format}
+    raise AssertionError("a node of files is the input of a dataset")
 
 
 def _written_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
-    sends = [table for table in outputs.tables if table.table == name]
+    sends = []
+    for table in outputs.tables:
+        if table.table == name:
+            sends.append(table)
     return metadata.table_metadata(
         outputs.app.tables[name], metadata.inherited_descriptions(outputs.app, columns)
     ) | {
@@ -156,6 +158,12 @@ def _written_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> di
 def _sink_key(subject: AssetSubject) -> dg.AssetKey:
     application, _, function = subject.name.partition("/")
     return dg.AssetKey(["sinks", to_dagster_name(application), _NON_WORD.sub("_", function)])
+
+
+def _stream_subject(app: Application, name: str) -> dict[str, Any]:
+    if name not in app.outputs:
+        return {}
+    return {"description": app.outputs[name].description}
 
 
 def _stream_icons(subject: AssetSubject) -> set[str]:
@@ -179,9 +187,7 @@ NODE_KINDS: dict[Kind, NodeKind] = {
             [to_dagster_name(part) for part in split_stream_name(subject.name)]
         ),
         icons=_stream_icons,
-        subject=lambda app, name: (
-            {"description": app.outputs[name].description} if name in app.outputs else {}
-        ),
+        subject=_stream_subject,
         declared=lambda app, name: metadata.declared_stream_metadata(name, app.outputs.get(name)),
         written=_written_stream,
     ),
@@ -226,9 +232,9 @@ class AdjunctTranslator:
         return NODE_KINDS[subject.kind].key(subject)
 
     def get_group_name(self, subject: AssetSubject) -> str:
-        return subject.group or (
-            "inputs" if subject.external else to_dagster_name(subject.application)
-        )
+        if subject.group:
+            return subject.group
+        return "inputs" if subject.external else to_dagster_name(subject.application)
 
     def get_owners(self, subject: AssetSubject) -> Sequence[str]:
         return subject.owners
@@ -240,9 +246,10 @@ class AdjunctTranslator:
         return NODE_KINDS[subject.kind].icons(subject)
 
     def get_tags(self, subject: AssetSubject) -> Mapping[str, str]:
-        tags = {"adjunct/kind": subject.kind}
-        # Dagster's tags can't hold URLs and very long names.
-        return tags | ({"adjunct/name": subject.name} if _TAG.fullmatch(subject.name) else {})
+        tags: dict[str, str] = {"adjunct/kind": subject.kind}
+        if _TAG.fullmatch(subject.name):  # Dagster's tags can't hold URLs and very long names
+            tags["adjunct/name"] = subject.name
+        return tags
 
     def get_automation_condition(self, subject: AssetSubject) -> dg.AutomationCondition[Any] | None:
         """Return the condition under which Dagster materializes the asset; not called for assets

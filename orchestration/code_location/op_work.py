@@ -82,7 +82,9 @@ def run_work(
             exchange = Exchange(describe_store(folder).open(), "")
         inbox = Inbox(exchange, handlers, with_output=service.is_remote)
         # The driver of spark-submit gets the settings from a file.
-        ours = _without_references(settings) if service.is_remote else {}
+        ours = {}
+        if service.is_remote:
+            ours = _without_references(settings)
         order = Order(
             work, open_systems, op.lake, context.run.run_id, few_in_process, ours, this_process()
         )
@@ -113,9 +115,11 @@ def _without_references(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings without references to secrets: the service has passed the secrets to
     the driver.
     """
-    return {
-        name: value for name, value in settings.items() if not value.startswith(SECRET_REFERENCE)
-    }
+    found = {}
+    for name, value in settings.items():
+        if not value.startswith(SECRET_REFERENCE):
+            found[name] = value
+    return found
 
 
 class HandedToSpark(BaseException):

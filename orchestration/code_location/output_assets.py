@@ -103,7 +103,14 @@ class ApplicationAssets:
 
     def report_datasets(self, op: checks.OpRun) -> None:
         """Log the served versions of the datasets that other assets' runs build."""
-        _report_datasets(op, self.app, self.datasets)
+        for dataset in self.app.datasets:
+            if dataset.versions is not None or dataset.is_owned_by(self.app.name):
+                continue
+            manifest = StoredVersions(op.lake, dataset).manifest()
+            if manifest is not None and manifest.version is not None:
+                dataset_assets.report_served_version(
+                    op.context, op.lake, dataset, self.datasets[dataset.name], manifest
+                )
 
     def report_batches(self, op: checks.OpRun, report: "StepReport") -> None:
         """Log a materialization of each output while a run stays."""
@@ -124,13 +131,23 @@ class ApplicationAssets:
         """Return the metadata of each output at the end of a run."""
         written = RunOutputs(op.lake, op.systems, self.app, self.preview_rows, planned.tables)
         read = {**self.inputs, **self.datasets, **self.tables}
-        described = _describe_outputs(written, planned, self.outputs, read)
+
+        def key_of(node: LineageNode) -> dg.AssetKey | None:
+            if node in self.outputs:
+                return self.outputs[node].key
+            return read.get(node.name)
+
+        made = metadata.output_columns(self.app, planned)
+        whence = metadata.trace_sources(made)
         shared = metadata.step_metadata(report) | metadata.plan_metadata(planned)
         shared |= metadata.lookup_metadata(report, self.tables)
         if waiting:
             shared["adjunct/left_out"] = dg.MetadataValue.json(dict(waiting))
         return {
-            node: shared | metadata.output_metadata(report, node.name) | described[node]
+            node: shared
+            | metadata.output_metadata(report, node.name)
+            | NODE_KINDS[node.kind].written(written, node.name, whence.get(node, {}))
+            | metadata.lineage_metadata(made.get(node, {}), key_of)
             for node in self.outputs
         }
 
@@ -311,15 +328,14 @@ class StepWork:
         def advance(of_run: "Runtime", plan: "ExecutionPlan") -> None:
             from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit
 
-            if (
-                lasts is not None
-            ):  # for what was delivered, and startpoints, since the datasets' own ops advanced them
+            if lasts is not None:
+                # For what was delivered, and startpoints, since the datasets' own ops advanced
+                # them.
                 advance_changed(of_run, app, plan, on_report=report_advance)
                 return
             for dataset in app.datasets:
-                if dataset.is_owned_by(
-                    app.name
-                ):  # other datasets are advanced by the ops of their own assets
+                # Other datasets are advanced by the ops of their own assets.
+                if dataset.is_owned_by(app.name):
                     advance_unit(of_run, [dataset])
 
         def flush() -> None:
@@ -370,42 +386,6 @@ class Bundled(Generic[T]):
             self._report(self._waiting)
             self._waiting = None
             self._due = self._clock() + self._every
-
-
-def _report_datasets(
-    op: checks.OpRun, app: Application, datasets: Mapping[str, dg.AssetKey]
-) -> None:
-    for dataset in app.datasets:
-        mine = dataset.versions is not None or dataset.is_owned_by(app.name)
-        manifest = None if mine else StoredVersions(op.lake, dataset).manifest()
-        if manifest is not None and manifest.version is not None:
-            dataset_assets.report_served_version(
-                op.context, op.lake, dataset, datasets[dataset.name], manifest
-            )
-
-
-def _describe_outputs(
-    written: RunOutputs,
-    planned: "ExecutionPlan",
-    outputs: Mapping[LineageNode, dg.AssetSpec],
-    read: Mapping[str, dg.AssetKey],
-) -> dict[LineageNode, dict[str, Any]]:
-    """Return the metadata of each output, with column lineage; `read` has the assets of what the
-    application reads.
-    """
-
-    def key_of(node: LineageNode) -> dg.AssetKey | None:
-        return outputs[node].key if node in outputs else read.get(node.name)
-
-    made = metadata.output_columns(written.app, planned)
-    whence = metadata.trace_sources(made)
-    return {
-        node: (
-            NODE_KINDS[node.kind].written(written, node.name, whence.get(node, {}))
-            | metadata.lineage_metadata(made.get(node, {}), key_of)
-        )
-        for node in outputs
-    }
 
 
 def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:

@@ -120,7 +120,9 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return a function that starts and returns the run's session; IN_PROCESS (no Spark) for
         the master "none".
         """
-        return IN_PROCESS if is_in_process(self.master) else lambda: self.spark_session
+        if is_in_process(self.master):
+            return IN_PROCESS
+        return lambda: self.spark_session
 
     @property
     def spark_session(self) -> SparkSession:
@@ -154,7 +156,11 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return which of `submit` and the services are set: none, or the one that starts
         applications.
         """
-        return [getattr(self, name) for name in _SERVICES if getattr(self, name) is not None]
+        found = []
+        for name in _SERVICES:
+            if getattr(self, name) is not None:
+                found.append(getattr(self, name))
+        return found
 
     def submission(self, lake_url: str) -> tuple[SparkSubmit | RemoteService, dict[str, str]]:
         """Return what starts a Spark application that works on this lake, and the application's
@@ -173,16 +179,17 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
             step = f"Leave out {', '.join(_SERVICES)}, or give another master."
             raise ConfigurationError(problem, step, setting="spark.master")
-        starter, settings = (
-            self._local(service) if isinstance(service, str) else self._remote(service, lake_url)
-        )
+        starter: SparkSubmit | RemoteService
+        if isinstance(service, str):
+            starter, settings = self._local(service)
+        else:
+            starter, settings = self._remote(service, lake_url)
         mode = settings.get("spark.submit.deployMode", "client")
         if mode != "client":
             problem = (
                 f"spark.submit.deployMode is {mode!r}: expected client. The driver of spark-submit"
-                " exchanges "
+                " exchanges files with the run, and services start the driver themselves."
             )
-            problem += "files with the run, and services start the driver themselves."
             step = (
                 f"Leave out the setting; {', '.join(_SERVICES[1:])} let the driver run elsewhere."
             )
@@ -213,7 +220,9 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise ConfigurationError(
                 problem, "Use an s3:// lake, or submit instead.", setting="lake"
             )
-        master = self.master or ("yarn" if isinstance(service, EmrCluster) else None)
+        master = self.master
+        if isinstance(service, EmrCluster):
+            master = master or "yarn"
         settings = session_config(
             self.spark_config, master=master, lake_url=lake_url, is_elsewhere=True
         )
@@ -388,7 +397,9 @@ def _kind(name: str, wanted: Any) -> str:
     """
     given = get_origin(wanted) or wanted
     package = getattr(given, "__module__", "").partition(".")[0].removeprefix("_")
-    kind = "pyarrow.Table" if wanted is Any else f"{package}.{getattr(given, '__name__', '')}"
+    kind = "pyarrow.Table"
+    if wanted is not Any:
+        kind = f"{package}.{getattr(given, '__name__', '')}"
     if kind not in (*_FORMS, _SPARK):
         problem = (
             f"input {name!r} is annotated with {wanted!r}: expected one of"

@@ -75,24 +75,15 @@ class RunlessContext:
         """Store an event."""
         self.instance.report_runless_asset_event(event)
 
-    def log_all(self, events: Iterable[object]) -> None:
-        """Store what an op would yield."""
-        for event in events:
-            stored = _as_event(event)
-            if stored is not None:
-                self.log_event(stored)
-
 
 def _as_event(event: object) -> dg.AssetMaterialization | dg.AssetCheckEvaluation | None:
     """Return what an op yields as an event without a run; None for an output, which is none."""
     if isinstance(event, dg.AssetMaterialization):
         return event
     if isinstance(event, dg.MaterializeResult):
-        version = event.data_version
-        tags = {
-            **(event.tags or {}),
-            **({metadata.DATA_VERSION_TAG: version.value} if version else {}),
-        }
+        tags = dict(event.tags or {})
+        if event.data_version:
+            tags[metadata.DATA_VERSION_TAG] = event.data_version.value
         assert event.asset_key is not None
         return dg.AssetMaterialization(event.asset_key, metadata=event.metadata, tags=tags)
     if isinstance(event, dg.AssetCheckResult):
@@ -188,9 +179,12 @@ class RunlessReporter:
         context: Any = RunlessContext(self._instance, _Run(self._by), selected, evaluated)
         return OpRun(context, self._lake, self._systems)
 
-    def _log_all(self, events: Iterator[Any]) -> None:
-        context: Any = self._op.context
-        context.log_all(events)
+    def _log_all(self, events: Iterable[object]) -> None:
+        """Store what an op would yield."""
+        for event in events:
+            stored = _as_event(event)
+            if stored is not None:
+                self._instance.report_runless_asset_event(stored)
 
     def _report_advanced(self) -> None:
         while self._advanced:

@@ -67,11 +67,19 @@ class StreamScan(StoredDocument):
 
     @property
     def due(self) -> tuple[str, ...]:
-        return tuple(stream.due for stream in self.streams.values() if stream.due)
+        found = []
+        for stream in self.streams.values():
+            if stream.due:
+                found.append(stream.due)
+        return tuple(found)
 
     @property
     def ends(self) -> dict[str, str]:
-        return {name: stream.ends for name, stream in self.streams.items() if stream.ends}
+        found = {}
+        for name, stream in self.streams.items():
+            if stream.ends:
+                found[name] = stream.ends
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +143,11 @@ def scan_ages(
     `unread` returns, for a stream, the partitions with unread records and the offset of the first
     one in each. `is_old` says whether the record there is too old to wait.
     """
-    done = SystemStreamPartition.parse(scan.young) if scan.young else None
-    for name in sorted(
-        (name for name, stream in scan.streams.items() if stream.lag), key=split_stream_name
-    ):
+    done = None
+    if scan.young:
+        done = SystemStreamPartition.parse(scan.young)
+    unread_streams = [name for name, stream in scan.streams.items() if stream.lag]
+    for name in sorted(unread_streams, key=split_stream_name):
         if done is not None and split_stream_name(name) < (done.system, done.stream):
             continue
         for ssp, start in sorted(unread(name).items()):
@@ -178,8 +187,12 @@ def request_run(
     launches one run for a run key, even if that fails, so the key contains the attempt.
     """
     stored = digest(about)
-    attempt = before.attempt + 1 if stored == before.about else 1
-    wait = 0.0 if attempt == 1 else before.asked_at + backoff_seconds(before.attempt) - now
+    attempt = 1
+    if stored == before.about:
+        attempt = before.attempt + 1
+    wait = 0.0
+    if attempt != 1:
+        wait = before.asked_at + backoff_seconds(before.attempt) - now
     if wait > 0 and now >= before.asked_at:  # else the clock was set back: don't wait
         return Skip(
             f"{what}; attempt {before.attempt} did not change that (see its run), the next is in"
@@ -252,7 +265,9 @@ def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
 
 def _pools_of(run: dg.DagsterRun) -> Collection[str]:
     needed = run.run_op_concurrency
-    return () if needed is None else needed.all_pools or ()
+    if needed is None:
+        return ()
+    return needed.all_pools or ()
 
 
 @dataclass
@@ -310,7 +325,11 @@ class Tick:
 
     def active_runs(self) -> list[dg.DagsterRun]:
         """Return the runs of the job or of one of the assets that are queued or in progress."""
-        return [run for run in self.unfinished_runs if self.is_of(run, self.assets)]
+        found = []
+        for run in self.unfinished_runs:
+            if self.is_of(run, self.assets):
+                found.append(run)
+        return found
 
     def describe_waiting(self, runs: Sequence[dg.DagsterRun]) -> str:
         """Return, after a blank, that one of these runs waits for a slot that a run which has
@@ -321,28 +340,27 @@ class Tick:
 
     def waits_for_pool(self, runs: Sequence[dg.DagsterRun]) -> bool:
         """Whether another run is queued that needs a pool of one of these runs."""
-        held = {pool for run in runs for pool in _pools_of(run)}
+        held: set[str] = set()
+        for run in runs:
+            held.update(_pools_of(run))
         ids = {run.run_id for run in runs}
-        queued = [run for run in self.unfinished_runs if run.status is dg.DagsterRunStatus.QUEUED]
-        return any(not held.isdisjoint(_pools_of(run)) for run in queued if run.run_id not in ids)
+        for run in self.unfinished_runs:
+            is_other = run.status is dg.DagsterRunStatus.QUEUED and run.run_id not in ids
+            if is_other and not held.isdisjoint(_pools_of(run)):
+                return True
+        return False
 
     def running_sensors(self) -> set[str]:
         """Return the names of the code location's sensors that are on."""
-        if self.instance.schedule_storage is not None:
-            states = self.instance.all_instigator_state()
-        else:
-            states = ()
-        on = [
-            state
-            for state in states
-            if (state.status.value, state.instigator_type.value) == ("RUNNING", "SENSOR")
-        ]
-        places = [state.origin.repository_origin.code_location_origin.location_name for state in on]
-        return {
-            state.instigator_name
-            for state, place in zip(on, places, strict=True)
-            if self.location is None or place == self.location
-        }
+        on: set[str] = set()
+        if self.instance.schedule_storage is None:
+            return on
+        for state in self.instance.all_instigator_state():
+            if (state.status.value, state.instigator_type.value) == ("RUNNING", "SENSOR"):
+                place = state.origin.repository_origin.code_location_origin.location_name
+                if self.location in (None, place):
+                    on.add(state.instigator_name)
+        return on
 
     def lease_holder(self, application: str) -> str:
         """Return the holder of the application's run lease, "" if there is none or its Dagster
@@ -353,9 +371,12 @@ class Tick:
     def request_run(
         self, name: str, what: str, about: object, **options: Any
     ) -> dg.RunRequest | Skip:
-        """Return a run request with these `options` and remember it, or skip it (see the
-        function `request_run`).
+        """Return a run request with these `options` and remember it, or skip it: while a run is in
+        progress, and as the function `request_run` says.
         """
+        active = self.active_runs()
+        if active:
+            return Skip(f"{what}; a run is already in progress.{self.describe_waiting(active)}")
         decision = request_run(name, what, about, self.cursor.asked, self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
@@ -395,7 +416,6 @@ class Launcher:
         def tick(
             context: dg.SensorEvaluationContext, adjunct_lake: LakeResource
         ) -> dg.RunRequest | Skip:
-            place = location_of(context)
             one = Tick(
                 context.instance,
                 context.log,
@@ -403,7 +423,7 @@ class Launcher:
                 self.job.name,
                 self.assets,
                 adjunct_lake,
-                place,
+                location_of(context),
             )
             decision = self.evaluate(one)
             if one.changed:
@@ -416,4 +436,6 @@ class Launcher:
 def location_of(context: dg.SensorEvaluationContext) -> str | None:
     """Return the name of the code location that a sensor is in, None if unknown."""
     here = context.code_location_origin
-    return None if here is None else here.location_name
+    if here is None:
+        return None
+    return here.location_name

@@ -90,7 +90,9 @@ class LaunchWhen:
         return lag > 0 and least is not None and lag >= least
 
     def __str__(self) -> str:
-        thresholds = [f"{self.records:,} records"] if self.records else []
+        thresholds = []
+        if self.records:
+            thresholds = [f"{self.records:,} records"]
         thresholds += [f"one older than {self.age}"] if self.age else []
         return " or ".join(thresholds) or "1 record"
 
@@ -155,7 +157,9 @@ def decide_launch(
     due = (*unfinished, *scan.due)
     if not scan.lag and not due:
         return Skip("No new records.")
-    reasons = [f"{scan.lag:,} new records"] if scan.lag else []
+    reasons = []
+    if scan.lag:
+        reasons = [f"{scan.lag:,} new records"]
     if backlog.old:
         reasons.append(f"{backlog.old} holds one older than {rule.age}")
     what = "; ".join([*reasons, *due])
@@ -163,7 +167,9 @@ def decide_launch(
     if not is_enough:
         return Skip(f"{what}; a run is launched at {rule}.")
     held = waiting()
-    return Skip(f"{what}; {'; '.join(held)}.") if held else what
+    if held:
+        return Skip(f"{what}; {'; '.join(held)}.")
+    return what
 
 
 def new_records_launcher(
@@ -193,7 +199,9 @@ def new_records_launcher(
             return Skip(f"{decision.skip_message} There is no lake at {tick.lake.url}.")
         return decision
 
-    stays = f" The run stays for {rule.stay}." if rule.stay else ""
+    stays = ""
+    if rule.stay:
+        stays = f" The run stays for {rule.stay}."
     text = f"Runs {app.name} when its input streams have new records: {rule}.{stays}"
     name = f"{to_dagster_name(app.name)}_new_records"
     return Launcher(name, job, assets, text, evaluate, "new_records", outputs)
@@ -210,7 +218,10 @@ def _wait_for_run(
     """Skip the tick while a run is in progress, and ask one that stays to end if another one has
     to run.
     """
-    running = [run for run in active if tick.is_of(run, outputs) and _selects(run, outputs)]
+    running = []
+    for run in active:
+        if tick.is_of(run, outputs) and _selects(run, outputs):
+            running.append(run)
     who = ""
     if stays and (len(running) > 1 or tick.waits_for_pool(running)):
         who = "another run in Dagster"
@@ -435,14 +446,19 @@ def restart_launcher(
         now = lake.now()
         records = _application_runs(tick, outputs, now - _HORIZON)
         state = application_state(lake, app.name)
-        permanent = tick.cursor.permanent if wait_after_failure(tick, app, records) else ""
+        permanent = ""
+        if wait_after_failure(tick, app, records):
+            permanent = tick.cursor.permanent
         busy = partial(tick.lease_holder, app.name)
         decision = decide_restart(records, state, permanent, now.timestamp(), busy)
         if isinstance(decision, Skip):
             return decision
         failed = records[0].dagster_run
         selected = failed.asset_selection
-        tags = {key: value for key, value in failed.tags.items() if key.startswith("adjunct/")}
+        tags = {}
+        for key, value in failed.tags.items():
+            if key.startswith("adjunct/"):
+                tags[key] = value
         if _LOADED_TAG in tags:
             tags[_LOADED_TAG] = _LOADED
         tags["adjunct/restart_of"] = decision.first
@@ -471,7 +487,9 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
     """
     is_own = run.job_name == job
     given: dict[str, Any] = dict(run.run_config)
-    config = given if is_own else {}
+    config = {}
+    if is_own:
+        config = given
     ops = {}
     for name, op in given.get("ops", {}).items():
         if is_own or name == step:
@@ -482,7 +500,9 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
 
 
 def _without_take_over(op: Any) -> Any:
-    given = op.get("config") if isinstance(op, Mapping) else None
+    given = None
+    if isinstance(op, Mapping):
+        given = op.get("config")
     if not isinstance(given, Mapping):
         return op
     return {**op, "config": {key: value for key, value in given.items() if key != "take_over"}}
@@ -499,11 +519,10 @@ def _application_runs(
     records: list[dg.RunRecord] = []
     for name in (tick.job, _ASSET_JOB):
         # Only failures in a row count, so runs before one that has not failed are not read.
-        over = [
-            one.create_timestamp
-            for one in records
-            if one.dagster_run.status is not dg.DagsterRunStatus.FAILURE
-        ]
+        over = []
+        for one in records:
+            if one.dagster_run.status is not dg.DagsterRunStatus.FAILURE:
+                over.append(one.create_timestamp)
         wanted = dg.RunsFilter(
             job_name=name, updated_after=since, created_after=max(over, default=None)
         )
@@ -556,7 +575,9 @@ def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
         f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}"
         for one in requests
     ]
-    waiting = "1 startpoint waits" if len(requests) == 1 else f"{len(requests)} startpoints wait"
+    waiting = "1 startpoint waits"
+    if len(requests) != 1:
+        waiting = f"{len(requests)} startpoints wait"
     return f"{waiting} ({join_shortened(texts, '; ')})"
 
 
@@ -613,7 +634,9 @@ def _request_for_startpoints(
 
     lake = tick.lake
     systems = systems_for(app, lake=lake)
-    planned = plan_application(app, systems=systems) if app.inputs else None
+    planned = None
+    if app.inputs:
+        planned = plan_application(app, systems=systems)
     fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
     for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):
         tick.log.warning(text)
@@ -690,11 +713,11 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
                 f"Version {version} is delivered, but {began}: it waits. {step} "
                 f"adjunct dataset abandon {dataset.name} {version} --reason …"
             )
-        what = f"Version {version} is delivered"
-        if active := tick.active_runs():
-            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         return tick.request_run(
-            f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version
+            f"{dataset.name}:{tick.lake.id}",
+            f"Version {version} is delivered",
+            {"version": version},
+            partition_key=version,
         )
 
     text = f"Builds versions of {dataset.name} as they are delivered."
@@ -746,7 +769,9 @@ def delivered_launchers(
                 f"{what}; {for_records} may launch a run that builds it; otherwise the next tick"
                 " here does."
             )
-        others = {} if tick.by_condition else {name: by_name[name] for name in by_name.keys() & on}
+        others = {}
+        if not tick.by_condition:
+            others = {name: by_name[name] for name in by_name.keys() & on}
         others.pop(mine, None)
         together = {mine: version} | _find_delivered(lake, others)
         first = min(together)
@@ -802,8 +827,6 @@ def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) ->
         if checked is not None and tick.lake.now().timestamp() - checked < window.total_seconds():
             return Skip(f"Dataset {dataset} was checked for changes within {window}.")
         what = f"Dataset {dataset} was not checked for changes within {window}"
-        if active := tick.active_runs():
-            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         about = {"checked": checked}
         return tick.request_run(
             f"{dataset}:{tick.lake.id}:stale", what, about, asset_selection=[member.key]
@@ -821,7 +844,10 @@ def _next_delivered(lake: Lake, unit: Sequence[DatasetAsset]) -> tuple[str | Non
     from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
     from dagster_adjunct.orchestration.step import progress
 
-    datasets = [member.dataset for member in unit if isinstance(member.dataset, BoundedDataset)]
+    datasets = []
+    for member in unit:
+        if isinstance(member.dataset, BoundedDataset):
+            datasets.append(member.dataset)
     return progress.find_version_delivered_to_all(
         lake, open_dataset_systems(datasets, lake), datasets
     )

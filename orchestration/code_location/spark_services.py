@@ -110,7 +110,9 @@ class SparkSubmit:
             )
         except DagsterPipesExecutionError as error:
             found = re.search(r"code (-?\d+)$", str(error))
-            code = int(found[1]) if found else 0
+            code = 0
+            if found:
+                code = int(found[1])
             number = -code if code < 0 else code - _BY_SIGNAL
             if 0 < number < signal.NSIG:
                 problem = f"the driver of the Spark application was ended by signal {number}."
@@ -415,7 +417,10 @@ class Kubernetes(dg.Config):
             container = spec.setdefault("containers", [{}])[0]
             _check_not_given(container, ("image", "command"), "pod_spec")
             env = container.get("env", [])
-            written = {one["name"]: one["value"] for one in env if "value" in one}
+            written = {}
+            for one in env:
+                if "value" in one:
+                    written[one["name"]] = one["value"]
             check_no_secrets(written | self.environment, "the variable")
             container |= {"image": self.image, "command": [self.python, "-m", _MODULE]}
             container["env"] = [*env, address]
@@ -441,7 +446,11 @@ class Kubernetes(dg.Config):
         prefix = "spark.kubernetes"
         ours = {f"{prefix}.container.image": self.image, f"{prefix}.namespace": self.namespace}
         ours[f"{prefix}.authenticate.executor.serviceAccountName"] = self.service_account
-        return {name: value for name, value in ours.items() if value}
+        found = {}
+        for name, value in ours.items():
+            if value:
+                found[name] = value
+        return found
 
 
 RemoteService = EmrServerless | EmrCluster | Glue | Kubernetes
@@ -519,19 +528,15 @@ def _translated_errors(service: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kinds = {
-            base.__name__
-            for base in type(error).__mro__
-            if base.__module__.partition(".")[0] in ("botocore", "kubernetes", "urllib3")
-        }
+        kinds = set()
+        for base in type(error).__mro__:
+            if base.__module__.partition(".")[0] in ("botocore", "kubernetes", "urllib3"):
+                kinds.add(base.__name__)
         if not kinds:
             raise
         response: Any = getattr(error, "response", None) or {}
-        status = (
-            response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            or getattr(error, "status", None)
-            or 0
-        )
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        status = status or getattr(error, "status", None) or 0
         problem = (
             f"{service} could not be asked to run a Spark application:"
             f" {str(error).strip().rstrip('.')}."

@@ -66,9 +66,8 @@ class KeyValueTableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def manager(self) -> KeyValueTableManager:
         """Return the manager of the lake's key-value tables."""
         lake = open_lake(self.lake, create=self.partitions is not None)
-        return KeyValueTableManager(
-            lake, None if self.backend is None else backend_from(self.backend)
-        )
+        backend = None if self.backend is None else backend_from(self.backend)
+        return KeyValueTableManager(lake, backend)
 
     def open(
         self, *, key: Serializer[Any] | None = None, value: Serializer[Any] | None = None
@@ -98,13 +97,13 @@ def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
     """
     shown = dict(backend)
     for name, value in backend.items():
-        if name.endswith("_env") and value is not None:
-            several = isinstance(value, list | tuple)
-            names = [
-                resolve_variable(f"backend[{name!r}]", one)
-                for one in (value if several else [value])
-            ]
-            shown[name] = names if several else names[0]
+        if not name.endswith("_env") or value is None:
+            continue
+        what = f"backend[{name!r}]"
+        if isinstance(value, list | tuple):
+            shown[name] = [resolve_variable(what, one) for one in value]
+        else:
+            shown[name] = resolve_variable(what, value)
     return shown
 
 
@@ -116,7 +115,9 @@ def resolve_variable(field: str, value: object) -> object:
     """
     if isinstance(value, dg.EnvVar):
         return "".join(value)  # as plain text, or Dagster would replace it by the variable's value
-    return None if value is None else check_variable_name(field, value, 'EnvVar("NAME")')
+    if value is None:
+        return None
+    return check_variable_name(field, value, 'EnvVar("NAME")')
 
 
 _COLUMNS = "Types of the columns by name."

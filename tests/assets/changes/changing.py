@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.entries import open_changes
+from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded.changes import check_spark_needs, read_changes
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -98,7 +99,8 @@ def changes_of(world: World, spec: AdjunctDataset) -> Any:
     ranges = {
         ssp: (span.start, span.end) for ssp, span in world.streams.all_ranges("changes").items()
     }
-    return read_changes(source, ranges, world.spark)[0]
+    samples = find_order_samples(source, ranges, world.spark)
+    return read_changes(source, ranges, world.spark, samples)
 
 
 def rows_of(rows: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import (
     DiscardReport,
+    Listing,
     discard,
     find_oldest_kept,
     plan_retired,
@@ -121,7 +122,9 @@ def decided(
     ages = {old.until: 2.0 for old in manifest.retired} | (hours or {})
     committed = {number: NOW - timedelta(hours=age) for number, age in ages.items()}
     policy = DiscardPolicy(keep=1, grace=timedelta(hours=1))
-    plan = plan_retired(manifest, policy, dict.fromkeys(held, "held"), kept_from, committed, NOW)
+    plan = plan_retired(
+        manifest, policy, dict.fromkeys(held, "held"), kept_from, Listing(NOW, commits=committed)
+    )
     assert len(plan.discarded) + len(plan.kept) == len(manifest.retired)
     assert all(decision.reason for decision in (*plan.discarded, *plan.kept))
     generations = {old.folder: old.generation for old in manifest.retired}
@@ -151,11 +154,10 @@ def test_what_a_held_version_needs_stays() -> None:
 
 def test_what_was_retired_after_the_lake_was_looked_at_is_young() -> None:
     manifest, policy = retired(5), DiscardPolicy(keep=1, grace=timedelta(hours=1))
-    old = {4: NOW - timedelta(days=9)}
-    assert not plan_retired(manifest, policy, {}, 100, old, NOW).discarded
-    assert plan_retired(
-        manifest, policy, {}, 100, {6: NOW - timedelta(days=9)}, NOW + timedelta(days=1)
-    ).discarded
+    old = Listing(NOW, commits={4: NOW - timedelta(days=9)})
+    later = Listing(NOW + timedelta(days=1), commits={6: NOW - timedelta(days=9)})
+    assert not plan_retired(manifest, policy, {}, 100, old).discarded
+    assert plan_retired(manifest, policy, {}, 100, later).discarded
 
 
 # -- in a lake
