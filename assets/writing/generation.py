@@ -29,9 +29,9 @@ from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.small_work import SMALL_ROWS
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, session_factory
 from dagster_adjunct.resources.spark.session import session_scope
-from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from dagster_adjunct.resources.streams.lake.streams import open_systems
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
 
@@ -111,7 +111,7 @@ class Runtime:
     """What an advance works with: the lake, the stream systems by name, and Spark.
 
     `spark` is called only when there are rows to process. With IN_PROCESS all rows are processed in
-    memory, without a session; with `few_in_process`, at most FEW_ROWS are. `by` is the run or
+    memory, without a session; with `few_in_process`, at most SMALL_ROWS are. `by` is the run or
     person named in commits.
     """
 
@@ -129,7 +129,7 @@ class Runtime:
         `needs_spark` names what needs Spark however few the rows are; `rows` is None if their
         number is unknown.
         """
-        few = self.few_in_process and rows is not None and rows <= FEW_ROWS and not needs_spark
+        few = self.few_in_process and rows is not None and rows <= SMALL_ROWS and not needs_spark
         return IN_PROCESS if few else self.spark
 
     def now(self) -> datetime:

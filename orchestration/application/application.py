@@ -59,6 +59,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.small_work import SMALL_RECORDS
 from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -117,7 +118,7 @@ class Application:
         intermediate_partitions: int | None = None,
         tasks: int | None = None,
         max_batch_records: int = 100_000,
-        few_records: int = 5_000,
+        few_records: int = SMALL_RECORDS,
         engine: Literal["spark", "auto"] | None = None,
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),

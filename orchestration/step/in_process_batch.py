@@ -36,14 +36,11 @@ from dagster_adjunct.orchestration.step.dry_run import (
     StoredColumns,
     inputs_of_dry_run,
 )
-from dagster_adjunct.orchestration.step.kept_entries import (
-    MAX_DATASET_ROWS,
-    EntryCache,
-    count_stored_rows,
-)
+from dagster_adjunct.orchestration.step.kept_entries import EntryCache, count_stored_rows
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.store import requests_at_once
+from dagster_adjunct.resources.small_work import SMALL_DATASETS
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
 from dagster_adjunct.resources.streams.system import POSITION, SystemStreamPartition
@@ -61,7 +58,7 @@ def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
     if context.spark is IN_PROCESS:
         return ""
     for view in (*inputs.views.values(), *inputs.over_time.values()):
-        if isinstance(view, Reader) and count_stored_rows(view) > MAX_DATASET_ROWS:
+        if isinstance(view, Reader) and count_stored_rows(view) > SMALL_DATASETS:
             return f"the size of dataset {view.dataset}"
     return "" if inputs.few else "the size of the batch"
 

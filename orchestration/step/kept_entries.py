@@ -18,10 +18,6 @@ from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALI
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
 
-MAX_DATASET_ROWS = 300_000
-"""Datasets with more rows are joined by Spark, if there is a session; others are kept in memory
-between batches.
-"""
 _MAX_KEPT = 32
 _OPEN = 2**62
 """Microseconds: the end of an interval that has none."""

@@ -23,8 +23,8 @@ from dagster_adjunct.orchestration.step.kept_entries import count_stored_rows
 from dagster_adjunct.orchestration.step.planned_batch import system_of
 from dagster_adjunct.orchestration.step.spark_frames import SparkFrames, TaskWrites
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.small_work import SMALL_BYTES, SMALL_DATASETS, SMALL_ROWS
 from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
-from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from dagster_adjunct.resources.streams.system import LAKE, AppendResult
 from dagster_adjunct.resources.tables.spark import (
     TableWrite,
@@ -36,13 +36,6 @@ from dagster_adjunct.resources.tables.spark import (
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-
-
-MAX_ROWS = 300_000
-"""The most rows of all partitioned datasets for a small batch: one task reads them in some
-tenths of a second.
-"""
-_MAX_BYTES = 64 * 1024 * 1024
 
 
 def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
@@ -62,9 +55,9 @@ def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
             rows += _count_rows(view)
             size += _count_bytes(view)
     records = inputs.records * (inputs.intent.tasks or 1)
-    if records > app.few_records or rows > MAX_ROWS or size > _MAX_BYTES:
+    if records > app.few_records or rows > SMALL_DATASETS or size > SMALL_BYTES:
         return inputs
-    interpreted = all_rows <= FEW_ROWS and not inputs.over_time
+    interpreted = all_rows <= SMALL_ROWS and not inputs.over_time
     return replace(inputs, few=True, interpreted=interpreted)
 
 
@@ -88,7 +81,7 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
 
     They must for a batch that is not small, or that retention has cut; whose operators keep state
     or need tasks; whose stream systems can't read into this process; whose datasets have more than
-    FEW_ROWS; and whose records, joined with entries of an average size, are too large for memory.
+    SMALL_ROWS; and whose records, joined with entries of an average size, are too large for memory.
     """
     if not inputs.few or inputs.intent.cut:
         return None
@@ -113,14 +106,14 @@ def _room_for_records(inputs: BatchInputs) -> int:
     each record; 0 if the datasets are too large.
     """
     all_rows = sum(map(count_stored_rows, inputs.over_time.values()))
-    room = _MAX_BYTES
+    room = SMALL_BYTES
     for view in inputs.views.values():
         rows = _count_rows(view)
         all_rows += rows
         if rows:
             room -= inputs.records * _count_bytes(view) // rows
     # The first batch of a run over more rows would take longer than by tasks.
-    return room if all_rows <= FEW_ROWS else 0
+    return room if all_rows <= SMALL_ROWS else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +135,7 @@ class FetchedWrites:
     def _fetch(self, frame: DataFrame) -> pa.Table | None:
         """Return the records of an output; None if they may be too large for this process."""
         arrived = self.frames.planned.inputs.arrived.values()
-        return fetch_small(frame, _MAX_BYTES // max(1, sum(rows.num_rows for rows in arrived)))
+        return fetch_small(frame, SMALL_BYTES // max(1, sum(rows.num_rows for rows in arrived)))
 
     def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
         # Tasks write to other systems, with marks of their own.

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.small_work import SMALL_ROWS
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote
 
 if TYPE_CHECKING:
@@ -58,10 +59,6 @@ def _pass_through(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 
-FEW_ROWS = 100_000
-"""The most rows that an interpreted plan processes faster than one that has to be compiled
-first.
-"""
 _COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 _INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
@@ -93,12 +90,12 @@ def use_interpreted_plans(session: SparkSession) -> Iterator[None]:
 def interpret_small_plans(
     spark: Callable[[], SparkSession], rows: int | None
 ) -> AbstractContextManager[None]:
-    """Let Spark interpret plans in this context if there are at most FEW_ROWS rows.
+    """Let Spark interpret plans in this context if there are at most SMALL_ROWS rows.
 
     For more or an unknown number of rows (None), and for IN_PROCESS, it does nothing, and does not
     ask for the session.
     """
-    few = rows is not None and rows <= FEW_ROWS and spark is not IN_PROCESS
+    few = rows is not None and rows <= SMALL_ROWS and spark is not IN_PROCESS
     if few:
         return use_interpreted_plans(spark())
     return nullcontext()

@@ -18,14 +18,14 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.step.context import BatchInputs
-from dagster_adjunct.orchestration.step.small_spark_batch import MAX_ROWS, classify_batch
+from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ManifestMismatchError,
     OperatorFailedError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.tuning import FEW_ROWS
+from dagster_adjunct.resources.small_work import SMALL_DATASETS, SMALL_ROWS
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -162,11 +162,11 @@ def small(records: int, tasks: int | None, limit: int, **views: object) -> tuple
 
 
 def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:
-    met = {"planes": View(MAX_ROWS), "broadcast": View(10 * MAX_ROWS)}
+    met = {"planes": View(SMALL_DATASETS), "broadcast": View(10 * SMALL_DATASETS)}
     assert small(10, None, 10, **met)[0]
     assert not small(11, None, 10, **met)[0]
     assert not small(4, 3, 10, **met)[0]  # each of three tasks reads all of them
-    assert not small(10, None, 10, planes=View(MAX_ROWS + 1))[0]
+    assert not small(10, None, 10, planes=View(SMALL_DATASETS + 1))[0]
     large = Mock(spec=VersionReader)
     large.sealed = SimpleNamespace(generations=[SimpleNamespace(rows=1, size=2**30)])
     assert not small(10, None, 10, planes=large)[0]
@@ -178,7 +178,7 @@ def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -
 
 
 def test_few_rows_of_all_datasets_and_states_are_for_interpreted_plans() -> None:
-    half = View(FEW_ROWS // 2)
+    half = View(SMALL_ROWS // 2)
     assert small(1, None, 1, planes=half, state=half, broadcast=View(0)) == (True, True)
     assert small(1, None, 1, planes=half, state=half, broadcast=View(1)) == (True, False)
 

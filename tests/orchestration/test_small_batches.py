@@ -243,7 +243,11 @@ def test_what_may_become_many_is_left_to_tasks(
     assert len(world.rows("out")) == (4 if declare is exploding else 2)
 
 
-LIMITS = {"records": {"_MAX_BYTES": 60}, "entries": {"_MAX_BYTES": 400}, "rows": {"FEW_ROWS": 1}}
+LIMITS = {
+    "records": {"SMALL_BYTES": 60},
+    "entries": {"SMALL_BYTES": 400},
+    "rows": {"SMALL_ROWS": 1},
+}
 
 
 @pytest.mark.parametrize("large", ["records", "entries", "rows"])
@@ -282,7 +286,7 @@ def test_rows_that_are_large_are_written_by_tasks_alike(
         sent.map("concat(k, text) as k", "v", "1 as w").send_to(table)
         return app
 
-    monkeypatch.setattr(small_spark_batch, "_MAX_BYTES", 100_000)
+    monkeypatch.setattr(small_spark_batch, "SMALL_BYTES", 100_000)
     world.send("trips", ("a", 0), ("b", 1), ("c", 2))
     made, other = counting(monkeypatch), twin_of(world)
     reports = [

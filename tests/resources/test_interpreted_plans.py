@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct.resources.small_work import SMALL_ROWS
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.spark.tuning import (
-    FEW_ROWS,
-    interpret_small_plans,
-    use_interpreted_plans,
-)
+from dagster_adjunct.resources.spark.tuning import interpret_small_plans, use_interpreted_plans
 
 WHOLE, EACH = "spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode"
 COMPILED, INTERPRETED = {WHOLE: "true", EACH: "FALLBACK"}, {WHOLE: "false", EACH: "NO_CODEGEN"}
@@ -66,13 +63,13 @@ def test_a_session_with_other_settings_keeps_them() -> None:
 
 def test_only_for_few_rows_a_session_is_asked_for() -> None:
     session: Any = Session(**COMPILED)
-    with interpret_small_plans(lambda: session, FEW_ROWS):
+    with interpret_small_plans(lambda: session, SMALL_ROWS):
         assert session.conf == INTERPRETED
 
     def never() -> Any:
         raise AssertionError("no session is needed")
 
-    for rows in (None, FEW_ROWS + 1):
+    for rows in (None, SMALL_ROWS + 1):
         with interpret_small_plans(never, rows):
             pass
     with interpret_small_plans(IN_PROCESS, 1):
