@@ -535,7 +535,17 @@ class DynamoDbTable(StoreTable):
             )
         known = {column.name: column for column in self._declared}
         check_not_reserved(self._label, self._declared)
-        known |= {name: parse_known_column(name, word) for name, word in typed.items()}
+        for name, word in typed.items():
+            column = parse_known_column(name, word)
+            if key_attribute_type(column) != key_attribute_type(known.get(name, column)):
+                problem = (
+                    f"{self._label} has the key {name!r} as {word} and the column {name!r} as"
+                    f" {known[name].type}."
+                )
+                raise errors.ConfigurationError(
+                    problem, "Declare both with the same type.", argument="key", table=self.table
+                )
+            known[name] = column
         for name in self.key:
             if self.columns is not None and name not in known:
                 what = (

@@ -139,12 +139,14 @@ _MAX_IN_FLIGHT = 32  # requests at a time, if entries are sent one by one
 class TableUse:
     """What is going to be asked of a table: kinds of operations, under conditions.
 
-    `columns` are those that updates name; empty if they are not known.
+    `columns` are those that updates name; empty if they are not known. `key` has the key columns
+    that the table declares.
     """
 
     kinds: frozenset[OperationKind]
     conditions: Conditions = field(default=Conditions())
     columns: frozenset[str] = frozenset()
+    key: tuple[str, ...] = ()
 
     @property
     def reads(self) -> bool:
@@ -156,7 +158,8 @@ class TableUse:
 
     def __or__(self, other: TableUse) -> TableUse:
         conditions = self.conditions or other.conditions
-        return TableUse(self.kinds | other.kinds, conditions, self.columns | other.columns)
+        columns = self.columns | other.columns
+        return TableUse(self.kinds | other.kinds, conditions, columns, self.key or other.key)
 
 
 class TableFunction:
@@ -164,6 +167,10 @@ class TableFunction:
     can be retried.
     """
 
+    compares_keys: ClassVar[bool] = False
+    """Whether each request names the table's key columns, though it has only one: the function has
+    none of its own to compare them with when the table is declared.
+    """
     inspected_every: ClassVar[float] = 0.0
     """How many seconds a run lets pass at least between two calls of `inspect`; 0 asks before
     each batch.
