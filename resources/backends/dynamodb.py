@@ -191,7 +191,8 @@ class DynamoDbTable(StoreTable):
     gives the columns' types; without it a record may have any columns, and the key's types come
     from the table, or from `key` as a mapping: key={"id": "string"}. With `create` the first write
     creates a missing table, billed per request; it needs the key's types. An item of the table then
-    counts the runs of applications that write it. A table with another key is rejected.
+    counts the runs of applications that write it, and their batches. A table with another key is
+    rejected.
 
     Gets are strongly consistent unless `consistent_reads` is false. Up to `threads` requests are
     under way at a time in each event loop. A request has up to 100 gets, or 25 puts or deletes

@@ -67,22 +67,24 @@ class PostgresBookkeeping:
             await create_table(self.connection, self.schema, name, _TYPES, ["name"])
 
     async def count_run(self) -> None:
-        """Count a run of an application, if the table has book-keeping; a table that has no id
-        gets one.
+        """Count a run of an application, or a batch, if the table has book-keeping; a table that
+        has no id gets one.
         """
         name = bookkeeping_table_name(self.table)
-        if name is not None and await self._has(name):
-            async with self.connection.transaction():
-                query = "SELECT to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint"
-                cursor = await self.connection.execute(
-                    query, (self._text(self.table), self._text(name))
-                )
-                (table, own) = await cursor.fetchone() or (0, 0)
-                is_other = _is_of_earlier_table(await self._numbers(name), table, own)
-                await self._store(ID, new_table_id(), "excluded.value" if is_other else "b.value")
-                await self._store(_TABLE_OID, table, "excluded.value")
-                await self._store(_OWN_OID, own, "excluded.value")
-                await self._store(RUNS, 1, "b.value + 1")
+        if name is None or not await self._has(name):
+            return
+        query = "SELECT to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint"
+        quoted = (self._text(self.table), self._text(name))
+        found = await (await self.connection.execute(query, quoted)).fetchone()
+        assert found is not None
+        table, own = found
+        is_other = _is_of_earlier_table(await self._numbers(name), table, own)
+        insert = f"""INSERT INTO {quote_name(self.schema, name)} AS b (name, value)
+            VALUES (%s, %s), (%s, %s), (%s, %s), (%s, 1) ON CONFLICT (name) DO UPDATE
+            SET value = CASE WHEN b.name = %s THEN b.value + 1
+                             WHEN b.name = %s AND NOT %s THEN b.value ELSE excluded.value END"""
+        numbers = (ID, new_table_id(), _TABLE_OID, table, _OWN_OID, own, RUNS)
+        await self.connection.execute(sql.SQL(insert), (*numbers, RUNS, ID, is_other))
 
     async def pass_fence(self, label: str, fence: Fence) -> None:
         """Let a write of a run pass if no later run of its application has begun; raise

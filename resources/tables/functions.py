@@ -175,6 +175,10 @@ class TableFunction:
     """How many seconds a run lets pass at least between two calls of `inspect`; 0 asks before
     each batch.
     """
+    counted_every: ClassVar[float] = 0.0
+    """How many seconds a run lets pass at least between two counts (`begin_run`), at most one for
+    each `inspect`.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -215,8 +219,8 @@ class TableFunction:
     async def begin_run(
         self, *, create: bool, marks: bool, fence: Fence | None = None
     ) -> Presence | None:
-        """Count a run of an application in the table's book-keeping; return what the store says
-        then.
+        """Count a run of an application, or another batch of it, in the table's book-keeping;
+        return what the store says then.
 
         A missing table is created if `create` allows it and the function is declared so. `marks`
         says that the run writes with conditions. `fence` is that of a run whose writes are fenced:

@@ -764,3 +764,54 @@ def test_vacuum_and_columns_that_are_added_make_no_other_sqlite_table(tmp_path: 
     runs.send(("a", 10))
     runs.run()
     assert runs.totals() == {"a": 11}
+
+
+# -- a backup from within a run
+
+
+@pytest.mark.parametrize("make", PLACES)
+def test_a_backup_from_between_two_batches_of_a_run_is_older(
+    request: pytest.FixtureRequest, tmp_path: Path, make: Callable[..., Restorable]
+) -> None:
+    place = make(request, tmp_path)
+    runs = TableRuns(tmp_path, place.store)
+    both = (place.name, f"{place.name}__adjunct_runs")
+    runs.send(("a", 1))
+
+    def copy_after_the_first_batch(event: StepEvent) -> None:
+        if event.what == "batch" and event.batch == 1:
+            place.copy(*both)
+            runs.send(("a", 10))
+
+    runs.run(on_event=copy_after_the_first_batch)
+    assert runs.totals() == {"a": 11}
+    place.restore(*both)
+    runs.send(("a", 100))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert refused.value.loss == "older"
+
+
+@pytest.mark.parametrize("make", PLACES)
+def test_a_run_that_stays_notices_a_backup_that_is_older_than_its_last_batch(
+    request: pytest.FixtureRequest, tmp_path: Path, make: Callable[..., Restorable]
+) -> None:
+    place = make(request, tmp_path)
+    runs = TableRuns(tmp_path, place.store)
+    both = (place.name, f"{place.name}__adjunct_runs")
+    runs.send(("a", 1))
+
+    def restore_after_the_second_batch(event: StepEvent) -> None:
+        if event.what != "batch":
+            return
+        if event.batch == 1:
+            place.copy(*both)
+            runs.send(("a", 10))
+        elif event.batch == 2:
+            place.restore(*both)
+            runs.send(("a", 100))
+
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run(on_event=restore_after_the_second_batch, follow=30.0)
+    assert refused.value.loss == "older"
+    assert runs.totals() == {"a": 1}
