@@ -28,7 +28,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tenacity import (
     AsyncRetrying,
@@ -639,6 +639,8 @@ class KeyValueRows(StoreTable):
     lease. Marks of `newest_by` and `idempotent` are stored in the record's document, and outlive a
     deleted record; `forget` removes old ones.
     """
+
+    counted_every: ClassVar[float] = 60.0  # a count may be a few requests to an object store
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from weakref import WeakMethod
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -354,6 +354,8 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     The table is read-only: writes are rejected.
     """
 
+    compares_keys: ClassVar[bool] = True
+
     def __init__(
         self,
         lake: Lake | str,
@@ -414,9 +416,10 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return super().problem_of(error, sent=False)  # a failed read can be repeated
 
     async def check(self, use: TableUse) -> None:
-        """Open the dataset, which must have a version."""
+        """Open the dataset, which must have a version, with the key that the table declares."""
         served = await asyncio.to_thread(self._current)
-        served.require()
+        own = served.require().reader.sealed.key
+        key_reorderer(f"dataset {self.dataset!r}", own, use.key)
 
     async def close(self) -> None:
         """Release the lease when the running requests have ended; the next request opens the

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -44,6 +44,7 @@ KIND = "table"
 _PRUNED_EVERY = 100
 _KEPT = timedelta(days=7)
 _NOTES_SECONDS = 3.0  # how long a plan waits for a store
+_STORED_EVERY = 60.0  # seconds; what the stores say is also stored at the end of a run
 T = TypeVar("T")
 
 
@@ -118,7 +119,7 @@ class RegisteredTables:
     def begin_batch(self, fence: Fence | None = None) -> None:
         """Ask the stores of the tables that the run writes whether they still hold them.
 
-        The first call counts the run in each store, and creates tables that no application has
+        Each call counts a batch in the stores. The first one creates tables that no application has
         written yet: from then on, a missing one is an error. Fenced tables then refuse writes of
         runs before that of this `fence`. Raises as `register_tables`, TableUnavailableError, and
         RunLeaseLostError if a later run has begun.
@@ -173,24 +174,25 @@ class RegisteredTables:
         now = await _retried(table, table.function.inspect)
         if now is not None:
             self._compare(table, before, now)
-            if is_first:
-                now = await self._begin_run(table, before, fence)
+        if now is not None and (is_first or table.must_count()):
+            announced = fence if is_first and table.table.fenced else None
+            now = await self._begin_run(table, before, announced)
+            table.counted_at = time.monotonic()
         table.has_begun = True
         if now is None:
             return
         self.begun.add(table.name)
-        if now.to_dict() != table.seen.to_dict() or not table.seen.exists:
-            await self._store(table, now)
+        is_other = replace(now, runs=None) != replace(table.seen, runs=None)
         table.seen = now
+        if is_first or is_other or time.monotonic() >= table.stored_at + _STORED_EVERY:
+            await self._store(table, now)
+            table.stored_at = time.monotonic()
 
     async def _begin_run(
         self, table: _Table, before: Presence, fence: Fence | None
     ) -> Presence | None:
         begin = partial(
-            table.function.begin_run,
-            create=not before.exists,
-            marks=table.has_marks,
-            fence=fence if table.table.fenced else None,
+            table.function.begin_run, create=not before.exists, marks=table.has_marks, fence=fence
         )
         try:
             return await _retried(table, begin)
@@ -269,6 +271,8 @@ class _Table:
     seen: Presence = field(default=NO_TABLE)
     has_begun: bool = False
     asked_at: float = 0.0
+    counted_at: float = 0.0
+    stored_at: float = 0.0
 
     @property
     def name(self) -> str:
@@ -281,6 +285,10 @@ class _Table:
     @property
     def has_marks(self) -> bool:
         return self.table.idempotent or self.table.newest_by is not None
+
+    def must_count(self) -> bool:
+        """Whether the store has to count another batch of the run."""
+        return time.monotonic() >= self.counted_at + self.function.counted_every
 
 
 def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
@@ -382,8 +390,8 @@ def _loss_error(
             "the table with its marks is gone, so that repeated messages would be applied again"
         ),
         "older": (
-            f"it is restored from an older backup, or was emptied: it counts {now.runs} run(s),"
-            f" and {before.runs} have begun"
+            "it is restored from an older backup, or was emptied: its count of runs and batches is"
+            f" {now.runs}, and was {before.runs}"
         ),
     }[loss]
     moved = "" if here == written_as else f" Applications have written it as {written_as}."

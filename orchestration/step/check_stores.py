@@ -57,7 +57,7 @@ def list_uses(app: Application) -> list[UsedFunction]:
         table = app.tables[name]
         function: Any = table.read_function if use.reads else table.write_function
         if isinstance(function, TableFunction) and type(function).check is not TableFunction.check:
-            used = UsedFunction(operator, table, function, use)
+            used = UsedFunction(operator, table, function, replace(use, key=table.key))
             known = uses.setdefault((name, id(function)), used)
             uses[name, id(function)] = replace(known, use=known.use | use)
     return list(uses.values())

@@ -191,7 +191,8 @@ class DynamoDbTable(StoreTable):
     gives the columns' types; without it a record may have any columns, and the key's types come
     from the table, or from `key` as a mapping: key={"id": "string"}. With `create` the first write
     creates a missing table, billed per request; it needs the key's types. An item of the table then
-    counts the runs of applications that write it. A table with another key is rejected.
+    counts the runs of applications that write it, and their batches. A table with another key is
+    rejected.
 
     Gets are strongly consistent unless `consistent_reads` is false. Up to `threads` requests are
     under way at a time in each event loop. A request has up to 100 gets, or 25 puts or deletes
@@ -535,7 +536,17 @@ class DynamoDbTable(StoreTable):
             )
         known = {column.name: column for column in self._declared}
         check_not_reserved(self._label, self._declared)
-        known |= {name: parse_known_column(name, word) for name, word in typed.items()}
+        for name, word in typed.items():
+            column = parse_known_column(name, word)
+            if key_attribute_type(column) != key_attribute_type(known.get(name, column)):
+                problem = (
+                    f"{self._label} has the key {name!r} as {word} and the column {name!r} as"
+                    f" {known[name].type}."
+                )
+                raise errors.ConfigurationError(
+                    problem, "Declare both with the same type.", argument="key", table=self.table
+                )
+            known[name] = column
         for name in self.key:
             if self.columns is not None and name not in known:
                 what = (

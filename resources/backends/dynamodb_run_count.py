@@ -1,7 +1,8 @@
-"""The count of the runs that have begun to write a DynamoDB table: an item of the table itself.
+"""The count of the runs that write a DynamoDB table, and of their batches: an item of the table
+itself.
 
     the key         "adjunct_runs" (S, B), the lowest number of DynamoDB (N)
-    adjunct_runs    the number of runs
+    adjunct_runs    the count
 
 It is stored among the records, so old items that are written back into the table bring an earlier
 count with them (`presence.py`). No record may have its key.
@@ -32,7 +33,7 @@ class RunCount:
     key_types: Mapping[str, str]
 
     def read(self) -> int:
-        """Return how many runs have begun; 0 without the item. Raises TableUnavailableError if
+        """Return the count; 0 without the item. Raises TableUnavailableError if
         DynamoDB leaves the request out.
         """
         keys: Any = {"Keys": [self._key], "ConsistentRead": True}
@@ -47,7 +48,7 @@ class RunCount:
         return 0
 
     def add(self) -> int:
-        """Count a run; return how many have begun."""
+        """Raise the count, and return it."""
         answer = self.client.update_item(
             TableName=self.table,
             Key=self._key,

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
 _TYPES = {"name": "text", "value": "bigint NOT NULL"}
+_TABLE_OID = "oid of the table"
+_OWN_OID = "oid of this table"
+"""Names of the numbers by which the server knows the table and its book-keeping: each is another
+one once the table is dropped and created again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +67,24 @@ class PostgresBookkeeping:
             await create_table(self.connection, self.schema, name, _TYPES, ["name"])
 
     async def count_run(self) -> None:
-        """Count a run of an application, if the table has book-keeping; a table that has no id
-        gets one.
+        """Count a run of an application, or a batch, if the table has book-keeping; a table that
+        has no id gets one.
         """
         name = bookkeeping_table_name(self.table)
-        if name is not None and await self._has(name):
-            async with self.connection.transaction():
-                await self._store(ID, new_table_id(), "b.value")
-                await self._store(RUNS, 1, "b.value + 1")
+        if name is None or not await self._has(name):
+            return
+        query = "SELECT to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint"
+        quoted = (self._text(self.table), self._text(name))
+        found = await (await self.connection.execute(query, quoted)).fetchone()
+        assert found is not None
+        table, own = found
+        is_other = _is_of_earlier_table(await self._numbers(name), table, own)
+        insert = f"""INSERT INTO {quote_name(self.schema, name)} AS b (name, value)
+            VALUES (%s, %s), (%s, %s), (%s, %s), (%s, 1) ON CONFLICT (name) DO UPDATE
+            SET value = CASE WHEN b.name = %s THEN b.value + 1
+                             WHEN b.name = %s AND NOT %s THEN b.value ELSE excluded.value END"""
+        numbers = (ID, new_table_id(), _TABLE_OID, table, _OWN_OID, own, RUNS)
+        await self.connection.execute(sql.SQL(insert), (*numbers, RUNS, ID, is_other))
 
     async def pass_fence(self, label: str, fence: Fence) -> None:
         """Let a write of a run pass if no later run of its application has begun; raise
@@ -104,19 +119,18 @@ class PostgresBookkeeping:
             """SELECT to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL,
                  pg_relation_filenode(to_regclass(%s))::text,
                  has_table_privilege(to_regclass(%s), 'SELECT'),
-                 has_table_privilege(to_regclass(%s), 'SELECT')""",
-            (quoted[0], quoted[1], quoted[0], quoted[0], quoted[2]),
+                 has_table_privilege(to_regclass(%s), 'SELECT'),
+                 to_regclass(%s)::oid::bigint, to_regclass(%s)::oid::bigint""",
+            (quoted[0], quoted[1], quoted[0], quoted[0], quoted[2], quoted[0], quoted[2]),
         )
-        exists, marks, file, readable, kept = await cursor.fetchone() or (
-            False,
-            False,
-            None,
-            None,
-            None,
-        )
+        found = await cursor.fetchone()
+        assert found is not None
+        exists, marks, file, readable, kept, table, own = found
         if not exists:
             return NO_TABLE
         numbers = await self._numbers(name) if kept and name is not None else {}
+        if _is_of_earlier_table(numbers, table, own):
+            del numbers[ID]
         rows = None
         if readable:
             query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(self._quoted(self.table))
@@ -151,3 +165,13 @@ class PostgresBookkeeping:
 
     def _text(self, table: str) -> str:
         return self._quoted(table).as_string(self.connection)
+
+
+def _is_of_earlier_table(numbers: Mapping[str, int], table: int, own: int) -> bool:
+    """Whether the book-keeping, which is the same one, knows the table by another oid: that alone
+    was dropped and created again, perhaps from a backup.
+
+    If both were restored, their counts of runs say whether they are older.
+    """
+    is_same = numbers.get(_OWN_OID) == own
+    return ID in numbers and is_same and numbers.get(_TABLE_OID) != table

@@ -50,8 +50,7 @@ class SqliteBookkeeping:
             marks = marks_table_name(self.table)
             if self._has(marks):
                 self.connection.execute(f"DELETE FROM {quote_sqlite_name(marks)}")
-            self.create()
-            self._set(ID, new_table_id())
+            self._renew()
 
     def create(self) -> None:
         """Create the book-keeping of an existing table unless there is one."""
@@ -67,9 +66,11 @@ class SqliteBookkeeping:
         gets one.
         """
         numbers = self._numbers()
-        if numbers is not None:
-            self._set(ID, numbers.get(ID) or new_table_id())
-            self._set(RUNS, numbers.get(RUNS, 0) + 1)
+        if numbers is None:
+            return
+        if ID not in numbers or self._is_of_earlier_table():
+            self._renew()
+        self._set(RUNS, numbers.get(RUNS, 0) + 1)
 
     def pass_fence(self, label: str, fence: Fence) -> None:
         """Let a write of a run pass if no later run of its application has begun; raise
@@ -90,6 +91,8 @@ class SqliteBookkeeping:
         if not self._has(self.table):
             return NO_TABLE
         numbers = self._numbers() or {}
+        if self._is_of_earlier_table():
+            numbers.pop(ID, None)
         (rows,) = self.connection.execute(
             f"SELECT EXISTS (SELECT 1 FROM {quote_sqlite_name(self.table)})"
         ).fetchone()
@@ -100,6 +103,29 @@ class SqliteBookkeeping:
             rows=bool(rows),
             marks=self._has(marks_table_name(self.table)),
         )
+
+    def _is_of_earlier_table(self) -> bool:
+        """Whether the table was created after its book-keeping: it alone was dropped and created
+        again, perhaps from a backup.
+
+        SQLite lists tables in the order in which they were created, also after VACUUM.
+        """
+        name = bookkeeping_table_name(self.table)
+        query = """SELECT count(*) FROM sqlite_master AS t JOIN sqlite_master AS b
+            ON t.rowid > b.rowid WHERE t.type = 'table' AND t.name = ? COLLATE NOCASE
+            AND b.type = 'table' AND b.name = ? COLLATE NOCASE"""
+        (found,) = self.connection.execute(query, (self.table, name)).fetchone()
+        return bool(found)
+
+    def _renew(self) -> None:
+        """Create the book-keeping after its table, with a new id; epochs and runs stay."""
+        numbers = self._numbers()
+        name = bookkeeping_table_name(self.table)
+        if numbers is not None and name is not None:
+            self.connection.execute(f"DROP TABLE {quote_sqlite_name(name)}")
+        self.create()
+        for kept, value in {**(numbers or {}), ID: new_table_id()}.items():
+            self._set(kept, value)
 
     def _numbers(self) -> dict[str, int] | None:
         name = bookkeeping_table_name(self.table)

@@ -1,8 +1,8 @@
-"""The count of the runs that have begun to write the rows of a key-value table: an entry of its
-first segment.
+"""The count of the runs that write the rows of a key-value table, and of their batches: an entry of
+its first segment.
 
     key      0xff ff ff ff ff | "runs"       which no entry of a user can have, and no fence
-    value    the number of runs, as text
+    value    the count, as text
 
 It is stored with the entries, so a copy of them that is restored has an earlier count
 (`presence.py`).
@@ -26,14 +26,14 @@ _ROUNDS = 20
 
 
 async def read_runs(table: OpenTable[str, bytes]) -> int:
-    """Return how many runs have begun to write the table."""
+    """Return the count; 0 before the first run."""
     (stored,) = await table.segment(_SEGMENT).get([_KEY])
     return 0 if stored is None else int(stored.value or b"0")
 
 
 async def count_run(table: OpenTable[str, bytes]) -> int:
-    """Count a run; return how many have begun. Raises TableUnavailableError if other runs always
-    come first.
+    """Raise the count, and return it. Raises TableUnavailableError if other runs always come
+    first.
     """
     for _ in range(_ROUNDS):
         (stored,) = await table.segment(_SEGMENT).get([_KEY])

@@ -139,12 +139,14 @@ _MAX_IN_FLIGHT = 32  # requests at a time, if entries are sent one by one
 class TableUse:
     """What is going to be asked of a table: kinds of operations, under conditions.
 
-    `columns` are those that updates name; empty if they are not known.
+    `columns` are those that updates name; empty if they are not known. `key` has the key columns
+    that the table declares.
     """
 
     kinds: frozenset[OperationKind]
     conditions: Conditions = field(default=Conditions())
     columns: frozenset[str] = frozenset()
+    key: tuple[str, ...] = ()
 
     @property
     def reads(self) -> bool:
@@ -156,7 +158,8 @@ class TableUse:
 
     def __or__(self, other: TableUse) -> TableUse:
         conditions = self.conditions or other.conditions
-        return TableUse(self.kinds | other.kinds, conditions, self.columns | other.columns)
+        columns = self.columns | other.columns
+        return TableUse(self.kinds | other.kinds, conditions, columns, self.key or other.key)
 
 
 class TableFunction:
@@ -164,9 +167,17 @@ class TableFunction:
     can be retried.
     """
 
+    compares_keys: ClassVar[bool] = False
+    """Whether each request names the table's key columns, though it has only one: the function has
+    none of its own to compare them with when the table is declared.
+    """
     inspected_every: ClassVar[float] = 0.0
     """How many seconds a run lets pass at least between two calls of `inspect`; 0 asks before
     each batch.
+    """
+    counted_every: ClassVar[float] = 0.0
+    """How many seconds a run lets pass at least between two counts (`begin_run`), at most one for
+    each `inspect`.
     """
 
     @property
@@ -208,8 +219,8 @@ class TableFunction:
     async def begin_run(
         self, *, create: bool, marks: bool, fence: Fence | None = None
     ) -> Presence | None:
-        """Count a run of an application in the table's book-keeping; return what the store says
-        then.
+        """Count a run of an application, or another batch of it, in the table's book-keeping;
+        return what the store says then.
 
         A missing table is created if `create` allows it and the function is declared so. `marks`
         says that the run writes with conditions. `fence` is that of a run whose writes are fenced:

@@ -1,9 +1,10 @@
 """Whether a table is still the one that was written before: what its store says now, compared with
 what it said last.
 
-A store that creates a table gives it an id, and counts the runs of applications that write it, in a
-row or key of its own next to the table (its book-keeping). The lake remembers both. A table that is
-gone, created again, truncated or restored from an older backup differs from that.
+A store that creates a table gives it an id, and counts the runs of applications that write it and
+their batches, in a row or key of its own next to the table (its book-keeping). The lake remembers
+both. A table that is gone, created again, truncated or restored from an older backup differs from
+that.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Presence:
     """What a store says about a table. None means that the store can't tell.
 
     - `id`: a new one each time that the table is created.
-    - `runs`: how many runs of applications have begun to write it.
+    - `runs`: how often runs of applications have begun to write it, or to write another batch.
     - `rows`: whether it has any. `file`: where they are stored, which changes when they are all
       removed at once.
     - `marks`: whether the table with the marks of conditions exists.

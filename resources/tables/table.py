@@ -372,6 +372,10 @@ class RemoteTable(Generic[K, V, U]):
             raise errors.ConfigurationError(problem, step, table=name)
         self._check_columns()
         self._check_conditions()
+        functions = (read_function, write_function)
+        self._names_key = len(self.key) > 1 or any(
+            getattr(function, "compares_keys", False) for function in functions
+        )
         self.credit_source: CreditSource | None = None
         self.fence: Fence | None = None
         self.may_create = True
@@ -392,6 +396,13 @@ class RemoteTable(Generic[K, V, U]):
                 raise errors.ConfigurationError(problem, step, argument="key", table=self.name)
         column_types = getattr(self.write_function, "column_types", None)
         columns = None if column_types is None else column_types()
+        if self.newest_by in self.key:
+            problem = (
+                f"table {self.name} has newest_by={self.newest_by!r}, which is part of its key"
+                f" ({', '.join(self.key)}): all records of a key have the same value."
+            )
+            step = "Name a column with the records' times, or take it out of the key."
+            raise errors.ConfigurationError(problem, step, argument="newest_by", table=self.name)
         if self.newest_by and columns and self.newest_by not in columns:
             problem = (
                 f"table {self.name} has newest_by={self.newest_by!r}, and its columns are"
@@ -589,7 +600,7 @@ class RemoteTable(Generic[K, V, U]):
         if not operation.count:
             return Outcomes(0)
         check_request(self.name, self.key, operation)
-        if len(self.key) > 1 and not operation.key:
+        if self._names_key and not operation.key:
             operation = replace(operation, key=self.key)
         operation = self._with_conditions(operation)
         outcomes = await self._layers.top.send(operation)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from dagster_adjunct import Application, run_application
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import list_leases
+from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
@@ -150,6 +152,33 @@ def test_keys_of_several_columns_come_in_the_order_that_the_request_names(world:
         )
     assert caught.value.argument == "key"
     asyncio.run(function.close())
+
+
+def test_a_table_with_another_key_than_the_dataset_finds_nothing_by_it(world: World) -> None:
+    publish(world, 1)
+    with of(DatasetTable(world.lake, "planes"), "seats") as table:
+        for asked in (lambda: table.get("N1"), lambda: table.get_all(["N1"])):
+            with pytest.raises(ConfigurationError) as caught:
+                asked()
+            assert caught.value.argument == "key"
+    with of(DatasetTable(world.lake, "planes")) as table:
+        assert table.get("N1") == plane("N1", 1)
+
+
+def test_a_join_with_a_dataset_by_another_key_is_refused_before_a_batch(world: World) -> None:
+    publish(world, 1)
+    world.stream("flights", Schema.of(number="string"), ["number"], 1)
+    world.send("flights", [("N1",)])
+    app = Application("seats", engine="auto")
+    planes = RemoteTable("planes", key="number", read_function=DatasetTable(world.lake, "planes"))
+    flights = app.input_stream("lake.flights", default_offset="oldest")
+    flights.join(app.table(planes), on="number", select={"seats": "int"}).send_to(
+        app.output_stream("lake.out", partitions=1, key="number")
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        run_application(app, lake=world.lake, spark=IN_PROCESS)
+    assert caught.value.argument == "key"
+    assert application_state(world.lake, "seats").open is None
 
 
 def test_what_is_not_there_is_said_and_comes_when_it_is_published(world: World) -> None:

@@ -60,14 +60,17 @@ class TableRuns:
         return app
 
     def run(
-        self, name: str = "adding", on_event: Callable[[StepEvent], None] = lambda event: None
+        self,
+        name: str = "adding",
+        on_event: Callable[[StepEvent], None] = lambda event: None,
+        **options: Any,
     ) -> RunReport:
         def hear(event: object) -> None:
             if isinstance(event, StepEvent):
                 on_event(event)
 
         return run_application(
-            self.app(name), lake=self.lake, spark=IN_PROCESS, on_event=hear, adopt=True
+            self.app(name), lake=self.lake, spark=IN_PROCESS, on_event=hear, adopt=True, **options
         )
 
     def totals(self) -> dict[str, int]:

@@ -646,3 +646,172 @@ def test_a_dynamodb_table_whose_items_were_all_deleted_is_an_error(
 def delete_items(client: Any, table: str) -> None:
     for item in client.scan(TableName=table)["Items"]:
         client.delete_item(TableName=table, Key={"id": item["id"]})
+
+
+# -- a table that is restored alone, without its book-keeping
+
+
+def sqlite_place(request: pytest.FixtureRequest, folder: Path) -> Restorable:
+    def execute(*statements: str) -> None:
+        with closing(sqlite3.connect(folder / "state.sqlite")) as connection:
+            for statement in statements:
+                connection.execute(statement)
+            connection.commit()
+
+    return Restorable(sqlite_losing(request, folder).store, execute, "totals")
+
+
+def postgres_place(request: pytest.FixtureRequest, folder: Path) -> Restorable:
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    name = f"lost_{next(_names)}"
+
+    def execute(*statements: str) -> None:
+        for statement in statements:
+            server.execute(statement)
+
+    def store() -> PostgresTable:
+        return PostgresTable(name, "id", columns=COLUMNS, create=True, connect=connect(server))
+
+    return Restorable(store, execute, name)
+
+
+@dataclass
+class Restorable:
+    """A store's table, whose name there is `name`, and how to change it with SQL."""
+
+    store: Callable[[], Any]
+    execute: Callable[..., None]
+    name: str
+
+    def copy(self, *tables: str) -> None:
+        """Copy tables, replacing an earlier copy."""
+        for table in tables:
+            self.execute(f"DROP TABLE IF EXISTS {table}_copy")
+            self.execute(f"CREATE TABLE {table}_copy AS SELECT * FROM {table}")
+
+    def restore(self, *tables: str) -> None:
+        """Drop tables and create them again from their copies, as a backup's script does."""
+        for table in tables:
+            columns = "name text PRIMARY KEY, value bigint NOT NULL"
+            if table == self.name:
+                columns = "id text PRIMARY KEY, total bigint"
+            self.execute(
+                f"DROP TABLE {table}",
+                f"CREATE TABLE {table} ({columns})",
+                f"INSERT INTO {table} SELECT * FROM {table}_copy",
+            )
+
+
+PLACES = [
+    pytest.param(sqlite_place, id="sqlite"),
+    pytest.param(postgres_place, id="postgres", marks=pytest.mark.server),
+]
+
+
+@pytest.mark.parametrize("make", PLACES)
+def test_a_table_that_is_restored_alone_is_an_error_until_it_is_accepted(
+    request: pytest.FixtureRequest, tmp_path: Path, make: Callable[..., Restorable]
+) -> None:
+    place = make(request, tmp_path)
+    runs = TableRuns(tmp_path, place.store, {"fenced": True})
+    runs.send(("a", 1))
+    runs.run()
+    place.copy(place.name)
+    runs.send(("a", 10))
+    runs.run()
+    place.restore(place.name)
+    runs.send(("a", 100))
+    for _ in range(2):
+        with pytest.raises(TableReplacedError) as refused:
+            runs.run()
+        assert refused.value.loss == "replaced"
+    reset_table(runs.lake, "totals", by="test")
+    runs.run()
+    runs.send(("a", 1000))
+    runs.run()
+    assert runs.totals() == {"a": 1101}
+
+
+@pytest.mark.parametrize("make", PLACES)
+def test_a_table_restored_with_its_book_keeping_goes_on_if_that_is_the_newest(
+    request: pytest.FixtureRequest, tmp_path: Path, make: Callable[..., Restorable]
+) -> None:
+    place = make(request, tmp_path)
+    runs = TableRuns(tmp_path, place.store)
+    both = (place.name, f"{place.name}__adjunct_runs")
+    runs.send(("a", 1))
+    runs.run()
+    place.copy(*both)
+    place.restore(*both)
+    runs.send(("a", 10))
+    runs.run()
+    assert runs.totals() == {"a": 11}
+    place.restore(*both)
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert refused.value.loss == "older"
+
+
+def test_vacuum_and_columns_that_are_added_make_no_other_sqlite_table(tmp_path: Path) -> None:
+    place = sqlite_place(None, tmp_path)  # type: ignore[arg-type]
+    place.execute("CREATE TABLE earlier (n int)", "CREATE TABLE more (n int)")
+    runs = TableRuns(tmp_path, place.store)
+    runs.send(("a", 1))
+    runs.run()
+    place.execute("CREATE VIEW seen AS SELECT * FROM totals", "CREATE INDEX i ON totals (total)")
+    place.execute("DROP TABLE earlier", "VACUUM", "ALTER TABLE totals ADD COLUMN note text")
+    place.execute("VACUUM")
+    runs.send(("a", 10))
+    runs.run()
+    assert runs.totals() == {"a": 11}
+
+
+# -- a backup from within a run
+
+
+@pytest.mark.parametrize("make", PLACES)
+def test_a_backup_from_between_two_batches_of_a_run_is_older(
+    request: pytest.FixtureRequest, tmp_path: Path, make: Callable[..., Restorable]
+) -> None:
+    place = make(request, tmp_path)
+    runs = TableRuns(tmp_path, place.store)
+    both = (place.name, f"{place.name}__adjunct_runs")
+    runs.send(("a", 1))
+
+    def copy_after_the_first_batch(event: StepEvent) -> None:
+        if event.what == "batch" and event.batch == 1:
+            place.copy(*both)
+            runs.send(("a", 10))
+
+    runs.run(on_event=copy_after_the_first_batch)
+    assert runs.totals() == {"a": 11}
+    place.restore(*both)
+    runs.send(("a", 100))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert refused.value.loss == "older"
+
+
+@pytest.mark.parametrize("make", PLACES)
+def test_a_run_that_stays_notices_a_backup_that_is_older_than_its_last_batch(
+    request: pytest.FixtureRequest, tmp_path: Path, make: Callable[..., Restorable]
+) -> None:
+    place = make(request, tmp_path)
+    runs = TableRuns(tmp_path, place.store)
+    both = (place.name, f"{place.name}__adjunct_runs")
+    runs.send(("a", 1))
+
+    def restore_after_the_second_batch(event: StepEvent) -> None:
+        if event.what != "batch":
+            return
+        if event.batch == 1:
+            place.copy(*both)
+            runs.send(("a", 10))
+        elif event.batch == 2:
+            place.restore(*both)
+            runs.send(("a", 100))
+
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run(on_event=restore_after_the_second_batch, follow=30.0)
+    assert refused.value.loss == "older"
+    assert runs.totals() == {"a": 1}

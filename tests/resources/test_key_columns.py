@@ -63,6 +63,22 @@ def test_a_table_with_another_key_than_its_function_is_refused_when_declared(bac
     assert (caught.value.argument, caught.value.table) == ("newest_by", "sums")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("key", ["at", ("customer", "at")])
+def test_records_are_not_ordered_by_a_part_of_their_key(backend: str, key: Any) -> None:
+    function = BACKENDS[backend](key, COLUMNS)
+    with pytest.raises(ConfigurationError) as caught:
+        RemoteTable("sums", key=key, write_function=function, newest_by="at")
+    assert (caught.value.argument, caught.value.table) == ("newest_by", "sums")
+
+
+def test_a_key_of_another_type_than_its_column_is_refused_when_declared() -> None:
+    assert DynamoDbTable("t", {"n": "int"}, columns=COLUMNS).key == ("n",)
+    with pytest.raises(ConfigurationError) as caught:
+        DynamoDbTable("t", {"customer": "bigint"}, columns=COLUMNS)
+    assert (caught.value.argument, caught.value.table) == ("key", "t")
+
+
 def test_the_columns_of_a_key_may_be_in_another_order_than_the_stores() -> None:
     function = BACKENDS["sqlite"](("customer", "at"), COLUMNS)
     assert RemoteTable("sums", key=("at", "customer"), write_function=function).key == (
