@@ -26,6 +26,8 @@ _FIRST_LEVEL = (
     f"A component has {', '.join(_KEYS[:2])}, and at most {', '.join(_KEYS[2:-1])} and {_KEYS[-1]};"
     " all else is indented below attributes."
 )
+# Those that fail where a component can't be read; what they call is other people's code.
+_LIBRARIES = ("dagster", "dagster_shared", "yaml", "pydantic", "pathlib", "codecs", "importlib")
 _PLAIN_TAGS = ("str", "int", "float", "bool", "null", "map", "seq", "merge", "timestamp")
 
 
@@ -84,8 +86,7 @@ class _Reading:
         """Whether Dagster itself has failed in reading a component, and not code that it calls."""
         named = [str(frame.f_globals.get("__name__")) for frame in self.frames]
         reads = any(name.startswith("dagster.components.") for name in named)
-        libraries = ("dagster", "dagster_shared", "yaml", "pydantic", "pathlib", "codecs")
-        return reads and named[-1].partition(".")[0] in libraries
+        return reads and named[-1].partition(".")[0] in _LIBRARIES
 
     def local(self, name: str) -> Any:
         """Return the innermost local variable of this name, None if there is none."""
@@ -98,9 +99,8 @@ class _Reading:
     def file(self) -> Path | None:
         """The file of the component."""
         file = self.local("component_def_path")
-        tree = self.local("source_tree")
-        if file is None and tree is not None:
-            file = Path(tree.source_position_tree.position.filename)
+        if file is None and self.tree is not None:
+            file = Path(self.tree.source_position_tree.position.filename)
         return file if file is not None and file.is_file() else None
 
     @cached_property
@@ -121,17 +121,26 @@ class _Reading:
             return self._describe_keys(error)
         if any(frame.f_code.co_name == "_get_component_class" for frame in self.frames):
             return self._describe_type(error)
+        if any(frame.f_code.co_name == "context_with_injected_scope" for frame in self.frames):
+            problem = f"template_vars_module: {error}."
+            position = self.position_of("template_vars_module")
+            return _Mistake(problem, "Correct its name, or install it.", *position)
         if any(frame.f_code.co_name == "construct_document" for frame in self.frames):
             return next(_find_unreadable(self.text), None)
         if self.file is not None and not self.local("component_nodes"):
             return _Mistake("there is no component in the file.", f"Begin with type: {_TYPE}.", 1)
         return None
 
-    def position_of(self, *place: str) -> tuple[int, int]:
-        """Return the line and column of a value of the document, or of the document itself."""
-        tree = self.local("source_tree").source_position_tree
-        position, _ = tree.lookup_closest_and_path(list(place), None)
+    def position_of(self, key: str) -> tuple[int, int]:
+        """Return the line and column of a key of the document."""
+        position, _ = self.tree.source_position_tree.lookup_closest_and_path([key], None)
         return int(position.start.line), int(position.start.col)
+
+    @property
+    def tree(self) -> Any:
+        """The document with its positions, None if Dagster was not in one."""
+        trees = (getattr(frame.f_locals.get("self"), "source_tree", None) for frame in self.frames)
+        return self.local("source_tree") or next(filter(None, trees), None)
 
     def _describe_keys(self, error: ValidationError) -> _Mistake | None:
         """Return the first mistake in a document's first level, or in the attributes of a component
@@ -140,14 +149,17 @@ class _Reading:
         mistakes = sorted(
             error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden"
         )
-        path, at, _ = str(mistakes[0]["loc"][0]).rpartition(" at ")
-        if not at:
+        path, at, place = str(mistakes[0]["loc"][0]).rpartition(" at ")
+        line = place.rpartition(":")[2]
+        if not at or not line.isdigit():
             return None
         problem, next_step = _describe_key(path, mistakes[0]["type"], mistakes[0]["input"])
         if error.title != "ComponentFileModel":
             problem = f"{path}: {mistakes[0]['msg']}"
             next_step = f"Correct it, or the type: {_TYPE} declares applications."
-        return _Mistake(f"{problem}.", next_step, *self.position_of(*path.split(".")))
+        text = self.text.split("\n")[int(line) - 1]
+        column = len(text) - len(text.lstrip()) + 1
+        return _Mistake(f"{problem}.", next_step, int(line), column)
 
     def _describe_type(self, error: BaseException) -> _Mistake:
         name = self.local("component_file_model").type
@@ -176,7 +188,7 @@ def _describe_key(path: str, kind: str, value: object) -> tuple[str, str]:
     found = "empty" if value is None else repr(value)
     if path == "type":
         return f"type: it is {found}: expected a text", f"Give {_TYPE}."
-    expected = {"dict_type": "a mapping", "list_type": "a list"}.get(kind, "a text")
+    expected = "a text" if kind == "string_type" else "a mapping"
     return f"{path}: it is {found}: expected {expected}", _FIRST_LEVEL
 
 
@@ -240,7 +252,8 @@ def _find_unreadable(text: str) -> Iterator[_Mistake]:
                 if not isinstance(key, yaml.ScalarNode):
                     at = (key.start_mark.line + 1, key.start_mark.column + 1)
                     problem = "a key is a list or a mapping: expected a text."
-                    yield _Mistake(problem, "Write the key as a text.", *at)
+                    step = 'Write the key as a text; put a template in quotes: "{{ … }}".'
+                    yield _Mistake(problem, step, *at)
                 nodes.append(value)
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value

@@ -108,8 +108,11 @@ class Form:
         """The kinds of what a text may name: datasets, tables and output streams."""
         return tuple(kind for kind in TARGETS if kind in self.members)
 
-    def is_literal(self, text: str) -> bool:
-        return any(get_origin(kind) is Literal and text in get_args(kind) for kind in self.members)
+    @property
+    def literals(self) -> tuple[Any, ...]:
+        """The values of Literal types, such as "left"."""
+        literal = [kind for kind in self.members if get_origin(kind) is Literal]
+        return tuple(value for kind in literal for value in get_args(kind))
 
 
 def form_of(hint: Any) -> Form:

@@ -33,6 +33,9 @@ from dagster_adjunct.orchestration.code_location.component_source import (
 from dagster_adjunct.resources.errors import AdjunctError, ComponentError
 
 _ON = re.compile(r"\bon=")
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_CONSTANT = re.compile(rf"\b(\w+)=({'|'.join(_CONSTANTS)})\b")
+_PARTITION_BY = re.compile(r"\.partition_by\(([^()]*)\)")
 _KINDS = {
     NO_DURATION: "a text such as 30s, 5m, 2h, 7d or 1w",
     "too_short": "at least one",
@@ -177,6 +180,8 @@ def _find_meant(value: Any, expected: str) -> str | None:
 
 
 def _find_meant_by_text(text: str, expected: str) -> str | None:
+    if "{{" in text:
+        return f"Write {expected}: templates are for texts."
     if "number" in expected and re.fullmatch(WHOLE_NUMBER, text):
         return f"Write {text} without quotes."
     if "true or false" in expected and text.lower() in ("true", "false"):
@@ -199,8 +204,11 @@ def component_error(source: Source, mistake: Mistake, **facts: Any) -> Component
 
 
 def with_keys(text: str) -> str:
-    """Return a text for people, with the keys of YAML in place of arguments that have others."""
-    return _ON.sub("by=", text)
+    """Return a text for people with calls of the Python API as they are written in YAML."""
+    text = _CONSTANT.sub(lambda match: f"{match[1]}: {_CONSTANTS[match[2]]}", _ON.sub("by=", text))
+    return _PARTITION_BY.sub(
+        lambda match: f"`- partition_by: [{match[1].replace(chr(34), '')}]`", text
+    )
 
 
 def facts_of(error: AdjunctError) -> dict[str, Any]:

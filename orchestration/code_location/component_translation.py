@@ -19,6 +19,7 @@ import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
+    UnboundedDataset,
     bounded_dataset,
     unbounded_dataset,
 )
@@ -80,6 +81,7 @@ _MODULES = (
     "windows",
     "kafka",
 )
+_GROUP = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")
 _KINDS_OF_TARGETS: dict[type, str] = {
     DatasetHandle: "a dataset",
     RemoteTableHandle: "a remote table",
@@ -115,16 +117,36 @@ class Translation:
                 self.refuse_second(name, where)
                 self.declared_in["dataset", name] = where
                 self.datasets[name] = self.declared(function, name, arguments, where)
-                self.check_system(self.datasets[name].stream, (*where, "input"))
+                self.check_dataset(self.datasets[name], where)
         for name, arguments in given.get("tables", {}).items():
             self.refuse_second(name, (*place, "tables", name))
             self.tables[name] = self.table(name, arguments, (*place, "tables", name))
+            self.declared_in["table", name] = (*place, "tables", name)
         made: dict[str, ApplicationTranslation] = {}
         for name, arguments in given["applications"].items():
             where = (*place, "applications", name)
             self.declared_in["application", name] = where
             made[name] = ApplicationTranslation(self, name, arguments, where)
         return made
+
+    def check_dataset(self, dataset: AdjunctDataset, place: Place) -> None:
+        """Refuse streams of systems that are not there, and what Dagster would refuse later."""
+        self.check_system(dataset.stream, (*place, "input"))
+        if isinstance(dataset, UnboundedDataset):
+            self.check_system(dataset.dead_letters, (*place, "on_bad_change"))
+            self.check_system(dataset.transactions, (*place, "changes"))
+        self.check_owners(dataset.presentation.owners, place)
+        group = dataset.presentation.group
+        if group is not None and not _GROUP.fullmatch(group):
+            problem = f"group is {group!r}: expected letters, digits and _, in parts divided by /."
+            self.refuse(problem, "Choose another name.", (*place, "group"))
+
+    def check_owners(self, owners: Iterable[str], place: Place) -> None:
+        """Refuse an owner that Dagster would refuse."""
+        for owner in owners:
+            if "@" not in owner and not owner.startswith("team:"):
+                problem = f"the owner {owner!r} is neither an email address nor a team."
+                self.refuse(problem, f"Write team:{owner} for a team.", (*place, "owners"))
 
     def check_system(self, stream: str | None, place: Place) -> None:
         """Refuse a stream of a system that is not there, such as a cluster without its section."""
@@ -165,6 +187,7 @@ class Translation:
             written = {stream for app in apps.values() for stream in app.app.outputs}
             for app in apps.values():
                 app.plan(given.get("lake"), written)
+            self.warn_of_unused({name for app in apps.values() for name in app.targets})
         options = {
             name: value
             for name, value in given.items()
@@ -174,6 +197,17 @@ class Translation:
             build_definitions, options, ATTRIBUTES, *(app.app for app in apps.values())
         )
         return made
+
+    def warn_of_unused(self, used: Collection[str]) -> None:
+        """Warn of datasets and tables that no application uses: Dagster does not show them."""
+        for name in (*self.datasets, *self.tables):
+            if name not in used:
+                kind = "dataset" if name in self.datasets else "table"
+                dg.get_dagster_logger().warning(
+                    "%sno application uses %r. Name it in a step, or in `datasets` of one.",
+                    self.source.describe_position(self.declared_in[kind, name]),
+                    name,
+                )
 
     def declared(
         self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place
@@ -195,9 +229,8 @@ class Translation:
                 f"{arguments[PYTHON]!r} is {_describe(made)}: expected what"
                 f" {_label(function)} returns."
             )
-            self.refuse(
-                found, f"Name a {kind.__name__}, in the section of its kind.", (*place, PYTHON)
-            )
+            an_object = f"{'an' if kind is AdjunctDataset else 'a'} {kind.__name__}"
+            self.refuse(found, f"Name {an_object}, in the section of its kind.", (*place, PYTHON))
         if getattr(made, "name", None) != name:
             found = (
                 f"{arguments[PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected"
@@ -236,6 +269,10 @@ class Translation:
         else:
             named = self.by_name(function, given, free, place)
         self.refuse_empty((*keywords, *named), place)
+        for argument in free:
+            if argument.is_required and argument.key not in named:
+                problem = f"{_label(function)} lacks {argument.key}."
+                self.refuse(problem, f"Add {argument.key}: …", place)
         for argument, value in self.read_arguments(function, named, free, place):
             if argument.is_starred:
                 positional += value
@@ -361,7 +398,7 @@ class Translation:
 
         Any other string stays as it is.
         """
-        if form.is_literal(text):
+        if text in form.literals:
             return text
         if timedelta in form.members:
             return self.duration(text, form, place)
@@ -379,7 +416,8 @@ class Translation:
             return duration
         if str not in form.members:
             problem = f"{place[-1]} is {text!r}: expected a duration."
-            self.refuse(problem, "Give 30s, 5m, 2h, 7d or 1w.", place)
+            others = "".join(f", or {text!r}" for text in form.literals)
+            self.refuse(problem, f"Give 30s, 5m, 2h, 7d or 1w{others}.", place)
         return text
 
     def imported(self, reference: str, place: Place) -> Any:
@@ -467,6 +505,7 @@ class ApplicationTranslation(Translation):
         self.place = place
         self.given = given
         self.app: Application = self.call(Application, options, place, name)
+        self.check_owners(self.app.owners, place)
         self.places: dict[str, Place] = {}
         self.streams: dict[str, MessageStream] = {}
         self.targets: dict[str, Any] = {}

@@ -6,6 +6,7 @@ for a whole number. Errors name the line and column.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,6 +37,8 @@ from dagster_adjunct.orchestration.code_location.dagster_internals import (
 from dagster_adjunct.resources.errors import ComponentError, ConfigurationError
 from dagster_adjunct.resources.package_files import read_package_file
 from dagster_adjunct.resources.validation import validated, validated_methods
+
+_EXPRESSION = re.compile(r"\{\{.*?\}\}", re.DOTALL)  # of a template
 
 
 class AdjunctScaffolder(dg.Scaffolder[Any]):
@@ -90,9 +93,8 @@ class AdjunctComponent(dg.Component):
         try:
             source = _checked_source(context.resolution_context.source_position_tree)
             given = _checked_values(attributes, source)
-            filled = _filled_in(
-                given, context.resolution_context.at_path("attributes"), source, ATTRIBUTES
-            )
+            templates = context.resolution_context.with_source_position_tree(None)  # type: ignore[arg-type]
+            filled = _filled_in(given, templates, source, ATTRIBUTES)
         except ComponentError as error:
             _raise_to_dagster(error)
         return cls(filled, source)
@@ -200,7 +202,7 @@ def _filled_in(value: Any, context: dg.ResolutionContext, source: Source, place:
     """
 
     def inside(at: str | int, one: Any) -> Any:
-        return _filled_in(one, context.at_path(at), source, (*place, at))
+        return _filled_in(one, context, source, (*place, at))
 
     if isinstance(value, Mapping):
         return {name: inside(name, one) for name, one in value.items()}
@@ -208,14 +210,18 @@ def _filled_in(value: Any, context: dg.ResolutionContext, source: Source, place:
         return [inside(number, one) for number, one in enumerate(value)]
     if not isinstance(value, str) or "{{" not in value:
         return value
-    try:
-        filled = context.resolve_value(value)
-    except Exception as error:  # noqa: BLE001 - a template runs code of its own
-        problem = f"{value!r} can't be filled in: {_reason(error)}."
-        raise component_error(source, Mistake(place, problem, "Correct the template.")) from None
-    if filled is None:
-        step = "Set the variable, or write the value."
-        raise component_error(source, Mistake(place, f"{value!r} has no value.", step))
+    filled: Any = None
+    # An expression without a value would be "None" or nothing in the text around it.
+    for template in (*_EXPRESSION.findall(value), value):
+        try:
+            filled = context.resolve_value(template)
+        except Exception as error:  # noqa: BLE001 - a template runs code of its own
+            problem = f"{template!r} can't be filled in: {_reason(error)}."
+            mistake = Mistake(place, problem, "Correct the template.")
+            raise component_error(source, mistake) from None
+        if filled is None:
+            step = "Set the variable, or write the value."
+            raise component_error(source, Mistake(place, f"{template!r} has no value.", step))
     return filled
 
 
@@ -226,5 +232,7 @@ def _reason(error: Exception) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
+    if isinstance(cause, ResolutionException):  # it may hold a formatted traceback
+        return str(cause).strip().split("\n")[-1].rstrip(".")
     why = " ".join(str(cause).split()).rstrip(".")
-    return why if isinstance(cause, ResolutionException) else f"{type(cause).__name__}: {why}"
+    return f"{type(cause).__name__}: {why}"

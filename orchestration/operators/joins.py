@@ -216,7 +216,9 @@ class Join(PassThroughSpec):
                 None if records is None else derive_stored_schema(dataset, records)
             )
         except SchemaMismatchError as error:
-            step = "Correct key=, columns= or the extractor of the dataset."
+            step = error.next_step
+            if error.argument is None:
+                step = "Correct key=, columns= or the extractor of the dataset."
             raise PlanningError(error.problem, step, dataset=dataset.name) from error
         if records is None and dataset.columns is not None:
             entries = Columns(dict.fromkeys(dataset.columns, ColumnFacts()), typed=False)
