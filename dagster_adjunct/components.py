@@ -3,3 +3,6 @@
 from dagster_adjunct.orchestration.code_location.components import (
     AdjunctComponent as AdjunctComponent,
 )
+from dagster_adjunct.orchestration.code_location.components import (
+    load_applications as load_applications,
+)

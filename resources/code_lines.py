@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,6 +17,16 @@ _EXAMPLES = str(_PACKAGE / "examples")
 
 # Code that makes an object of a class of this distribution from what a user has passed to it.
 _MODELS = re.compile(r"[/\\]site-packages[/\\](?:pydantic|dagster[/\\]_config)[/\\]")
+
+_AROUND = 3  # lines that are shown before and after the one that is meant
+_WIDTH = 120  # characters that are shown of a line
+# A key such as password with its value, unless that names a variable.
+_SECRET = re.compile(
+    r"""(?ix)
+    ( (?<! [\w.-] ) [\w.-]* (?: password | secret | token | credential ) [\w.-]* (?<! _env )
+      ["']? \s* : \s+ )
+    (?! env: | ["']env: | \{\{ | ["']\{\{ ) [^\s,}][^,}]*"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +89,24 @@ def find_calling_line() -> CodeLine | None:
             return None
         frame = frame.f_back
     return None
+
+
+def show_lines(lines: Sequence[str], line: int, column: int) -> str:
+    """Return a line of a file and those around it with their numbers, and a mark below the column;
+    both are counted from 1.
+
+    Long lines are cut, and values of keys such as password are left out.
+    """
+    first = max(line - _AROUND, 1)
+    last = min(line + _AROUND, len(lines))
+    width = len(str(last))
+    shown = []
+    for number in range(first, last + 1):
+        hidden = max(column - _WIDTH // 2, 0) if number == line else 0
+        text = _SECRET.sub(r"\1***", lines[number - 1].rstrip())[hidden:]
+        if len(text) > _WIDTH:
+            text = f"{text[:_WIDTH]}…"
+        shown.append(f"{number:>{width}} | {text}")
+        if number == line:
+            shown.append(f"{'':>{width}} | {' ' * (column - 1 - hidden)}^ here")
+    return "\n".join(shown)

@@ -22,10 +22,12 @@ def check_name(kind: str, name: str) -> str:
             problem = f"stream name {name!r} includes its system: expected the name alone."
             step = f"Write {stream!r}."
         else:
+            text = str(name)
+            shown = repr(text if len(text) <= 120 else f"{text[:120]}…")
             problem = (
-                f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
+                f"{kind} name {shown} is not safe: expected 1 to 100 letters, digits, '-' or '_',"
+                " beginning with a letter or digit."
             )
-            problem += "beginning with a letter or digit."
             safe = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:100]
             step = "Choose another name."
             if safe:
@@ -39,8 +41,9 @@ def split_stream_name(qualified: str) -> tuple[str, str]:
     system, dot, stream = str(qualified).partition(".")
     if not dot:
         problem = f"stream {qualified!r} names no system: expected SYSTEM.STREAM."
+        example = f"lake.{qualified}" if qualified else "lake.NAME"
         raise InvalidNameError(
-            problem, f'Write "lake.{qualified}" for a stream of the lake.', name=str(qualified)
+            problem, f'Write "{example}" for a stream of the lake.', name=str(qualified)
         )
     if "." in stream:
         problem = f"stream {qualified!r} has more than one dot: expected SYSTEM.STREAM."

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from pydantic import SkipValidation, ValidationError
+from pydantic import SkipValidation
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
@@ -27,6 +27,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     OwnedBy,
     local_table,
 )
+from dagster_adjunct.orchestration.application.component_files import find_component_mistake
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -51,12 +52,7 @@ from dagster_adjunct.orchestration.operators.records import (
 )
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import find_calling_line
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ComponentError,
-    ConfigurationError,
-    PlanningError,
-)
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.small_work import SMALL_RECORDS
@@ -462,14 +458,13 @@ def import_user_module(name: str) -> ModuleType:
             " slashes."
         )
         raise ConfigurationError(problem, step, module=name) from error
-    except AdjunctError:
-        raise
     except (Exception, SystemExit) as error:  # importing runs the user's code
         cause = _own_cause(error)
         if isinstance(cause, AdjunctError):
             raise cause from None
-        if isinstance(cause, RecursionError | UnicodeDecodeError) and _is_of_component(cause):
-            raise _unreadable_component(name, cause) from error
+        mistake = find_component_mistake(name, cause)
+        if mistake is not None:
+            raise mistake from error
         raise _import_error(name, cause) from error
 
 
@@ -484,46 +479,10 @@ def _own_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _is_of_component(error: BaseException) -> bool:
-    """Whether Dagster raised the error while it read the files of a component."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__")).startswith("dagster.components."):
-            return True
-    return False
-
-
-def _unreadable_component(
-    module: str, error: RecursionError | UnicodeDecodeError
-) -> ComponentError:
-    """Return the error for a component's YAML that has no lines to show: it is not UTF-8, or
-    nested too deeply.
-    """
-    if isinstance(error, RecursionError):
-        return ComponentError(
-            "the YAML of a component is nested too deeply.", "Nest it less deeply.", module=module
-        )
-    around = error.object[max(error.start - 20, 0) : error.end + 20].decode(errors="replace")
-    problem = f"the YAML of a component is not UTF-8 at byte {error.start}: {around!r}."
-    return ComponentError(problem, "Save its file as UTF-8.", module=module)
-
-
 def _import_error(module: str, error: BaseException) -> ConfigurationError:
     """Return the error for a module that can't be imported, with the failing line of the user's
     code.
     """
-    from yaml import MarkedYAMLError  # of components; other modules need none of it
-
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        line = mark.line + 1
-        context = f"{error.context}: " if error.context else ""
-        problem = (
-            f"{mark.name}:{line}:{mark.column + 1}: this is not YAML: {context}{error.problem}."
-        )
-        step = "Correct it there; often a line above lacks a bracket, a quote, a colon or a blank."
-        return ComponentError(problem, step, module=module, file=mark.name, line=line)
-    if isinstance(error, ValidationError) and error.title == "ComponentFileModel":
-        return _first_level_error(module, error)
     where = _failing_line(error) or module
     problem = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
@@ -534,20 +493,6 @@ def _import_error(module: str, error: BaseException) -> ConfigurationError:
     return ConfigurationError(
         f"module {module!r} can't be imported: {problem} at {where}.", step, module=module
     )
-
-
-def _first_level_error(module: str, error: ValidationError) -> ComponentError:
-    """Return the error for a mistake in the first level of a component's file."""
-    mistake = error.errors(include_url=False)[0]
-    key, _, place = str(mistake["loc"][0]).rpartition(" at ")
-    file, _, line = place.rpartition(":")
-    step = (
-        "A component has type, attributes, and at most requirements, template_vars_module and"
-        " post_processing."
-    )
-    at = int(line) if line.isdigit() else None
-    problem = f"{place}: {key}: {mistake['msg']}."
-    return ComponentError(problem, step, module=module, file=file, line=at)
 
 
 def _failing_line(error: BaseException) -> str:

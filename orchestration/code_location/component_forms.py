@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -43,7 +44,9 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 PYTHON = "python"  # the key of an import
-UNKNOWN_KEY = "unknown_key"  # the type of our own error among those of pydantic
+# The types of our own errors among those of pydantic.
+UNKNOWN_KEY = "unknown_key"
+NO_DURATION = "no_duration"
 PLAIN = (str, int, float, bool, type(None))
 TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
 # The key for the argument `on`, because YAML reads `on` as true.
@@ -98,10 +101,18 @@ class Form:
     @property
     def takes_target(self) -> bool:
         """Whether a text names a dataset, a table or an output stream."""
-        return any(kind in TARGETS for kind in self.members)
+        return bool(self.targets)
 
-    def is_literal(self, text: str) -> bool:
-        return any(get_origin(kind) is Literal and text in get_args(kind) for kind in self.members)
+    @property
+    def targets(self) -> tuple[type, ...]:
+        """The kinds of what a text may name: datasets, tables and output streams."""
+        return tuple(kind for kind in TARGETS if kind in self.members)
+
+    @property
+    def literals(self) -> tuple[Any, ...]:
+        """The values of Literal types, such as "left"."""
+        literal = [kind for kind in self.members if get_origin(kind) is Literal]
+        return tuple(value for kind in literal for value in get_args(kind))
 
 
 def form_of(hint: Any) -> Form:
@@ -139,8 +150,15 @@ def _is_any(kind: Any) -> bool:
 
 
 def _is_named(kind: Any) -> bool:
-    """Return whether a text stands for the value: its name, or a duration."""
-    return kind in (timedelta, MessageStream, *TARGETS)
+    """Return whether a text stands for the value: its name."""
+    return kind in (MessageStream, *TARGETS)
+
+
+def _reject_other_than_text(value: Any) -> Any:
+    """Return a text; another value is no duration, and would be none in quotes."""
+    if not isinstance(value, str):
+        raise PydanticCustomError(NO_DURATION, "no duration")
+    return value
 
 
 def _is_enum(kind: Any) -> bool:
@@ -162,10 +180,12 @@ def _list_items(members: Iterable[Any]) -> list[Any]:
     return [item for kind in lists for item in get_args(kind) if item is not ...]
 
 
+_DURATION = Annotated[str, BeforeValidator(_reject_other_than_text)]
 _YAML_TYPES: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
     (_is_plain, lambda kind: kind),
     (_is_any, lambda kind: Any),
     (_is_named, lambda kind: str),
+    (lambda kind: kind is timedelta, lambda kind: _DURATION),
     (_is_enum, lambda kind: Literal[tuple(member.name.lower() for member in kind)]),
     (lambda kind: kind is Schema, lambda kind: dict[str, str]),
     (
@@ -266,11 +286,16 @@ class _Declaration(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, given: Any) -> Any:
-        known = [field.alias or name for name, field in cls.model_fields.items()]
+        known = keys_of(cls)
         for key in given if isinstance(given, Mapping) else ():
             if key not in known:
                 raise PydanticCustomError(UNKNOWN_KEY, "unknown key", {"key": key, "known": known})
         return given
+
+
+def keys_of(form: type[BaseModel]) -> list[str]:
+    """Return the keys that a form takes."""
+    return [field.alias or name for name, field in form.model_fields.items()]
 
 
 class _ByShape:
@@ -384,7 +409,7 @@ ApplicationForm = _model(
         Field([], description="Datasets that belong to it although no step names them."),
     ),
     max_staleness=(
-        dict[str, str],
+        dict[str, _DURATION],
         Field({}, description="By unbounded dataset: how old it may be."),
     ),
     steps=(list[Step], ...),

@@ -1,35 +1,44 @@
-"""Mistakes in the keys and values of YAML: what pydantic found, as one problem and one step."""
+"""Mistakes in the keys and values of a component: what pydantic found, as one problem and one
+step.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dagster_adjunct.orchestration.code_location.component_forms import UNKNOWN_KEY, Attributes
+from dagster_adjunct.orchestration.code_location.component_forms import (
+    NO_DURATION,
+    STEPS,
+    UNKNOWN_KEY,
+    ApplicationForm,
+    Attributes,
+    Step,
+    keys_of,
+    signature_of,
+)
+from dagster_adjunct.orchestration.code_location.component_source import (
+    WHOLE_NUMBER,
+    Mistake,
+    Place,
+    Source,
+    written_in_yaml,
+)
+from dagster_adjunct.resources.errors import AdjunctError, ComponentError
 
-Place = tuple[str | int, ...]
-"""The path to a value, such as ("attributes", "tables", "rates")."""
-
-WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """What is wrong with the value at a place, and what to do."""
-
-    place: Place
-    problem: str
-    next_step: str
-
-
+_ON = re.compile(r"\bon=")
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_CONSTANT = re.compile(rf"\b(\w+)=({'|'.join(_CONSTANTS)})\b")
+_PARTITION_BY = re.compile(r"\.partition_by\(([^()]*)\)")
 _KINDS = {
+    NO_DURATION: "a text such as 30s, 5m, 2h, 7d or 1w",
+    "too_short": "at least one",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -42,7 +51,7 @@ _KINDS = {
 }
 
 
-def find_mistake(given: Any, line_of: Callable[[Place], int]) -> Mistake | None:
+def find_mistake(given: Any, position_of: Callable[[Place], tuple[int, int]]) -> Mistake | None:
     """Return the mistake in the attributes that comes first in the file, None if their keys and
     values are right.
     """
@@ -55,8 +64,9 @@ def find_mistake(given: Any, line_of: Callable[[Place], int]) -> Mistake | None:
         # An alternative of which only an element is wrong says more than those that are wrong as a
         # whole.
         whole = {place[:length] for place in found for length in range(len(place))}
-        first = min((place for place in found if place not in whole), key=line_of)
-        return _describe_mistake(("attributes", *first), found[first])
+        inner = [place for place in found if place not in whole]
+        first = min(inner, key=lambda place: position_of(("attributes", *place)))
+        return _describe_mistake(("attributes", *first), found[first], {"attributes": given})
     return None
 
 
@@ -74,42 +84,77 @@ def _place_of(problem: ErrorDetails, given: Any) -> Place:
     return tuple(place)
 
 
-def _describe_mistake(place: Place, problems: Sequence[ErrorDetails]) -> Mistake:
+def _describe_mistake(place: Place, problems: Sequence[ErrorDetails], document: Any) -> Mistake:
     first = problems[0]
     if first["type"] == UNKNOWN_KEY:
-        key = str(first["ctx"]["key"])
-        known = first["ctx"]["known"]
-        near = difflib.get_close_matches(key, known, n=1)
-        step = f"Did you mean {near[0]}?" if near else f"Give one of {', '.join(known)}."
-        return Mistake(place, f"{place[-2]} takes no {key!r}.", step)
+        return _describe_unknown_key(place, first["ctx"]["known"], document)
+    what = name_of(place, document)
     if missing := [str(problem["loc"][-1]) for problem in problems if problem["type"] == "missing"]:
-        return Mistake(place, f"{place[-1]} lacks {', '.join(missing)}.", f"Add {missing[0]}: …")
+        return Mistake(place, f"{what} lacks {', '.join(missing)}.", f"Add {missing[0]}: …")
     value = first["input"]
     expected = " or ".join(dict.fromkeys(map(_expected, problems)))
-    what = f"item {place[-1] + 1} of {place[-2]}" if isinstance(place[-1], int) else place[-1]
     found = "is empty" if value is None or value in ({}, []) else f"is {written_in_yaml(value)}"
     return Mistake(place, f"{what} {found}: expected {expected}.", _next_step(value, expected))
 
 
+def name_of(place: Place, document: Any) -> str:
+    """Return the name by which people know the value at a place: its key, of an item its number
+    from 1, of a step its `as`, its operator, or what is written there.
+    """
+    last = place[-1]
+    if isinstance(last, str):
+        return last
+    if place[-2] != "steps":
+        return f"item {last + 1} of {name_of(place[:-1], document)}"
+    step = value_at(place, document)
+    if not isinstance(step, Mapping):
+        return f"item {last + 1} of steps"
+    if isinstance(step.get("as"), str):
+        return f"step {step['as']!r}"
+    operators = [key for key in step if key in STEPS]
+    return f"step {operators[0] if operators else written_in_yaml(step)}"
+
+
+def value_at(place: Place, document: Any) -> Any:
+    """Return the value at a place of a document."""
+    for key in place:
+        document = document[key]
+    return document
+
+
+def _describe_unknown_key(place: Place, known: Sequence[str], document: Any) -> Mistake:
+    key = str(place[-1])
+    problem = f"{name_of(place[:-1], document)} takes no {key!r}."
+    near = difflib.get_close_matches(key, known, n=1)
+    if near:
+        return Mistake(place, problem, f"Did you mean {near[0]}?")
+    owner = _find_owner(key, value_at(place[:-1], document))
+    if owner is not None:
+        return Mistake(place, problem, f"Indent it, or move it, below {owner}, which takes it.")
+    return Mistake(place, problem, f"Give one of {', '.join(known)}.")
+
+
+def _find_owner(key: str, beside: Mapping[str, Any]) -> str | None:
+    """Return what takes a key that is given at another depth: an operator beside it, or a part of
+    the file.
+    """
+    for operator in beside:
+        if operator in STEPS and signature_of(STEPS[operator]).by_key(key) is not None:
+            return operator
+    for owner, form in (
+        ("attributes", Attributes),
+        ("an application", ApplicationForm),
+        ("one of steps", Step),
+    ):
+        if key in keys_of(form):
+            return owner
+    return None
+
+
 def _expected(problem: ErrorDetails) -> str:
     if problem["type"] == "literal_error":
-        return str(problem["ctx"]["expected"])
+        return str(problem["ctx"]["expected"]).replace("True", "true")
     return _KINDS.get(problem["type"], problem["msg"].removeprefix("Input should be "))
-
-
-def written_in_yaml(value: Any) -> str:
-    """Return a value as it would be written in YAML, in one line."""
-    try:
-        text = str(
-            yaml.safe_dump(
-                value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000
-            )
-        )
-    except yaml.YAMLError:  # such as a set, whose items Dagster has wrapped
-        return f"a {type(value).__name__}"
-    text = text.removesuffix("\n").removesuffix("\n...")
-    text = f"'{text}'" if isinstance(value, str) and not text.startswith(("'", '"')) else text
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _next_step(value: Any, expected: str) -> str:
@@ -123,6 +168,10 @@ def _find_meant(value: Any, expected: str) -> str | None:
     """Return how to write what was probably meant."""
     if isinstance(value, str):
         return _find_meant_by_text(value, expected)
+    if isinstance(value, bytes | date):  # of a tag
+        return "Leave the tag out."
+    if isinstance(value, int | float) and expected == _KINDS[NO_DURATION]:
+        return f"Add the unit, as in {value}m or {value}h: '{value}' alone is no duration."
     if isinstance(value, int | float) and "a text" in expected:
         return f"Write it in quotes: '{written_in_yaml(value)}'."
     if isinstance(value, float) and value.is_integer() and "a whole number" in expected:
@@ -131,8 +180,38 @@ def _find_meant(value: Any, expected: str) -> str | None:
 
 
 def _find_meant_by_text(text: str, expected: str) -> str | None:
+    if "{{" in text:
+        return f"Write {expected}: templates are for texts."
     if "number" in expected and re.fullmatch(WHOLE_NUMBER, text):
         return f"Write {text} without quotes."
     if "true or false" in expected and text.lower() in ("true", "false"):
         return f"Write {text.lower()} without quotes."
     return None
+
+
+def component_error(source: Source, mistake: Mistake, **facts: Any) -> ComponentError:
+    """Return the error for a mistake in a component: it begins with file, line and column, and
+    ends with the lines there.
+    """
+    line = source.code_line(mistake.place)
+    if line is None:
+        return ComponentError(mistake.problem, mistake.next_step, **facts)
+    path = ".".join(str(key)[:100] for key in mistake.place)
+    where = source.describe_position(mistake.place)
+    problem = f"{where}{path}: {mistake.problem}\n{source.show(mistake.place)}"
+    facts |= {"file": line.file, "line": line.line}
+    return ComponentError(problem, mistake.next_step, **facts)
+
+
+def with_keys(text: str) -> str:
+    """Return a text for people with calls of the Python API as they are written in YAML."""
+    text = _CONSTANT.sub(lambda match: f"{match[1]}: {_CONSTANTS[match[2]]}", _ON.sub("by=", text))
+    return _PARTITION_BY.sub(
+        lambda match: f"`- partition_by: [{match[1].replace(chr(34), '')}]`", text
+    )
+
+
+def facts_of(error: AdjunctError) -> dict[str, Any]:
+    """Return the fields of an error that a ComponentError has too."""
+    fields = ComponentError.__dataclass_fields__
+    return {name: value for name, value in error.facts.items() if name in fields}

@@ -1,769 +1,44 @@
-"""Datasets, tables and applications declared in YAML, for Dagster's components and its command line
-`dg`.
+"""The component of applications in YAML, for Dagster's `dg`: it is scaffolded, checked and loaded.
 
-YAML uses the names of the Python API: a section or step is a function or method, its keys are the
-arguments. A value such as `{Tumbling: {size: 5m}}` calls a public class or function with arguments;
-`{python: "module:name"}` is an object of a module; a duration is 30s, 5m, 2h, 7d or 1w. Values are
-checked as strictly as those of the Python API: no number is taken for a text, no `2.0` for a whole
-number. Errors name the line and column.
+Values are checked as strictly as those of the Python API: no number is taken for a text, no `2.0`
+for a whole number. Errors name the line and column.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 import re
-import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import dagster as dg
-import yaml
 from pydantic import BaseModel
 
-from dagster_adjunct.assets.declaration.dataset import (
-    AdjunctDataset,
-    bounded_dataset,
-    unbounded_dataset,
-)
-from dagster_adjunct.orchestration.application.application import Application, import_user_module
-from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.code_location.component_forms import (
-    KEYS,
-    PLAIN,
-    PYTHON,
-    STEPS,
-    Argument,
-    AsWritten,
-    Form,
-    form_of,
-    signature_of,
-)
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.code_location.component_forms import AsWritten
 from dagster_adjunct.orchestration.code_location.component_mistakes import (
-    WHOLE_NUMBER,
-    Place,
+    component_error,
     find_mistake,
-    written_in_yaml,
 )
+from dagster_adjunct.orchestration.code_location.component_source import (
+    ATTRIBUTES,
+    Mistake,
+    Place,
+    Source,
+    read_source,
+)
+from dagster_adjunct.orchestration.code_location.component_translation import Translation
 from dagster_adjunct.orchestration.code_location.dagster_internals import (
+    BriefLoadError,
     ResolutionException,
     SourcePositionTree,
+    hides_messages,
 )
-from dagster_adjunct.orchestration.code_location.definitions import build_definitions
-from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
-from dagster_adjunct.orchestration.planner.planner import (
-    build_plan,
-    check_syntax,
-    read_catalog,
-    systems_for,
-)
-from dagster_adjunct.resources.code_lines import CodeLine, declaring_at
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ComponentError,
-    ConfigurationError,
-    InvalidNameError,
-)
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.errors import ComponentError, ConfigurationError
 from dagster_adjunct.resources.package_files import read_package_file
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.expression import did_you_mean
-from dagster_adjunct.resources.tables.table import RemoteTable
-from dagster_adjunct.resources.times import read_duration
-from dagster_adjunct.resources.validation import validated_methods
+from dagster_adjunct.resources.validation import validated, validated_methods
 
-_ON = re.compile(r"\bon=")
-_MODULES = (
-    "automation",
-    "changes",
-    "code_location",
-    "exchange",
-    "sources",
-    "tables",
-    "validators",
-    "windows",
-    "kafka",
-)
-_MADE_BY: dict[Any, type] = {
-    bounded_dataset: AdjunctDataset,
-    unbounded_dataset: AdjunctDataset,
-    RemoteTable: RemoteTable,
-}
-
-
-class _Translation:
-    """Declares what one YAML document describes.
-
-    `tree` knows the line of each value, and is None if the document is not from a file. The `place`
-    of a value is the path to it, such as ("attributes", "tables", "rates").
-    """
-
-    def __init__(self, tree: SourcePositionTree | None, empty: Collection[Place] = ()) -> None:
-        self.tree = tree
-        self.empty = set(empty)
-        self.datasets: dict[str, AdjunctDataset] = {}
-        self.tables: dict[str, Any] = {}
-        self.declared_in: dict[tuple[str, str], Place] = {}
-
-    def applications(self, given: Mapping[str, Any]) -> dict[str, _ApplicationTranslation]:
-        """Declare all datasets, tables and applications; return the applications by name."""
-        place: Place = ("attributes",)
-        for name, arguments in given.get("kafka", {}).items():
-            self.cluster(name, arguments, (*place, "kafka", name))
-        for section, function in (
-            ("bounded_datasets", bounded_dataset),
-            ("unbounded_datasets", unbounded_dataset),
-        ):
-            for name, arguments in given.get(section, {}).items():
-                where = (*place, section, name)
-                self.refuse_second(name, where)
-                self.declared_in["dataset", name] = where
-                self.datasets[name] = self.declared(function, name, arguments, where)
-        for name, arguments in given.get("tables", {}).items():
-            self.refuse_second(name, (*place, "tables", name))
-            self.tables[name] = self.table(name, arguments, (*place, "tables", name))
-        for name in given["applications"]:
-            self.declared_in["application", name] = (*place, "applications", name)
-        return {
-            name: _ApplicationTranslation(self, name, arguments, (*place, "applications", name))
-            for name, arguments in given["applications"].items()
-        }
-
-    def cluster(self, name: str, arguments: Mapping[str, Any], place: Place) -> None:
-        """Register a Kafka cluster as a stream system; refuse it if Kafka's client, an extra, is
-        not installed.
-        """
-        register = _public("kafka_system")
-        if register is None:
-            self.refuse(
-                "Kafka's client is not installed.",
-                'Run pip install "dagster-adjunct[kafka]".',
-                place,
-            )
-        self.call(register, arguments, place, name)
-
-    def refuse_second(self, name: str, place: Place) -> None:
-        """Refuse a name that another dataset or table has."""
-        if name in self.datasets or name in self.tables:
-            self.refuse(
-                f"two datasets or tables have the name {name!r}.", "Rename one of them.", place
-            )
-
-    def read_source(self) -> None:
-        """Read the file again for what its values no longer show.
-
-        Remember which values are empty. Refuse a mapping that has the same key twice, of which
-        Dagster would silently use the last, and scalars that YAML reads as something else than they
-        look like, such as 010 and yes.
-        """
-        if self.tree is None or not Path(self.tree.position.filename).is_file():
-            return
-        text = Path(self.tree.position.filename).read_text(encoding="utf-8")
-        for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
-            if (root.start_mark.line + 1, root.start_mark.column + 1) == self.tree.position.start:
-                self.read_node(root, (), set())
-
-    def read_node(self, node: yaml.Node, place: Place, seen: set[yaml.Node]) -> None:
-        if node in seen:  # a YAML alias leads to it again
-            return
-        seen.add(node)
-        if isinstance(node, yaml.ScalarNode):
-            self.read_scalar(node, place)
-        elif isinstance(node, yaml.SequenceNode):
-            for number, item in enumerate(node.value):
-                self.read_node(item, (*place, number), seen)
-        elif isinstance(node, yaml.MappingNode):
-            lines: dict[str, int] = {}
-            for key, value in node.value:
-                if key.value in lines and key.value != "<<":  # merge keys may be repeated
-                    found = (
-                        f"the key {key.value!r} is given twice, first in line {lines[key.value]}."
-                    )
-                    self.refuse(
-                        found,
-                        "Rename or remove one; each step begins with `- `.",
-                        (*place, key.value),
-                    )
-                lines[key.value] = key.start_mark.line + 1
-                loaded = yaml.safe_load(key.value) if _is_misread(key) else key.value
-                self.read_scalar(key, (*place, loaded))
-                self.read_node(value, (*place, loaded), seen)
-
-    def read_scalar(self, node: yaml.Node, place: Place) -> None:
-        if place[:1] != ("attributes",):
-            return
-        if node.tag.endswith(":null") and node.value == "":
-            self.empty.add(place)
-        elif _is_misread(node):
-            read = written_in_yaml(yaml.safe_load(node.value))
-            instead = KEYS.get(node.value, f"{read} if you mean that")
-            self.refuse(
-                f"YAML reads {node.value} as {read}.",
-                f"Write {instead}, or '{node.value}' for a text.",
-                place,
-            )
-
-    def check_values(self, given: Any) -> None:
-        """Refuse unknown and missing keys, and values of a wrong kind."""
-        mistake = find_mistake(given, lambda place: self.line_of(("attributes", *place)))
-        if mistake is not None:
-            self.refuse(mistake.problem, mistake.next_step, mistake.place)
-
-    def line_of(self, place: Place) -> int:
-        if self.tree is None:
-            return 0
-        position, _ = self.tree.lookup_closest_and_path(list(place), None)
-        return int(position.start.line)
-
-    def definitions(self, given: Mapping[str, Any]) -> dg.Definitions:
-        """Return the definitions of all applications."""
-        apps = self.applications(given)
-        if os.environ.get("DAGSTER_IS_DEFS_VALIDATION_CLI"):  # `dg check defs`
-            written = {stream for app in apps.values() for stream in app.app.outputs}
-            for app in apps.values():
-                app.plan(given.get("lake"), written, self)
-        options = {
-            name: value
-            for name, value in given.items()
-            if name in signature_of(build_definitions).names()
-        }
-        made: dg.Definitions = self.call(
-            build_definitions, options, ("attributes",), *(app.app for app in apps.values())
-        )
-        return made
-
-    def declared(
-        self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place
-    ) -> Any:
-        """Call `function` with the name and these arguments; for {python: "module:name"}, import
-        the object instead.
-
-        An imported object must have been declared with the same name.
-        """
-        if arguments.keys() != {PYTHON}:
-            return self.call(function, arguments, place, name)
-        made = self.imported(arguments[PYTHON], (*place, PYTHON))
-        kind = _MADE_BY[function]
-        is_of_kind = isinstance(made, kind)
-        if isinstance(made, AdjunctDataset):
-            is_of_kind = is_of_kind and made.kind in function.__name__
-        if not is_of_kind:
-            found = (
-                f"{arguments[PYTHON]!r} is {_describe(made)}: expected what"
-                f" {_label(function)} returns."
-            )
-            self.refuse(
-                found, f"Name a {kind.__name__}, in the section of its kind.", (*place, PYTHON)
-            )
-        if getattr(made, "name", None) != name:
-            found = (
-                f"{arguments[PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected"
-                f" {name!r}."
-            )
-            self.refuse(found, "Declare it under its own name.", (*place, PYTHON))
-        return made
-
-    def table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
-        """Return a remote table; its `store`, if given, is both its read function and its write
-        function.
-        """
-        if "store" not in arguments:
-            return self.declared(RemoteTable, name, arguments, place)
-        function = signature_of(RemoteTable).by_key("read_function")
-        form = form_of(Any) if function is None else function.form
-        store = self.value(arguments["store"], form, (*place, "store"))
-        rest = {argument: value for argument, value in arguments.items() if argument != "store"}
-        return self.call(RemoteTable, rest, place, name, read_function=store, write_function=store)
-
-    def call(
-        self, function: Callable[..., Any], given: Any, place: Place, /, *args: Any, **more: Any
-    ) -> Any:
-        """Call a function or class with the arguments that YAML gives: a mapping by name, or the
-        first one alone.
-
-        `args` and `more` are passed as they are, before and besides those of YAML.
-        """
-        signature = signature_of(function)
-        free = [each for each in signature.arguments if each.name not in more][len(args) :]
-        positional = list(args)
-        keywords = dict(more)
-        if signature.takes_any_name:
-            keywords |= given or {}
-            named: Mapping[str, Any] = {}
-        else:
-            named = self.by_name(function, given, free, place)
-        self.refuse_empty((*keywords, *named), place)
-        for argument, value in self.read_arguments(function, named, free, place):
-            if argument.is_starred:
-                positional += value
-            else:
-                keywords[argument.name] = value
-        return self.make(function, positional, keywords, named, place)
-
-    def make(
-        self,
-        function: Callable[..., Any],
-        positional: Sequence[Any],
-        keywords: Mapping[str, Any],
-        given: Mapping[str, Any],
-        place: Place,
-    ) -> Any:
-        """Call a function with its arguments; an error names the place, or that of a wrong name
-        in what was given.
-        """
-        try:
-            with declaring_at(self.code_line(place)):
-                return function(*positional, **keywords)
-        except InvalidNameError as error:
-            named_so = [(*place, key) for key, value in given.items() if value == error.name]
-            self.refuse_as(error, named_so[0] if named_so and error.argument is None else place)
-        except AdjunctError as error:
-            self.refuse_as(error, place)
-
-    def read_arguments(
-        self,
-        function: Callable[..., Any],
-        named: Mapping[str, Any],
-        free: Sequence[Argument],
-        place: Place,
-    ) -> Iterator[tuple[Argument, Any]]:
-        """Yield the arguments with the values that YAML gives them."""
-        signature = signature_of(function)
-        for key, value in named.items():
-            argument = signature.by_key(key)
-            if argument is None:
-                takes = ", ".join(each.key for each in free) or "nothing"
-                problem = f"{_label(function)} takes no {key!r}."
-                self.refuse(problem, f"It takes {takes}.", (*place, key))
-            yield argument, self.argument(argument, value, (*place, key))
-
-    def by_name(
-        self, function: Callable[..., Any], given: Any, free: Sequence[Argument], place: Place
-    ) -> Mapping[str, Any]:
-        """Return what is given by the key of its argument; alone, it is the first one's."""
-        takes_import = any(argument.name == PYTHON for argument in free)
-        is_value = _is_import(given) and not takes_import
-        if isinstance(given, Mapping) and not is_value:
-            return given
-        if not free and given not in (None, True):
-            problem = f"{_label(function)} takes no arguments, and has {given!r}."
-            self.refuse(problem, "Leave it out.", place)
-        return {free[0].key: given} if free and given is not None else {}
-
-    def refuse_empty(self, keys: Iterable[str], place: Place) -> None:
-        """Refuse a key without a value."""
-        for key in keys:
-            if (*place, key) in self.empty:
-                step = "Give its value, such as [] for an empty list, or remove the key."
-                self.refuse(f"{key} is empty.", step, (*place, key))
-
-    def code_line(self, place: Place) -> CodeLine | None:
-        """Return the line of a place, None if the document is not from a file."""
-        if self.tree is None:
-            return None
-        position, _ = self.tree.lookup_closest_and_path(list(place), None)
-        return CodeLine(position.filename, position.start.line)
-
-    def argument(self, argument: Argument, value: Any, place: Place) -> Any:
-        """Return the value of an argument; of a starred one, the list of its values."""
-        if argument.is_starred:
-            each = value if isinstance(value, list) else [value]
-            return self.values(each, argument.form, place)
-        if argument.name == "event_time" and value == "ARRIVAL":
-            return ARRIVAL
-        return self.value(value, argument.form, place)
-
-    def value(self, value: Any, form: Form, place: Place) -> Any:
-        """Return the argument that a YAML value describes: imports, calls and texts are
-        resolved.
-        """
-        if isinstance(value, str):
-            return self.text(value, form, place)
-        if isinstance(value, list):
-            items = self.values(value, form.elements, place)
-            return tuple(items) if form.is_tuple else items
-        if isinstance(value, Mapping):
-            return self.mapping(value, form, place)
-        return value
-
-    def values(self, values: Sequence[Any], form: Form, place: Place) -> list[Any]:
-        """Return what the items of a list describe."""
-        return [self.value(one, form, (*place, number)) for number, one in enumerate(values)]
-
-    def mapping(self, value: Mapping[str, Any], form: Form, place: Place) -> Any:
-        """Return what a mapping describes: an object to import, one to make, or a mapping."""
-        if _is_import(value):
-            return self.imported(value[PYTHON], (*place, PYTHON))
-        if Schema in form.members:
-            return self.call(Schema.of, value, place)
-        name = next(iter(value)) if len(value) == 1 else ""
-        makes = _public(name) if form.takes_objects and name else None
-        if makes is not None:
-            return self.call(makes, value[name], (*place, name))
-        if form.values is None:
-            found = f"{place[-1]} is {dict(value)!r}"
-            if name:
-                found = f"the package has no class or function {name!r}"
-            similar = did_you_mean(str(name), _public_names()) if name else ""
-            step = f'{similar}Give {{Class: {{argument: value}}}}, or {{python: "module:name"}}.'
-            self.refuse(f"{found}.", step, (*place, name))
-        return {key: self.value(one, form.values, (*place, key)) for key, one in value.items()}
-
-    def text(self, text: str, form: Form, place: Place) -> Any:
-        """Return the argument that a string describes: a duration or an enum member if the form
-        has that type.
-
-        Any other string stays as it is.
-        """
-        if form.is_literal(text):
-            return text
-        if timedelta in form.members:
-            return self.duration(text, form, place)
-        if form.enums:
-            members = {member.name.lower(): member for member in form.enums[0]}
-            if text.lower() not in members:
-                self.refuse(f"{place[-1]} is {text!r}.", f"Give {', '.join(members)}.", place)
-            return members[text.lower()]
-        return text
-
-    def duration(self, text: str, form: Form, place: Place) -> timedelta | str:
-        """Return a duration; the text itself if it is none, and the argument may be a text."""
-        duration = read_duration(text)
-        if duration is not None:
-            return duration
-        if str not in form.members:
-            problem = f"{place[-1]} is {text!r}: expected a duration."
-            self.refuse(problem, "Give 30s, 5m, 2h, 7d or 1w.", place)
-        return text
-
-    def imported(self, reference: str, place: Place) -> Any:
-        """Import the object "module:name" and return it."""
-        module, _, names = reference.partition(":")
-        if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", reference):
-            self.refuse(f"{reference!r} names nothing of a module.", 'Give "module:name".', place)
-        try:
-            found: Any = import_user_module(module)
-        except AdjunctError as error:
-            self.refuse_as(error, place)
-        for name in names.split("."):
-            if not hasattr(found, name):
-                self.refuse(
-                    f"{reference!r}: there is no {name!r}.",
-                    "Correct the name after the colon.",
-                    place,
-                )
-            found = getattr(found, name)
-        if isinstance(found, (*PLAIN, types.ModuleType)):
-            step = (
-                "Write texts and numbers in YAML; name a function, a dataset, a table or another"
-                " object here."
-            )
-            self.refuse(
-                f"{reference!r} is {_describe(found)}: expected an object of a module.", step, place
-            )
-        return found
-
-    def refuse(self, problem: str, next_step: str, place: Place) -> NoReturn:
-        self.refuse_as(ConfigurationError(problem, next_step, argument=str(place[-1])), place)
-
-    def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
-        """Raise the error as ComponentError, with the file, line and column of `place` and its
-        lines.
-
-        If the error names an argument, its place is that of the argument.
-        """
-        if isinstance(error, ComponentError):
-            raise error
-        if place == ("attributes",):  # build_definitions has raised it
-            place = self.declaration_of(error)
-        argument = getattr(error, "argument", None)
-        key = KEYS.get(argument, argument) if isinstance(argument, str) else None
-        if key is not None and place[-1] != key:
-            place = (*place, key)
-        facts = {**_facts_of(error), "argument": key}
-        problem = _with_keys(error.problem)
-        next_step = _with_keys(error.next_step) or "Correct it there."
-        if self.tree is not None:
-            line = self.code_line(place)
-            problem = self.locate(problem, place)
-            facts |= {"file": line and line.file, "line": line and line.line}
-        # Dagster prints the stack of each cause, which is no help to whoever writes YAML.
-        raise ComponentError(problem, next_step, **facts) from None
-
-    def declaration_of(self, error: AdjunctError) -> Place:
-        """Return the place of the application or dataset that an error names."""
-        owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
-        declared = [self.declared_in[owner] for owner in owners if owner in self.declared_in]
-        return declared[0] if declared else ("attributes",)
-
-    def locate(self, problem: str, place: Place) -> str:
-        """Return the problem with the file, line and column of a place and the lines there."""
-        if self.tree is None:
-            return problem
-        position, _ = self.tree.lookup_closest_and_path(list(place), None)
-        snippet = self.tree.source_error(list(place), "here", False).snippet
-        # The line of the declaration, which may begin above, is left out.
-        declared = re.escape(str(CodeLine(position.filename, 0)).removesuffix("0"))
-        bare = re.sub(rf"^{declared}\d+: ", "", problem)
-        where = f"{position.filename}:{position.start.line}:{position.start.col}"
-        return f"{where}: {'.'.join(map(str, place))}: {bare}\n{snippet}"
-
-
-class _ApplicationTranslation(_Translation):
-    """Declares one application; `places` has, by operator id, the place of the step that made
-    the operator.
-    """
-
-    def __init__(
-        self, whole: _Translation, name: str, given: Mapping[str, Any], place: Place
-    ) -> None:
-        super().__init__(whole.tree, whole.empty)
-        self.datasets = whole.datasets
-        self.tables = whole.tables
-        options = {
-            argument: value
-            for argument, value in given.items()
-            if argument in signature_of(Application).names()
-        }
-        self.place = place
-        self.given = given
-        self.app: Application = self.call(Application, options, place, name)
-        self.places: dict[str, Place] = {}
-        self.streams: dict[str, MessageStream] = {}
-        self.targets: dict[str, Any] = {}
-        for section, declare in (
-            ("output_streams", self.app.output_stream),
-            ("local_tables", self.app.local_table),
-        ):
-            for target, arguments in given.get(section, {}).items():
-                self.refuse_second(target, (*place, section, target))
-                self.targets[target] = self.call(
-                    declare, arguments, (*place, section, target), target
-                )
-        for number, dataset in enumerate(given.get("datasets", ())):
-            self.target(dataset, (*place, "datasets", number))
-        for dataset in given.get("max_staleness", {}):
-            if dataset not in self.datasets:
-                where = (*place, "max_staleness", dataset)
-                self.refuse(
-                    f"{dataset!r} is no dataset of this file.",
-                    _name_one_of(dataset, self.datasets),
-                    where,
-                )
-            self.target(dataset, (*place, "max_staleness", dataset))
-        before: MessageStream | None = None
-        for number, step in enumerate(given["steps"]):
-            before = self.step(step, before, (*place, "steps", number))
-
-    def step(
-        self, step: Mapping[str, Any], before: MessageStream | None, place: Place
-    ) -> MessageStream:
-        """Add one step's operator and return the stream that leaves it."""
-        named = [name for name in step if name in STEPS]
-        if len(named) != 1:
-            found = f"a step has {' and '.join(named) or 'no operator'}: expected one operator."
-            self.refuse(found, f"Give one of {', '.join(STEPS)}.", place)
-        (name,) = named
-        known = set(self.app._graph.operators)
-        method = self.step_method(step, name, before, place)
-        stream = self.call(method, step[name], (*place, name))
-        self.places |= dict.fromkeys(set(self.app._graph.operators) - known, (*place, name))
-        if "as" in step:
-            if step["as"] in self.streams:
-                self.refuse(
-                    f"two steps have the name {step['as']!r}.",
-                    "Rename one of them.",
-                    (*place, "as"),
-                )
-            self.streams[step["as"]] = stream
-        return stream  # type: ignore[no-any-return]
-
-    def step_method(
-        self, step: Mapping[str, Any], name: str, before: MessageStream | None, place: Place
-    ) -> Callable[..., Any]:
-        """Return the method that adds a step's operator, of the application or of a stream."""
-        if name == "input_stream":
-            if "from" in step:
-                problem = "an input gets no records of a step."
-                self.refuse(problem, "Leave `from` out.", (*place, "from"))
-            return self.app.input_stream
-        source = self.stream(step["from"], (*place, "from")) if "from" in step else before
-        if source is None:
-            problem = "the first step reads no stream."
-            self.refuse(problem, "Begin with input_stream.", (*place, name))
-        method: Callable[..., Any] = getattr(source, name)
-        return method
-
-    def stream(self, name: str, place: Place) -> MessageStream:
-        """Return the stream that leaves the step whose `as` is this name."""
-        if name not in self.streams:
-            known = ", ".join(self.streams) or "none yet"
-            self.refuse(
-                f"no step before is named {name!r}.", f"Give a step's `as`: {known}.", place
-            )
-        return self.streams[name]
-
-    def text(self, text: str, form: Form, place: Place) -> Any:
-        """Return the stream, dataset, table or output stream that a string names, if the form
-        has such a type.
-
-        Any other string is handled as in a whole document.
-        """
-        if MessageStream in form.members:
-            return self.stream(text, place)
-        return self.target(text, place) if form.takes_target else super().text(text, form, place)
-
-    def target(self, name: str, place: Place) -> Any:
-        """Return the application's dataset, table or output stream of this name; the first call
-        adds it to the app.
-        """
-        if name not in self.targets:
-            declared = self.datasets.get(name) or self.tables.get(name)
-            if declared is None:
-                known = {**self.targets, **self.datasets, **self.tables}
-                self.refuse(f"{name!r} is not declared.", _name_one_of(name, known), place)
-            limits = self.given.get("max_staleness", {})
-            stale = {"max_staleness": limits[name]} if name in limits else {}
-            self.targets[name] = self.call(self.app.table, stale, place, declared)
-        return self.targets[name]
-
-    def plan(self, lake: str | None, written: Collection[str], whole: _Translation) -> None:
-        """Let the planner check the application, and Spark's parser its SQL; an error names the
-        line of the step.
-
-        Without a lake there is nothing to plan against, nor before its streams are there: this is
-        logged, with the line of the stream, and the first run checks. `written` are the streams
-        that applications of this file write.
-        """
-        try:
-            check_syntax(self.app)
-            opened = open_lake(lake)
-            if not opened.exists():
-                self.wait_for(
-                    "there is no lake yet",
-                    f"{opened.url}. Run what writes to it first.",
-                    self.place,
-                )
-                return
-            catalog = read_catalog(self.app, systems_for(self.app, lake=opened))
-            awaited = self.awaited(catalog.missing, whole)
-            for stream, place in awaited.items():
-                problem = catalog.missing[stream]
-                step = (
-                    "Run the application that writes it."
-                    if stream in written
-                    else "Create it, or correct the name."
-                )
-                self.wait_for(problem.rstrip("."), step, place)
-            if not awaited:
-                build_plan(self.app, catalog)
-        except AdjunctError as error:
-            dataset = whole.declared_in.get(("dataset", error.dataset or ""), self.place)
-            self.refuse_as(error, self.places.get(getattr(error, "operator", None) or "", dataset))
-
-    def awaited(self, missing: Mapping[str, str], whole: _Translation) -> dict[str, Place]:
-        """Return the streams that the application needs and that are not there, with the lines
-        that name them.
-        """
-        inputs = {
-            each.spec.reads: each.id for each in self.app.operators if each.spec.reads is not None
-        }
-        needed = {stream: self.places[operator] for stream, operator in inputs.items()}
-        needed |= {
-            dataset.stream: (*whole.declared_in["dataset", dataset.name], "input")
-            for dataset in self.app.datasets
-            if dataset.stream is not None and ("dataset", dataset.name) in whole.declared_in
-        }
-        return {stream: place for stream, place in needed.items() if stream in missing}
-
-    def wait_for(self, problem: str, next_step: str, place: Place) -> None:
-        where = ""
-        if self.tree is not None:
-            position, _ = self.tree.lookup_closest_and_path(list(place), None)
-            where = f"{position.filename}:{position.start.line}:{position.start.col}: "
-        dg.get_dagster_logger().warning(
-            "%s%s is not planned: %s. %s", where, self.app.name, problem, next_step
-        )
-
-
-def _with_keys(text: str) -> str:
-    """Return a text for people, with the keys of YAML in place of arguments that have others."""
-    return _ON.sub("by=", text)
-
-
-def _facts_of(error: AdjunctError) -> dict[str, Any]:
-    """Return the fields of an error that a ComponentError has too."""
-    fields = ComponentError.__dataclass_fields__
-    return {name: value for name, value in error.facts.items() if name in fields}
-
-
-def _is_import(value: Any) -> bool:
-    """Return whether a value is {python: "module:name"}."""
-    return (
-        isinstance(value, Mapping) and value.keys() == {PYTHON} and isinstance(value[PYTHON], str)
-    )
-
-
-def _is_misread(node: yaml.Node) -> bool:
-    """Return whether YAML reads a scalar as another value than people do: 010 is 8, 1:30 is 90,
-    yes is true.
-    """
-    if not isinstance(node, yaml.ScalarNode) or node.style is not None:
-        return False
-    if node.tag.endswith(":int"):
-        return not re.fullmatch(WHOLE_NUMBER, node.value)
-    if node.tag.endswith(":bool"):
-        return node.value.lower() not in ("true", "false")
-    return node.tag.endswith(":float") and bool(set(node.value) & set(":_"))
-
-
-def _describe(value: Any) -> str:
-    """Return what an imported object is, for errors."""
-    if isinstance(value, types.ModuleType):
-        return "a module"
-    if isinstance(value, PLAIN):
-        return f"the plain value {value!r}"
-    return (
-        f"the class {value.__name__}"
-        if isinstance(value, type)
-        else f"an object of {type(value).__name__}"
-    )
-
-
-def _label(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", repr(function))
-
-
-def _public(name: str) -> Callable[..., Any] | None:
-    """Return the public class or function of this name, None if there is none."""
-    for module in ("dagster_adjunct", *(f"dagster_adjunct.{public}" for public in _MODULES)):
-        try:
-            found = getattr(importlib.import_module(module), name, None)
-        except ImportError:  # of an extra that is not installed
-            continue
-        if callable(found):
-            return found  # type: ignore[no-any-return]
-    return None
-
-
-def _public_names() -> list[str]:
-    """Return the names of all public classes and functions that can be imported here."""
-    names: set[str] = set()
-    for module in ("dagster_adjunct", *(f"dagster_adjunct.{public}" for public in _MODULES)):
-        try:
-            public = importlib.import_module(module)
-        except ImportError:  # of an extra that is not installed
-            continue
-        names.update(name for name in dir(public) if callable(getattr(public, name, None)))
-    return sorted(names)
-
-
-def _name_one_of(name: str, known: Iterable[str]) -> str:
-    """Return a next step that names what is declared, the nearest first."""
-    names = list(known)
-    return f"{did_you_mean(name, names)}Declared are {', '.join(names) or 'none'}."
+_EXPRESSION = re.compile(r"\{\{.*?\}\}", re.DOTALL)  # of a template
 
 
 class AdjunctScaffolder(dg.Scaffolder[Any]):
@@ -795,15 +70,9 @@ class AdjunctComponent(dg.Component):
     applications.
     """
 
-    def __init__(
-        self,
-        attributes: Mapping[str, Any],
-        tree: SourcePositionTree | None = None,
-        empty: Collection[tuple[str | int, ...]] = (),
-    ) -> None:
+    def __init__(self, attributes: Mapping[str, Any], source: Source | None = None) -> None:
         self.attributes = attributes
-        self.tree = tree
-        self.empty = empty
+        self.source = Source() if source is None else source
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
@@ -821,30 +90,21 @@ class AdjunctComponent(dg.Component):
 
         Raises ComponentError for a mistake.
         """
-        resolution = context.resolution_context
-        translation = _Translation(resolution.source_position_tree)
         try:
-            translation.read_source()
-            if not isinstance(attributes, AsWritten):
-                translation.refuse(
-                    "there are no attributes.", "Declare at least one application.", ("attributes",)
-                )
-            translation.check_values(attributes.root)
-            made = _filled_in(
-                attributes.root, resolution.at_path("attributes"), translation, ("attributes",)
-            )
+            source = _checked_source(context.resolution_context.source_position_tree)
+            given = _checked_values(attributes, source)
+            templates = context.resolution_context.with_source_position_tree(None)  # type: ignore[arg-type]
+            filled = _filled_in(given, templates, source, ATTRIBUTES)
         except ComponentError as error:
-            raise error.with_traceback(None) from None  # Dagster prints the stack
-        return cls(made, resolution.source_position_tree, translation.empty)
+            _raise_to_dagster(error)
+        return cls(filled, source)
 
     def applications(self) -> dict[str, Application]:
         """Return the applications by name, for programs and tests. Raises ComponentError for a
         mistake.
         """
-        return {
-            name: made.app
-            for name, made in self._translation().applications(self.attributes).items()
-        }
+        made = Translation(self.source).applications(self.attributes)
+        return {name: application.app for name, application in made.items()}
 
     def application(self, name: str | None = None) -> Application:
         """Return the application of this name, or the only one, whatever its name.
@@ -871,23 +131,78 @@ class AdjunctComponent(dg.Component):
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the applications. Raises ComponentError if one is invalid."""
         try:
-            return self._translation().definitions(self.attributes)
+            return Translation(self.source).definitions(self.attributes)
         except ComponentError as error:
-            raise error.with_traceback(None) from None  # Dagster prints the stack
-
-    def _translation(self) -> _Translation:
-        return _Translation(self.tree, self.empty)
+            _raise_to_dagster(error)
 
 
-def _filled_in(
-    value: Any, context: dg.ResolutionContext, translation: _Translation, place: Place
-) -> Any:
-    """Return a value with the templates in it, at any depth, filled in; a template that has no
-    value is refused.
+class _ShownComponentError(ComponentError, BriefLoadError):
+    """A mistake of which Dagster shows the message without a stack."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.report(f"{ComponentError.__name__}: {self}\n")
+
+
+@validated
+def load_applications(project: str | Path) -> dict[str, Application]:
+    """Return the applications of all components in the project of this folder, by name.
+
+    Raises ComponentError for a mistake in one of them, and for two applications of one name.
+    """
+    tree = dg.ComponentTree.for_project(Path(project))
+    applications: dict[str, Application] = {}
+    for component in tree.get_all_components(AdjunctComponent):
+        for name, application in component.applications().items():
+            if name in applications:
+                mistake = Mistake(
+                    (*ATTRIBUTES, "applications", name),
+                    f"two components declare an application {name!r}.",
+                    "Rename one of them.",
+                )
+                raise component_error(component.source, mistake, application=name)
+            applications[name] = application
+    return applications
+
+
+def _raise_to_dagster(error: ComponentError) -> NoReturn:
+    if hides_messages():
+        raise error.with_traceback(None) from None
+    raise _ShownComponentError(error.problem, error.next_step, **error.facts) from error
+
+
+def _checked_source(tree: SourcePositionTree | None) -> Source:
+    """Return the document that Dagster has read. Raises ComponentError for a key that is given
+    twice, and for what YAML reads as something else than it looks like.
+    """
+    if tree is None or not Path(tree.position.filename).is_file():
+        return Source()
+    source, mistake = read_source(Path(tree.position.filename), tree.position.start)
+    if mistake is not None:
+        raise component_error(source, mistake)
+    return source
+
+
+def _checked_values(attributes: BaseModel | None, source: Source) -> Any:
+    """Return the attributes as they are written. Raises ComponentError for unknown and missing
+    keys, and values of a wrong kind.
+    """
+    if not isinstance(attributes, AsWritten):
+        step = "Declare at least one application."
+        raise component_error(source, Mistake(ATTRIBUTES, "there are no attributes.", step))
+    mistake = find_mistake(attributes.root, source.position_of)
+    if mistake is not None:
+        raise component_error(source, mistake)
+    return attributes.root
+
+
+def _filled_in(value: Any, context: dg.ResolutionContext, source: Source, place: Place) -> Any:
+    """Return a value with the templates in it, at any depth, filled in. Raises ComponentError for
+    a template that has no value.
     """
 
     def inside(at: str | int, one: Any) -> Any:
-        return _filled_in(one, context.at_path(at), translation, (*place, at))
+        return _filled_in(one, context, source, (*place, at))
 
     if isinstance(value, Mapping):
         return {name: inside(name, one) for name, one in value.items()}
@@ -895,15 +210,18 @@ def _filled_in(
         return [inside(number, one) for number, one in enumerate(value)]
     if not isinstance(value, str) or "{{" not in value:
         return value
-    try:
-        filled = context.resolve_value(value)
-    except Exception as error:  # noqa: BLE001 - a template runs code of its own
-        problem = f"{value!r} can't be filled in: {_reason(error)}."
-        translation.refuse(problem, "Correct the template.", place)
-    if filled is None:
-        translation.refuse(
-            f"{value!r} has no value.", "Set the variable, or write the value.", place
-        )
+    filled: Any = None
+    # An expression without a value would be "None" or nothing in the text around it.
+    for template in (*_EXPRESSION.findall(value), value):
+        try:
+            filled = context.resolve_value(template)
+        except Exception as error:  # noqa: BLE001 - a template runs code of its own
+            problem = f"{template!r} can't be filled in: {_reason(error)}."
+            mistake = Mistake(place, problem, "Correct the template.")
+            raise component_error(source, mistake) from None
+        if filled is None:
+            step = "Set the variable, or write the value."
+            raise component_error(source, Mistake(place, f"{template!r} has no value.", step))
     return filled
 
 
@@ -914,5 +232,7 @@ def _reason(error: Exception) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
+    if isinstance(cause, ResolutionException):  # it may hold a formatted traceback
+        return str(cause).strip().split("\n")[-1].rstrip(".")
     why = " ".join(str(cause).split()).rstrip(".")
-    return why if isinstance(cause, ResolutionException) else f"{type(cause).__name__}: {why}"
+    return f"{type(cause).__name__}: {why}"

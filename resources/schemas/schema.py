@@ -133,7 +133,7 @@ class Schema:
         """Return the field of this name; `what` names the schema in the error."""
         if name in self._by_name:
             return self._by_name[name]
-        problem = f"{what} has no column {name!r}: it has {', '.join(self.names)}."
+        problem = f"{what} has no column {name!r}: it has {', '.join(self.names) or 'none'}."
         raise SchemaMismatchError(problem, "Check the name.", column=name)
 
     def select(self, names: Iterable[str], what: str = "schema") -> Schema:

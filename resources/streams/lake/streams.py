@@ -306,7 +306,10 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
             f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *systems}))}."
         )
         raise ConfigurationError(
-            problem, "Check the part before the dot, or call register_system first.", system=name
+            problem,
+            "Check the part before the dot, or declare the system first: kafka_system(…), in YAML"
+            " the section kafka, or register_system(…) for one of your own.",
+            system=name,
         )
     return systems[name](lake)
 

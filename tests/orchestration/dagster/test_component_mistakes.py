@@ -14,11 +14,17 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from click.testing import CliRunner
+from dagster._core.errors import DagsterUserCodeLoadError, user_code_error_boundary
+from dagster._utils.error import serializable_error_info_from_exc_info
 from dagster.components.core.component_tree import ComponentTreeException
+from dagster_shared.error import SerializableErrorInfo
 
 from dagster_adjunct import LakeStreams, Schema, open_lake
+from dagster_adjunct.components import load_applications
 from dagster_adjunct.errors import AdjunctError, ComponentError
 from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.code_location.component_source import read_source
+from dagster_adjunct.resources.code_lines import show_lines
 
 pytestmark = pytest.mark.lengthy
 FILE = "defs/orders/defs.yaml"
@@ -388,6 +394,113 @@ MISTAKES = {
         "Join on the key",
         at="join:",
     ),
+    "a system that there is not": M(
+        "name: lake.orders",
+        "name: kafka.orders",
+        "'kafka', which is not declared",
+        "`kafka: {kafka:",
+    ),
+    "a system of a dataset nobody uses": M(
+        "input: lake.products", "input: yard.products", "'yard', which is not", "`kafka: {yard:"
+    ),
+    "a system of an output": M(
+        "        lake.priced:", "        kafka.priced:", "'kafka', which is not", "`kafka: {kafka:"
+    ),
+    "a system of dead letters": M(
+        "max_age: 2d", "on_bad_change: {DeadLetters: lak.bad}", "'lak', which is", "mean 'lake'?"
+    ),
+    "an output as a table": M(
+        "table: customers", "table: lake.priced", "is an output stream: expected a dataset", "Name"
+    ),
+    "a dataset as a remote table": M(
+        "table: spending\n            add",
+        "table: customers\n            add",
+        "is a dataset",
+        "Name",
+    ),
+    "no owner": M("max_age: 2d", "owners: [me]", "'me' is neither", "team:me"),
+    "no group": M("max_age: 2d", "group: a b", "'a b': expected letters", "Choose another"),
+    # steps, which are named as they are written
+    "an operator's argument beside it": M(
+        "            select: [town]", "          select: [town]", "step join takes no", "below join"
+    ),
+    "a key of an application in a step": M(
+        "- filter: quantity > 0", "- local_tables: {}", "{local_tables: {}} takes", "an application"
+    ),
+    "a section in an application": M(
+        "engine: auto", "kafka: {}", "shop takes no 'kafka'", "below attributes"
+    ),
+    "an unknown operator of a named step": M(
+        "- input_stream:", "- input_streem:", "step 'orders' takes no 'input_streem'", "mean input_"
+    ),
+    "a step that is a text": M("- filter: quantity > 0", "- filter", "item 2 of steps is", "Give"),
+    "a number in place of a mapping": M(
+        "validators: [{min_rows: 1}]", "validators: [5]", "item 1 of validators is 5", "Give a"
+    ),
+    # keys
+    "a number for a key": M(
+        "      key: product", "      5: product", "the key 5 is a number", "'5'"
+    ),
+    "null for a key": M("      key: product", "      ~: product", "the key ~ is null", "'~'"),
+    "a number for the name of an application": M(
+        "    shop:", "    1.5:", "the key 1.5 is a number", "'1.5'"
+    ),
+    "a merged key that is misspelt": M(
+        "partitions: 2", "<<: {partition: 2}", "takes no 'partition'", "mean partitions?"
+    ),
+    "a merged number that is octal": M(
+        "partitions: 2", "<<: {partitions: 010}", "reads 010 as 8", "Write 8"
+    ),
+    "a merged key without a value": M(
+        "partitions: 2", "<<: {partitions: }", "partitions is empty", "or remove"
+    ),
+    "a key given twice where it is merged": M(
+        "partitions: 2", "<<: {partitions: 2, partitions: 3}", "given twice", "Rename"
+    ),
+    "two classes in one": M(
+        "{min_rows: 1}", "{min_rows: 1, no_nulls: a}", "keys min_rows and no_nulls", "Give {Class"
+    ),
+    "a name that begins with two underscores": M(
+        "{min_rows: 1}", "{__class__: 1}", "no class or function '__class__'", "Give {Class"
+    ),
+    "a missing argument of a class": M(
+        "{min_rows: 1}", "{min_rows: }", "min_rows lacks n", "Add n"
+    ),
+    # values
+    "a number for a duration of staleness": M(
+        "customers: 1h", "customers: 1", "is 1: expected a text such as 30s", "as in 1m or 1h"
+    ),
+    "no applications below their section": M(
+        APPLICATIONS, "  applications: {}\n", "is empty: expected at least one", "Give at least"
+    ),
+    "false for late records": M(
+        "- filter: n > 0", "- late_records: false", "is false: expected true", "Give true"
+    ),
+    "a very long value": M("how: left", f"how: {'x' * 100_000}", "is 'xxx", "Give 'inner' or"),
+    "a date by its tag": M("Prices", "!!timestamp 2024-01-01", "is 2024-01-01", "Leave the tag"),
+    "a template for a number": M(
+        "partitions: 2", 'partitions: "{{ env.N }}"', "expected a whole number", "are for texts"
+    ),
+    "a variable that is not set within a text": M(
+        "name: lake.orders", 'name: "lake.{{ env.NOT_SET_ANYWHERE }}"', "has no value", "Set"
+    ),
+    "a name that is not there within a text": M(
+        "name: lake.orders", 'name: "lake.{{ nope }}orders"', "'nope' not found", "Correct the"
+    ),
+    "a key that files do not have": M(
+        "input: lake.products",
+        "input: {FileSource: {url: files, format: csv, schema: {produkt: string}}}",
+        "has no column 'product'",
+        "mean 'produkt'?",
+        at="key: product",
+    ),
+    "a key that a query does not have": M(
+        "input: lake.products",
+        "input: {QuerySource: {query: select 1, schema: {produkt: string}}}",
+        "has no column 'product'",
+        "mean 'produkt'?",
+        at="key: product",
+    ),
     # what only the planner sees
     "other partitions": M(
         "      key: [customer]\n      partitions: 2",
@@ -530,6 +643,23 @@ NO_YAML = {
     "a colon too many": M(
         "key: product", "key: product: name", "this is not YAML", "Correct it there"
     ),
+    "a star without quotes": M(
+        "[town]", "[*, town]", "this is not YAML", "begins with * in quotes"
+    ),
+    "an unknown alias": M("[town]", "[*town]", "undefined alias", "begins with * in quotes"),
+    "a percent sign": M("quantity > 0", "%a", "this is not YAML", "begins with % in quotes"),
+    "a backquote": M("quantity > 0", "`a`", "this is not YAML", "begins with ` in quotes"),
+    "a tag of its own": M(
+        "key: product", "key: !env KEY", "for the tag '!env'", "with ! in quotes"
+    ),
+    "a colon that has no blank": M(
+        "key: product", "key:product", "begins in line 8", "a blank", at="      partitions: 2"
+    ),
+    "a list for a key": M("key: product", "? [a]\n      : b", "a key is a list", "as a text"),
+    "a template without quotes": M("lake.products", "{{ env.A }}", "a key is a", "in quotes"),
+    "a number that is none": M("key: product", "key: !!int product", "read as int", "the tag out"),
+    "an ordered mapping": M("[town]", "!!omap [a: b]", "!!omap can't be read", "the tag out"),
+    "a number of 5,000 digits": M("at_most: 5", f"at_most: {'9' * 5000}", "as int", "a shorter"),
     "a tab": M("      key: product", "\tkey: product", "this is not YAML", "Correct it there"),
     "wrong indentation": M(
         "      partitions: 2", "     partitions: 2", "this is not YAML", "Correct it there"
@@ -551,7 +681,59 @@ def test_what_is_no_yaml_is_told_with_its_line(name: str, project: Path) -> None
 
 
 ATTRIBUTES = RIGHT[RIGHT.index("attributes:") :]
+TYPE = "dagster_adjunct.components.AdjunctComponent"
 OF_THE_FILE = {
+    **{
+        f"the type {found!r}": (RIGHT.replace(TYPE, found, 1), 1, found or "empty", TYPE)
+        for found in (
+            "dagster_adjunct.components.AdjunctComponen",
+            "dagster_adjunkt.components.AdjunctComponent",
+            "dagster_adjunct.component.AdjunctComponent",
+            "dagster_adjunct/components:AdjunctComponent",
+            "adjunctComponent",
+            ".AdjunctComponent",
+            "dagster_adjunct.bounded_dataset",
+            "dagster_adjunct.Schema",
+            "5",
+            "[a]",
+            "",
+        )
+    },
+    "the type of another component": (
+        RIGHT.replace(TYPE, "dagster.DefsFolderComponent", 1),
+        4,
+        "attributes.preview_rows",
+        TYPE,
+    ),
+    "a misspelt type": (RIGHT.replace("type:", "typ:", 1), 1, "typ:", "mean type?"),
+    "a section beside attributes": (
+        f"{RIGHT}steps: []\n",
+        RIGHT.count("\n") + 1,
+        "steps:",
+        "indented below attributes",
+    ),
+    "nothing": ("", 1, "no component in the file", f"type: {TYPE}"),
+    "a comment alone": ("# nothing\n", 1, "no component in the file", f"type: {TYPE}"),
+    "a list": ("- a\n", 1, "no mapping", "A component has type"),
+    "an empty document": (f"{RIGHT}---\n", RIGHT.count("\n") + 2, "document is empty", "`---`"),
+    "a list of requirements": (
+        RIGHT.replace("attributes:", "requirements: [A]\nattributes:"),
+        3,
+        "requirements: it is ['A']: expected a mapping",
+        "A component has type",
+    ),
+    "post-processing of nothing": (
+        RIGHT.replace("attributes:", "post_processing: {asset: []}\nattributes:"),
+        3,
+        "post_processing.asset",
+        "Correct it",
+    ),
+    "a module of templates that is not there": (
+        RIGHT.replace("attributes:", "template_vars_module: nowhere\nattributes:"),
+        3,
+        "No module named 'nowhere'",
+        "Correct its name",
+    ),
     "no type": (ATTRIBUTES, 1, "type: Field required", "A component has type"),
     "attributes that are a list": (
         RIGHT.replace(ATTRIBUTES, "attributes: [1]\n"),
@@ -676,10 +858,9 @@ def test_the_commands_themselves_print_it(name: str, project: Path) -> None:
         printed = done.stdout + done.stderr
         assert done.returncode != 0, printed
         assert f"{FILE}:{mistake.line}" in printed
-        if command[0] == "adjunct":
-            assert mistake.reason in printed
-            assert mistake.step in printed
-        assert printed.count("components.py") <= 1, "no stack of our own"
+        assert mistake.reason in printed
+        assert mistake.step in printed
+        assert 'File "' not in printed, "no stack"
 
 
 SEEN_BY_THE_SCHEMA = [
@@ -725,3 +906,126 @@ UNREADABLE = {
 def test_a_file_in_another_encoding_or_nested_too_deeply_is_told(name: str, project: Path) -> None:
     written(project, RIGHT).write_bytes(UNREADABLE[name])
     assert isinstance(error_of("plan"), ComponentError)
+
+
+def shown_by_dagster(error: BaseException) -> SerializableErrorInfo:
+    """Return what Dagster shows of an error, after it has gone through the loading of a code
+    location.
+    """
+    try:
+        with user_code_error_boundary(DagsterUserCodeLoadError, lambda: "loading"):
+            raise error
+    except Exception:  # noqa: BLE001
+        return serializable_error_info_from_exc_info(sys.exc_info())
+
+
+LOADED = ["a misspelt key of a dataset", "a table that is not declared", "an octal number"]
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_dagster_shows_a_mistake_without_frames_and_state_of_its_tree(
+    name: str, project: Path
+) -> None:
+    mistake = MISTAKES[name]
+    file = written(project, mistake.text)
+    with pytest.raises(ComponentError) as caught:
+        dg.ComponentTree.for_project(project).build_defs()
+    shown = shown_by_dagster(caught.value).to_string()
+    assert shown.startswith(f"ComponentError: {file}:{mistake.line}:")
+    assert mistake.reason in shown
+    assert mistake.step in shown.strip().split("\n")[-1]
+    assert 'File "' not in shown, "no stack"
+
+
+def test_messages_stay_hidden_where_dagster_is_told_to_hide_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_REDACT_USER_CODE_ERRORS", "1")
+    written(project, MISTAKES["an octal number"].text)
+    with pytest.raises(ComponentTreeException) as caught:
+        dg.ComponentTree.for_project(project).build_defs()
+    assert "010" not in shown_by_dagster(caught.value).to_string()
+
+
+SEVERAL = f"""\
+{RIGHT}---
+type: {TYPE}
+attributes:
+  applications:
+    second: {{steps: [{{input_stream: lake.orders}}]}}
+"""
+
+
+def test_several_components_in_a_file_are_loaded_and_given_to_programs(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(project, SEVERAL)
+    checked_definitions(project, monkeypatch)
+    assert set(load_applications(project)) == {"shop", "second"}
+    said = error_of("plan")  # asks the file for one application
+    assert isinstance(said, ComponentError)
+    assert "2 components" in said.problem
+    assert "load_applications" in said.next_step
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("    second:", "    shop:", "two components declare an application 'shop'"),
+        ("second: {steps", "second: {stepps", "takes no 'stepps'"),
+        ("second: {steps", "second: {engine: 5, steps", "engine is 5"),
+    ],
+)
+def test_a_mistake_in_another_component_of_a_file_names_its_own_line(
+    old: str, new: str, reason: str, project: Path
+) -> None:
+    file = written(project, SEVERAL.replace(old, new))
+    with pytest.raises(ComponentError, match=reason) as caught:
+        load_applications(project)
+    assert (caught.value.file, caught.value.line) == (str(file), SEVERAL.count("\n"))
+
+
+def test_datasets_and_tables_that_no_application_uses_are_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    file = written(project, RIGHT)
+    checked_definitions(project, monkeypatch)
+    line = RIGHT[: RIGHT.index("    products:")].count("\n") + 1
+    unused = [each.getMessage() for each in caplog.records if "no application" in each.getMessage()]
+    assert len(unused) == 1
+    assert unused[0].startswith(f"{file}:{line}:5: no application uses 'products'.")
+
+
+SECRETS = [
+    ("password: hunter2", "password: ***"),
+    ("{sasl.password: hunter2, a: 1}", "{sasl.password: ***, a: 1}"),
+    ('"api_token": "hunter2"', '"api_token": ***'),
+    ("password: env:PASSWORD", "password: env:PASSWORD"),
+    ("password_env: PASSWORD", "password_env: PASSWORD"),
+    ('password: "{{ env.PASSWORD }}"', 'password: "{{ env.PASSWORD }}"'),
+    ("passenger: 5", "passenger: 5"),
+]
+
+
+@pytest.mark.parametrize(("line", "shown"), SECRETS)
+def test_lines_that_are_shown_hide_secrets(line: str, shown: str) -> None:
+    assert show_lines([line], 1, 1) == f"1 | {shown}\n  | ^ here"
+
+
+def test_long_lines_are_cut_around_the_mistake() -> None:
+    long = f"{'x' * 100_000}: wrong"
+    cut, mark = show_lines([long, long], 1, 100_001).split("\n")[:2]
+    assert cut.endswith(": wrong")
+    assert mark.index("^") == cut.index(":")
+    assert max(map(len, show_lines([long, long], 1, 1).split("\n"))) < 150
+
+
+def test_aliases_of_aliases_end_at_a_limit(tmp_path: Path) -> None:
+    text = "a: &a0 [x, x, x, x, x, x, x, x]\n"
+    for number in range(1, 30):
+        text += f"b{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 8)}]\n"
+    (tmp_path / "defs.yaml").write_text(text)
+    _, mistake = read_source(tmp_path / "defs.yaml", (1, 1))
+    assert mistake is not None
+    assert "more than 100,000 values" in mistake.problem

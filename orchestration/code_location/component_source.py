@@ -1,0 +1,212 @@
+"""The text of a component in YAML: where its values are, which of them are empty, and what YAML
+reads as something else than it looks like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dagster_adjunct.orchestration.code_location.component_forms import KEYS
+from dagster_adjunct.resources.code_lines import CodeLine, show_lines
+
+Place = tuple[str | int, ...]
+"""The path to a value, such as ("attributes", "tables", "rates")."""
+
+ATTRIBUTES: Place = ("attributes",)
+WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
+_MOST_VALUES = 100_000
+_KINDS_OF_KEYS = {"int": "a number", "float": "a number", "bool": "true or false", "null": "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What is wrong with the value at a place, and what to do."""
+
+    place: Place
+    problem: str
+    next_step: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """One YAML document: the lines of its file, the line and column of each value, and the places
+    of empty values.
+
+    Without lines it is not from a file, and nothing is known of its places.
+    """
+
+    file: str = ""
+    lines: Sequence[str] = ()
+    positions: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
+    empty: frozenset[Place] = frozenset()
+
+    def position_of(self, place: Place) -> tuple[int, int]:
+        """Return the line and column of a value, or of the nearest one that it is in."""
+        while place and place not in self.positions:
+            place = place[:-1]
+        return self.positions.get(place, (1, 1))
+
+    def code_line(self, place: Place) -> CodeLine | None:
+        """Return the line of a place, None if the document is not from a file."""
+        return CodeLine(self.file, self.position_of(place)[0]) if self.lines else None
+
+    def describe_position(self, place: Place) -> str:
+        """Return "defs.yaml:5:3: "; nothing if the document is not from a file."""
+        line, column = self.position_of(place)
+        return f"{self.file}:{line}:{column}: " if self.lines else ""
+
+    def show(self, place: Place) -> str:
+        """Return the lines around a place with their numbers, and a mark below its column."""
+        return show_lines(self.lines, *self.position_of(place))
+
+
+def read_source(file: Path, start: tuple[int, int]) -> tuple[Source, Mistake | None]:
+    """Return the document of a file that begins at this line and column, and the first mistake in
+    what its values no longer show: a key that is given twice or no text, and scalars that YAML
+    reads as something else than they look like, such as 010 and yes.
+    """
+    text = file.read_text(encoding="utf-8-sig")
+    reader = _Reader()
+    for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
+        if root is not None and _position_of(root) == start:
+            reader.read(root, ())
+    source = Source(str(file), text.split("\n"), reader.positions, frozenset(reader.empty))
+    if reader.read_values > _MOST_VALUES:
+        problem = f"the file has more than {_MOST_VALUES:,} values."
+        return source, Mistake(ATTRIBUTES, problem, "Use fewer aliases of aliases.")
+    first = min(reader.mistakes, key=lambda each: source.position_of(each.place), default=None)
+    return source, first
+
+
+def _position_of(node: yaml.Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+class _Reader:
+    """Collects the positions, empty values and mistakes of a document's nodes."""
+
+    def __init__(self) -> None:
+        self.positions: dict[Place, tuple[int, int]] = {}
+        self.empty: set[Place] = set()
+        self.mistakes: list[Mistake] = []
+        self.read_values = 0  # reading stops at the limit: aliases of aliases have no end
+
+    def read(self, node: yaml.Node, place: Place) -> None:
+        """Read the value at a place and those in it."""
+        self.positions.setdefault(place, _position_of(node))
+        self.read_values += 1
+        if self.read_values > _MOST_VALUES:
+            return
+        if isinstance(node, yaml.ScalarNode):
+            self._read_scalar(node, place)
+        elif isinstance(node, yaml.SequenceNode):
+            for number, item in enumerate(node.value):
+                self.read(item, (*place, number))
+        elif isinstance(node, yaml.MappingNode):
+            self._read_mapping(node, place)
+
+    def _read_mapping(self, node: yaml.MappingNode, place: Place) -> None:
+        merged = []
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if key.tag.endswith(":merge"):
+                merged.append(value)
+                continue
+            name = self._read_key(key, place)
+            at = (*place, name)
+            if name in lines:
+                problem = f"the key {name!r} is given twice, first in line {lines[name]}."
+                step = "Rename or remove one; each step begins with `- `."
+                self.mistakes.append(Mistake(at, problem, step))
+                self.positions[at] = _position_of(key)  # it is the second one that is shown
+                continue
+            lines[name] = key.start_mark.line + 1
+            if at not in self.positions:  # else it replaces one that is merged
+                self.positions[at] = _position_of(key)
+                self.read(value, at)
+        for mapping in _mappings(merged):
+            self._read_mapping(mapping, place)
+
+    def _read_key(self, key: yaml.Node, place: Place) -> str:
+        """Return the name of a key; one that YAML reads as something else than a text is a
+        mistake.
+        """
+        if not isinstance(key, yaml.ScalarNode):
+            step = "Give a text; in braces, {key: value} is a mapping."
+            at = (*place, "?")
+            self.positions[at] = _position_of(key)
+            self.mistakes.append(Mistake(at, "a key is a list or a mapping.", step))
+            return "?"
+        name = str(key.value)
+        kind = key.tag.rpartition(":")[2]
+        if place[:1] != ATTRIBUTES or kind not in _KINDS_OF_KEYS:
+            return name
+        at = (*place, name)
+        if is_misread(key):
+            self.mistakes.append(_misread(key, at))
+        else:
+            problem = f"the key {name or 'before the colon'} is {_KINDS_OF_KEYS[kind]}."
+            step = f"Write it in quotes, '{name}'." if name else "Write the key."
+            self.mistakes.append(Mistake(at, problem, step))
+        return name
+
+    def _read_scalar(self, node: yaml.ScalarNode, place: Place) -> None:
+        if place[:1] != ATTRIBUTES:
+            return
+        if node.tag.endswith(":null") and node.value == "":
+            self.empty.add(place)
+        elif is_misread(node):
+            self.mistakes.append(_misread(node, place))
+
+
+def _mappings(merged: Sequence[yaml.Node]) -> Iterator[yaml.MappingNode]:
+    """Yield the mappings that merge keys name, one or several each, the one that counts first."""
+    for value in reversed(merged):
+        each = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        yield from (mapping for mapping in each if isinstance(mapping, yaml.MappingNode))
+
+
+def is_misread(node: yaml.ScalarNode) -> bool:
+    """Return whether YAML reads a scalar as another value than people do: 010 is 8, 1:30 is 90,
+    yes is true.
+    """
+    if node.style is not None:
+        return False
+    if node.tag.endswith(":int"):
+        return not WHOLE_NUMBER.fullmatch(node.value)
+    if node.tag.endswith(":bool"):
+        return node.value.lower() not in ("true", "false")
+    return node.tag.endswith(":float") and bool(set(node.value) & set(":_"))
+
+
+def _misread(node: yaml.ScalarNode, place: Place) -> Mistake:
+    read = written_in_yaml(yaml.safe_load(node.value))
+    instead = KEYS.get(node.value, f"{read} if you mean that")
+    return Mistake(
+        place,
+        f"YAML reads {node.value} as {read}.",
+        f"Write {instead}, or '{node.value}' for a text.",
+    )
+
+
+def written_in_yaml(value: Any) -> str:
+    """Return a value as it would be written in YAML, in one line."""
+    try:
+        text = str(
+            yaml.safe_dump(
+                value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000
+            )
+        )
+    except yaml.YAMLError:  # such as a set, whose items Dagster has wrapped
+        return f"a {type(value).__name__}"
+    if isinstance(value, bytes):
+        return "binary"
+    text = text.removesuffix("\n").removesuffix("\n...")
+    text = f"'{text}'" if isinstance(value, str) and not text.startswith(("'", '"')) else text
+    return text if len(text) <= 80 else f"{text[:77]}..."
