@@ -44,6 +44,7 @@ from dagster_adjunct.resources.backends.columns import (
     OWN_PREFIX,
     Column,
     Kind,
+    check_cases,
     check_key_text,
     check_not_reserved,
     decimal_writer,
@@ -204,6 +205,8 @@ class RowDocuments:
         SchemaMismatchError.
         """
         record: dict[str, Any] = {}
+        if not document.keys() >= self._read.keys():
+            check_cases(self._label, key, document, self._read)
         for name in names:
             value = document.get(name)
             try:

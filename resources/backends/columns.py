@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
@@ -524,19 +524,44 @@ def to_arrow_type(kind: str) -> pa.DataType:
     return arrow_type(kind)
 
 
+def check_cases(what: str, key: object, record: Collection[str], names: Collection[str]) -> None:
+    """Raise SchemaMismatchError if a record lacks one of these columns and has another one, whose
+    name differs by case only.
+
+    That would be read as null. `what` says where the record of this key comes from.
+    """
+    missing = [name for name in names if name not in record]
+    if not missing:
+        return
+    others = {str(name).lower(): name for name in record if name not in names}
+    for name in missing:
+        if name.lower() in others:
+            raise SchemaMismatchError(
+                f"{what}: the record of key {key!r} has no column {name!r}, but"
+                f" {others[name.lower()]!r} in another case.",
+                "Name the column as the store does.",
+                column=name,
+                keys=(key,),
+            )
+
+
 def arrow_column_from_records(
     what: str,
     keys: Sequence[Any],
     records: Sequence[Mapping[str, Any] | None],
     name: str,
     kind: str,
+    known: Collection[str],
 ) -> pa.Array:
     """Return one column of records as an Arrow array; null for missing records and values.
 
-    `name` is the column, `kind` its Spark type, `keys` are the records' keys. Raises
-    SchemaMismatchError for the first value of another type; `what` says in it where the records
-    come from.
+    `name` is the column, `kind` its Spark type, `keys` are the records' keys; `known` are all
+    columns that are read. Raises SchemaMismatchError for the first value of another type, and for a
+    column that is there in another case only; `what` says in it where the records come from.
     """
+    for key, record in zip(keys, records, strict=True):
+        if record is not None and name not in record:
+            check_cases(what, key, record, known)
     values = [None if record is None else record.get(name) for record in records]
     if kind == "string" and any(isinstance(value, dict | list) for value in values):
         values = [
