@@ -200,6 +200,20 @@ def check_columns_and_key(
         raise SchemaMismatchError(problem, step, table=table)
 
 
+def check_required_columns(table: str, required: Iterable[str], written: Collection[str]) -> None:
+    """Raise SchemaMismatchError for a column that each new row has to give, and that is not
+    written.
+    """
+    for name in required:
+        if name not in written:
+            raise SchemaMismatchError(
+                f"{table}: column {name!r} is NOT NULL without a default, and it is not among the"
+                f" declared columns, which are {', '.join(written)}: no record could be created.",
+                "Declare and send it, or give it a default.",
+                column=name,
+            )
+
+
 OWN_PREFIX = "adjunct_"
 """The prefix of what conditions store in the record itself, in stores without an idempotency
 table.
@@ -273,7 +287,7 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
         return _decimal_checker(*digits)
     if column.kind is Kind.LIST:
         assert column.element is not None
-        return _list_checker(make_checker(column.element, bits))
+        return list_checker(make_checker(column.element, bits))
     return _CHECKERS[column.kind]
 
 
@@ -365,7 +379,7 @@ def _integer_checker(bits: int) -> Callable[[Any], Any]:
     return check
 
 
-def _list_checker(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def list_checker(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list | tuple):
             raise TypeError("expected a list")
