@@ -883,6 +883,17 @@ class KeyValueRows(StoreTable):
             backend = segment.backend_from(backend)
         return KeyValueTableManager(lake, backend)
 
+    def _check_partitions(self, found: int) -> None:
+        """Raise KeyValueTableExistsError if the table has another number than it would be created
+        with.
+        """
+        if self.create and found != self.partitions:
+            raise errors.KeyValueTableExistsError(
+                f"{self._label} has {found} partitions, and is declared with {self.partitions}.",
+                f"Declare it with partitions={found}, or under another name.",
+                table=self._label,
+            )
+
     async def _opened(self, *, make: bool) -> Table:
         opened = self._open
         if opened is not None:
@@ -899,6 +910,7 @@ class KeyValueRows(StoreTable):
                 table = manager.open(
                     self.scope, self.table, key=TextSerializer(), value=BytesSerializer()
                 )
+                self._check_partitions(table.configuration.partitions)
                 opened = OpenTable(
                     table.id,
                     table.configuration,
