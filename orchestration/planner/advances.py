@@ -113,7 +113,6 @@ def _list_unknown_paths(dataset: UnboundedDataset, records: Schema) -> list[str]
 
 def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
     """Yield a note for each source that may not give what its dataset is declared to be made of."""
-    yield from catalog.stored_notes
     for dataset in app.datasets:
         if isinstance(dataset.input, FileSource) and dataset.input.url in catalog.empty_folders:
             yield (

@@ -234,6 +234,7 @@ def build_plan(
         engine=app.engine,
         needs_spark=tuple(_iter_spark_needs(app, catalog, columns)) if app.engine == "auto" else (),
         advances=plan_advances(app, catalog),
+        stored_notes=tuple(catalog.stored_notes),
     )
 
 

@@ -88,7 +88,9 @@ def test_a_dataset_whose_stream_has_no_marker_is_noted_until_it_has_one(
     assert "lake.ref has no end-of-dataset marker" in noted(app, streams)
     with pytest.raises(NoSealedVersionError):
         run(app, streams)
+    before = plan_application(app, systems={"lake": streams})
     streams.append_markers("ref", "v1", producer="p", sequence=2)
+    assert plan_application(app, systems={"lake": streams}).differences_from(before) == ()
     assert noted(app, streams) == ""
     run(app, streams)
     assert noted(app, streams) == ""
