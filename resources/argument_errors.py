@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -201,7 +202,8 @@ def _is_for_lake(problem: ErrorDetails) -> bool:
 
 def _shorten(value: object) -> str:
     """Return a value as Python writes it, in one line."""
-    shown = " ".join(repr(value).split())
+    text = str(value) if isinstance(value, timedelta) else repr(value)
+    shown = " ".join(text.split())
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."
 
 

@@ -44,6 +44,7 @@ from dagster_adjunct.resources.backends.columns import (
     OWN_PREFIX,
     Column,
     Kind,
+    check_cases,
     check_key_text,
     check_not_reserved,
     decimal_writer,
@@ -208,6 +209,8 @@ class RowDocuments:
         SchemaMismatchError.
         """
         record: dict[str, Any] = {}
+        if not document.keys() >= self._read.keys():
+            check_cases(self._label, key, document, self._read)
         for name in names:
             value = document.get(name)
             try:
@@ -898,6 +901,17 @@ class KeyValueRows(StoreTable):
             backend = segment.backend_from(backend)
         return KeyValueTableManager(lake, backend)
 
+    def _check_partitions(self, found: int) -> None:
+        """Raise KeyValueTableExistsError if the table has another number than it would be created
+        with.
+        """
+        if self.create and found != self.partitions:
+            raise errors.KeyValueTableExistsError(
+                f"{self._label} has {found} partitions, and is declared with {self.partitions}.",
+                f"Declare it with partitions={found}, or under another name.",
+                table=self._label,
+            )
+
     async def _opened(self, *, make: bool) -> Table:
         opened = self._open
         if opened is not None:
@@ -914,6 +928,7 @@ class KeyValueRows(StoreTable):
                 table = manager.open(
                     self.scope, self.table, key=TextSerializer(), value=BytesSerializer()
                 )
+                self._check_partitions(table.configuration.partitions)
                 opened = OpenTable(
                     table.id,
                     table.configuration,

@@ -6,7 +6,7 @@ Plain data, without I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -266,7 +266,8 @@ class Catalog(dict[str, StreamFacts]):
     `missing` has the reasons why other streams could not be read, by name. `size_of` returns the
     stored bytes of a stream, None if unknown; it is called only for errors. `new_streams` has, by
     stream system, the properties that a stream gets when it is created. `empty_folders` are the
-    places without files of datasets made of files, by url.
+    places without files of datasets made of files, by url. `stored_notes` say why datasets can't be
+    advanced or served, as they are stored; only plans for users have them.
     """
 
     def __init__(
@@ -277,12 +278,14 @@ class Catalog(dict[str, StreamFacts]):
         size_of: Callable[[str], int | None] = lambda stream: None,
         new_streams: Mapping[str, NewStreams] = MappingProxyType({LAKE: NEW_STREAMS}),
         empty_folders: Mapping[str, str] = MappingProxyType({}),
+        stored_notes: Sequence[str] = (),
     ) -> None:
         super().__init__(facts)
         self.missing = missing
         self.size_of = size_of
         self.new_streams = new_streams
         self.empty_folders = empty_folders
+        self.stored_notes = stored_notes
 
 
 def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:

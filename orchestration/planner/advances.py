@@ -15,6 +15,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     UnboundedDataset,
 )
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.entries import (
     derive_row_schema,
     list_extractor_spark_needs,
@@ -26,9 +27,19 @@ from dagster_adjunct.assets.validation.validators import list_spark_validators
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, StreamFacts
 from dagster_adjunct.orchestration.planner.planned import PlannedAdvance
-from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    SchemaMismatchError,
+    StreamNotFoundError,
+)
 from dagster_adjunct.resources.files.tree import open_tree
+from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import LAKE, StreamSystem
+from dagster_adjunct.resources.threads import map_in_threads
 
 
 def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
@@ -119,6 +130,40 @@ def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
                 f"Dataset {dataset.name} is ordered by {path}, which is not known to be sent by any"
                 " connector: if no change has it, the first advance fails."
             )
+
+
+def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) -> tuple[str, ...]:
+    """Return a note for each dataset that was built under another declaration, and for each
+    without a version whose stream has no end-of-dataset marker.
+    """
+    streams = systems.get(LAKE)
+    if not isinstance(streams, LakeStreams):
+        return ()
+    lake = streams.lake
+    datasets = [dataset for dataset in app.datasets if not dataset.is_local]
+    found = map_in_threads(lambda dataset: _note_stored(lake, dataset, streams), datasets)
+    return tuple(note for note in found if note is not None)
+
+
+def _note_stored(lake: Lake, dataset: AdjunctDataset, streams: LakeStreams) -> str | None:
+    try:
+        manifest = StoredVersions(lake, dataset).manifest()
+    except DatasetError as error:
+        return f"Its next advance fails: {error.problem} {error.next_step}"
+    if not isinstance(dataset, BoundedDataset) or dataset.stream is None:
+        return None
+    if manifest is not None and manifest.version is not None:
+        return None
+    system, stream = split_stream_name(dataset.stream)
+    try:
+        if system != LAKE or streams.markers(stream):
+            return None
+    except StreamNotFoundError:
+        return None
+    return (
+        f"Dataset {dataset.name} has no version yet, and {dataset.stream} has no end-of-dataset"
+        " marker: a run that joins it ends with NoSealedVersionError until there is one."
+    )
 
 
 def find_empty_folders(app: Application) -> Mapping[str, str]:

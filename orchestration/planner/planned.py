@@ -173,7 +173,8 @@ class PlannedApplication:
 
     `columns` are those after each operator, by its id; the JSON has only their names. With the
     `engine` "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
-    batches are. `advances` says that of each dataset that is made from a source.
+    batches are. `advances` says that of each dataset that is made from a source. `stored_notes` are
+    about datasets as they are stored now: they are not in the plan's JSON, and not compared.
     """
 
     application: str
@@ -193,3 +194,4 @@ class PlannedApplication:
     engine: str = "spark"
     needs_spark: tuple[SparkNeed, ...] = ()
     advances: tuple[PlannedAdvance, ...] = ()
+    stored_notes: tuple[str, ...] = field(default=(), compare=False)

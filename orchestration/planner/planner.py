@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.planner import notes, partition_counts
 from dagster_adjunct.orchestration.planner.advances import (
     find_empty_folders,
     note_sources,
+    note_stored_datasets,
     plan_advances,
 )
 from dagster_adjunct.orchestration.planner.co_partitioning import (
@@ -91,7 +92,9 @@ def plan_application(
     """
     if systems is None:
         systems = systems_for(app, lake=lake)
-    return build_plan(app, read_catalog(app, systems), writes_as=writes_as)
+    catalog = read_catalog(app, systems)
+    catalog.stored_notes = note_stored_datasets(app, systems)
+    return build_plan(app, catalog, writes_as=writes_as)
 
 
 def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
@@ -226,6 +229,7 @@ def build_plan(
         engine=app.engine,
         needs_spark=tuple(_iter_spark_needs(app, catalog, columns)) if app.engine == "auto" else (),
         advances=plan_advances(app, catalog),
+        stored_notes=tuple(catalog.stored_notes),
     )
 
 

@@ -456,7 +456,7 @@ def render_text(plan: PlannedApplication) -> str:
         lines += _section("Joins by the records' own times", [*rows, f"  {AS_OF_NOTE}"])
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
     lines += _describe_engine(plan)
-    lines += _section("Notes", [f"  - {note}" for note in plan.notes])
+    lines += _section("Notes", [f"  - {note}" for note in (*plan.notes, *plan.stored_notes)])
     return "\n".join(lines) + "\n"
 
 

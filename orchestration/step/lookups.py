@@ -234,8 +234,9 @@ def _build_answers(
         )
     columns = [keys.column(place) for place in range(len(lookup.keys))]
     columns.append(pa.array([record is not None for record in records], pa.bool_()))
+    known = [one.column for one in lookup.answers]
     columns += [
-        arrow_column_from_records(what, wanted, records, one.column, one.type)
+        arrow_column_from_records(what, wanted, records, one.column, one.type, known)
         for one in lookup.answers
     ]
     return pa.table(columns, names=_answers_schema(keys, lookup).names)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
@@ -200,6 +200,20 @@ def check_columns_and_key(
         raise SchemaMismatchError(problem, step, table=table)
 
 
+def check_required_columns(table: str, required: Iterable[str], written: Collection[str]) -> None:
+    """Raise SchemaMismatchError for a column that each new row has to give, and that is not
+    written.
+    """
+    for name in required:
+        if name not in written:
+            raise SchemaMismatchError(
+                f"{table}: column {name!r} is NOT NULL without a default, and it is not among the"
+                f" declared columns, which are {', '.join(written)}: no record could be created.",
+                "Declare and send it, or give it a default.",
+                column=name,
+            )
+
+
 OWN_PREFIX = "adjunct_"
 """The prefix of what conditions store in the record itself, in stores without an idempotency
 table.
@@ -273,7 +287,7 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
         return _decimal_checker(*digits)
     if column.kind is Kind.LIST:
         assert column.element is not None
-        return _list_checker(make_checker(column.element, bits))
+        return list_checker(make_checker(column.element, bits))
     return _CHECKERS[column.kind]
 
 
@@ -365,7 +379,7 @@ def _integer_checker(bits: int) -> Callable[[Any], Any]:
     return check
 
 
-def _list_checker(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def list_checker(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list | tuple):
             raise TypeError("expected a list")
@@ -524,19 +538,44 @@ def to_arrow_type(kind: str) -> pa.DataType:
     return arrow_type(kind)
 
 
+def check_cases(what: str, key: object, record: Collection[str], names: Collection[str]) -> None:
+    """Raise SchemaMismatchError if a record lacks one of these columns and has another one, whose
+    name differs by case only.
+
+    That would be read as null. `what` says where the record of this key comes from.
+    """
+    missing = [name for name in names if name not in record]
+    if not missing:
+        return
+    others = {str(name).lower(): name for name in record if name not in names}
+    for name in missing:
+        if name.lower() in others:
+            raise SchemaMismatchError(
+                f"{what}: the record of key {key!r} has no column {name!r}, but"
+                f" {others[name.lower()]!r} in another case.",
+                "Name the column as the store does.",
+                column=name,
+                keys=(key,),
+            )
+
+
 def arrow_column_from_records(
     what: str,
     keys: Sequence[Any],
     records: Sequence[Mapping[str, Any] | None],
     name: str,
     kind: str,
+    known: Collection[str],
 ) -> pa.Array:
     """Return one column of records as an Arrow array; null for missing records and values.
 
-    `name` is the column, `kind` its Spark type, `keys` are the records' keys. Raises
-    SchemaMismatchError for the first value of another type; `what` says in it where the records
-    come from.
+    `name` is the column, `kind` its Spark type, `keys` are the records' keys; `known` are all
+    columns that are read. Raises SchemaMismatchError for the first value of another type, and for a
+    column that is there in another case only; `what` says in it where the records come from.
     """
+    for key, record in zip(keys, records, strict=True):
+        if record is not None and name not in record:
+            check_cases(what, key, record, known)
     values = [None if record is None else record.get(name) for record in records]
     if kind == "string" and any(isinstance(value, dict | list) for value in values):
         values = [

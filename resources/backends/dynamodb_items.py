@@ -39,6 +39,7 @@ from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
     OutOfRangeError,
+    check_cases,
     check_encodable,
     integer_bits,
     make_checker,
@@ -444,6 +445,9 @@ class ItemCodec(RowCodec):
                     for name, v in item.items()
                     if not name.startswith(OWN_PREFIX)
                 }
+            if not item.keys() >= self.columns.keys():  # nulls are not stored
+                key = tuple(self.read(self.key, [item.get(name) for name in self.key]).values())
+                check_cases(self.table, key, item, self.names)
             return self.read(self.names, [item.get(name) for name in self.names])
         except (ValueError, TypeError, ArithmeticError) as error:
             problem = f"{self.table}: an item does not fit its declared columns ({error})."

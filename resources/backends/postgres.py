@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
 from dagster_adjunct.resources.backends import postgres_connection, write_plan
-from dagster_adjunct.resources.backends.columns import check_identifier
+from dagster_adjunct.resources.backends.columns import check_identifier, check_required_columns
 from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY_STEP
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
@@ -308,8 +308,20 @@ class PostgresRequests:
         await self._check_rights(
             f"{self._statements.schema}.{self._statements.table}", wanted, writes=use.writes
         )
+        if begins:
+            await self._check_required_columns()
         if use.writes and use.conditions:
             await self._check_idempotency_table(may_be_missing=self._declared.create)
+
+    async def _check_required_columns(self) -> None:
+        from dagster_adjunct.resources.backends.postgres_statements import REQUIRED_COLUMNS
+
+        statements = self._statements
+        cursor = await self.connection.execute(
+            REQUIRED_COLUMNS, (statements.schema, statements.table)
+        )
+        (required,) = await cursor.fetchone() or (None,)
+        check_required_columns(self.codec.table, required or (), self.codec.names)
 
     async def _check_rights(
         self, table: str, wanted: set[tuple[str, str]], *, writes: bool

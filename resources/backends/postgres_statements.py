@@ -62,7 +62,7 @@ from dagster_adjunct.resources.backends.postgres_values import (
     StagingShape,
 )
 from dagster_adjunct.resources.backends.write_plan import COLUMNS, RowCodec
-from dagster_adjunct.resources.errors import TableNotFoundError
+from dagster_adjunct.resources.errors import SchemaMismatchError, TableNotFoundError
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -102,6 +102,18 @@ MISSING_RIGHTS = """
 """The user, which of the privileges it lacks for a column of the table, and whether the session
 is read-only.
 """
+REQUIRED_COLUMNS = """
+    SELECT array_agg(a.attname::text ORDER BY a.attnum)
+    FROM pg_attribute a
+    JOIN pg_class c ON c.oid = a.attrelid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_type t ON t.oid = a.atttypid
+    WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+      AND a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AND t.typdefault IS NULL
+      AND NOT EXISTS (
+        SELECT FROM pg_trigger g
+        WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND (g.tgtype & 2) > 0)"""
+"""The columns that each new row has to give, unless a trigger may fill them in."""
 MAY_CREATE = """
     SELECT current_user,
       coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace
@@ -542,6 +554,33 @@ _UNEQUAL = {
 _ROUNDED = re.compile(r"time(stamp)?\([0-5]\)")
 
 
+# Types whose values are other ones in Python than those of any type that can be declared.
+_OF_NO_KIND = re.compile(
+    r"(time|timetz|time with(out)? time zone|interval|money|inet|cidr|macaddr8?|bit|bit varying)\b"
+)
+
+
+def _check_stored_type(where: str, declared: Column, stored: Column) -> None:
+    """Raise SchemaMismatchError for a column in which values of the declared type change."""
+    if declared.element is not None and stored.element is not None:
+        _check_stored_type(where, declared.element, stored.element)
+        return
+    is_known = declared.kind is not Kind.OTHER
+    rounds = stored.type == "real" and declared.type in ("double", "double precision", "float8")
+    if rounds:
+        reason = "real, which rounds to 24 bits"
+    elif is_known and stored.kind is Kind.OTHER and _OF_NO_KIND.match(stored.type):
+        reason = f"{stored.type}, which is read as another kind of value"
+    else:
+        return
+    advice = "Declare it as float" if rounds else "Leave it out"
+    raise SchemaMismatchError(
+        f"{where}: column {declared.name!r} is declared as {declared.type}, and it is {reason}.",
+        f"{advice}, or change the column's type.",
+        column=declared.name,
+    )
+
+
 async def read_postgres_columns(
     connection: AsyncConnection[Any],
     label: str,
@@ -595,6 +634,9 @@ async def read_postgres_columns(
         if name in key and not exact:
             kind = f"{type_} with the collation {collation}, which is not deterministic"
             raise loose_key_error(where, name, kind, "text")
+    whole_types = {name: whole for name, whole, *_ in rows}
+    for column in declared:
+        _check_stored_type(where, column, parse_column(column.name, whole_types[column.name]))
     wanted = {column.name for column in declared} or set(names)
     columns = [parse_column(name, type_) for name, type_, *_ in rows if name in wanted]
     return columns, {name: cast for name, _, cast, *_ in rows}

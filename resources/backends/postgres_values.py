@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.columns import (
@@ -22,6 +23,7 @@ from dagster_adjunct.resources.backends.columns import (
     Kind,
     OutOfRangeError,
     declared_digits,
+    list_checker,
     make_checker,
 )
 from dagster_adjunct.resources.backends.write_plan import RowCodec
@@ -293,8 +295,9 @@ def _fits_exactly(column: Column, type_: Any, *, adding: bool) -> bool:
     if adding:
         return False
     if kind is Kind.STRING:
-        return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
-    if kind is Kind.TIMESTAMP:
+        is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
+        return bool(is_text and column.type not in ("character", "char", "bpchar", "name"))
+    if kind is Kind.TIMESTAMP and _second_digits(column) is None:
         return bool(pa.types.is_timestamp(type_) and type_.tz is not None)
     if kind is Kind.BOOLEAN:
         return bool(pa.types.is_boolean(type_))
@@ -394,22 +397,74 @@ AS_TEXT = (Kind.JSON, Kind.LIST)
 
 
 def postgres_checker(column: Column) -> Callable[[Any], Any]:
-    """Return the checker of `make_checker`, which also rejects texts longer than the column.
-
-    The server would reject most of them, but cut off blanks at the end.
+    """Return the checker of `make_checker`, which also rejects values that the server would change
+    without an error: it cuts texts off or adds blanks, and rounds times.
     """
+    if column.element is not None:
+        return list_checker(postgres_checker(column.element))
     check = make_checker(column)
-    most = _text_limit(column)
-    if most is None:
+    find_change = _change_finder(column)
+    if find_change is None:
         return check
 
     def checked(value: Any) -> Any:
-        text = check(value)
-        if len(text) > most:
-            raise OutOfRangeError(f"too long, expected at most {most} characters")
-        return text
+        kept = check(value)
+        change = find_change(kept)
+        if change is not None:
+            raise OutOfRangeError(change)
+        return kept
 
     return checked
+
+
+_LONGEST_NAME = 63  # bytes
+
+
+def _change_finder(column: Column) -> Callable[[Any], str | None] | None:
+    """Return the function that says how the server would change a value; None if it changes
+    none.
+    """
+    most = _text_limit(column)
+    if column.type == "name":
+        return _cut_name
+    if most is not None and column.type in ("character", "char", "bpchar"):
+        return partial(_padded_text, most)
+    if most is not None:
+        return partial(_cut_text, most)
+    if (digits := _second_digits(column)) is not None:
+        return partial(_rounded_time, digits)
+    return None
+
+
+def _cut_name(text: str) -> str | None:
+    is_cut = len(text.encode()) > _LONGEST_NAME
+    return f"too long, expected at most {_LONGEST_NAME} bytes" if is_cut else None
+
+
+def _cut_text(most: int, text: str) -> str | None:
+    return f"too long, expected at most {most} characters" if len(text) > most else None
+
+
+def _padded_text(size: int, text: str) -> str | None:
+    if len(text) >= size:
+        return _cut_text(size, text)
+    return f"expected exactly {size} characters: the column adds blanks to shorter texts"
+
+
+def _rounded_time(digits: int, moment: datetime) -> str | None:
+    if moment.microsecond % 10 ** (6 - digits) == 0:
+        return None
+    return f"the column would round it, expected at most {digits} digits of a second's fraction"
+
+
+def _second_digits(column: Column) -> int | None:
+    """How many digits of a second a column of times keeps; None for microseconds, and for other
+    columns.
+    """
+    if column.kind is not Kind.TIMESTAMP or not column.size:
+        return None
+    digits = int(column.size.strip("()"))
+    return digits if digits < 6 else None
 
 
 def _text_limit(column: Column) -> int | None:

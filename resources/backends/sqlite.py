@@ -35,6 +35,7 @@ from dagster_adjunct.resources.backends.columns import (
     Kind,
     check_columns_and_key,
     check_identifier,
+    check_required_columns,
     decimal_writer,
     loose_key_error,
     make_checker,
@@ -57,7 +58,7 @@ from dagster_adjunct.resources.backends.write_plan import (
 )
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse
-from dagster_adjunct.resources.tables.operation import Operation, PerLoop
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, PerLoop
 from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
 
@@ -420,6 +421,13 @@ class SqliteRequests:
                 raise
         finally:
             self.connection.execute(f"PRAGMA busy_timeout = {busy}")
+        if use.kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT}:
+            required = self.connection.execute(
+                'SELECT name FROM pragma_table_info(?) WHERE "notnull" AND dflt_value IS NULL',
+                (self._declared.table,),
+            )
+            names = [name for (name,) in required]
+            check_required_columns(self.codec.table, names, self.codec.names)
         if use.conditions:
             self._check_idempotency_table(may_be_missing=self._declared.create)
 

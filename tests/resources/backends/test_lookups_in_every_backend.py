@@ -54,7 +54,7 @@ def test_records_come_as_their_declared_types_and_no_key_is_asked_twice(new_stor
     for name, declared in COLUMNS.items():
         kind = to_spark_type(declared)
         assert kind is not None
-        column = arrow_column_from_records("t", keys, first.records, name, kind)
+        column = arrow_column_from_records("t", keys, first.records, name, kind, list(COLUMNS))
         assert column.type == to_arrow_type(kind)
         if name != "id":
             expected = {**RECORD, "doc": '{"x": 1}'}[name]

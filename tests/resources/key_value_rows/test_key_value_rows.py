@@ -473,3 +473,12 @@ def test_what_can_not_work_is_refused_when_it_is_declared(
 ) -> None:
     with pytest.raises((ConfigurationError, SchemaMismatchError), match=names):
         rows("memory://never", **settings)
+
+
+def test_a_table_of_another_number_of_partitions_is_refused_by_reads_too(lake: Lake) -> None:
+    with blocking(rows(lake)) as table:
+        table.put("a", {"n": 1})
+    with blocking(rows(lake, partitions=3)) as table:
+        for call in (lambda: table.get("a"), lambda: table.put("a", {"n": 2})):
+            with pytest.raises(KeyValueTableExistsError):
+                call()
