@@ -176,23 +176,24 @@ def _drop_unresolved(
 
 
 def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
-    bounded = [ssp for ssp, request in requests.items() if request.until is not None]
-    if bounded:
-        raise errors.DatasetError(
-            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} has an end (until), and the"
-            " table of a dataset can't be replayed: it always holds what its stream says up to its"
-            " position.",
-            "Take the request back, and request a startpoint without an end.",
-            dataset=dataset.name,
-        )
-    reasons = [f"{request.reason} (asked for by {request.by})" for request in requests.values()]
-    return rewind_table(
-        runtime,
-        dataset,
-        positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
-        reason="; ".join(dict.fromkeys(reasons)),
-        force={ssp for ssp, request in requests.items() if request.force},
-    )
+    positions = {}
+    reasons = []
+    force = set()
+    for ssp, request in requests.items():
+        if request.until is not None:
+            raise errors.DatasetError(
+                f"dataset {dataset.name!r}: the startpoint of {ssp} has an end (until), and the"
+                " table of a dataset can't be replayed: it always holds what its stream says up to"
+                " its position.",
+                "Take the request back, and request a startpoint without an end.",
+                dataset=dataset.name,
+            )
+        positions[ssp] = to_startpoint(request)
+        reasons.append(f"{request.reason} (asked for by {request.by})")
+        if request.force:
+            force.add(ssp)
+    reason = "; ".join(dict.fromkeys(reasons))
+    return rewind_table(runtime, dataset, positions=positions, reason=reason, force=force)
 
 
 def fan_out_requests(
@@ -425,23 +426,23 @@ def start_run(
     )
     moved = [ssp for ssp, start in checkpoint.items() if start != state.checkpoint.get(ssp)]
     identities: dict[str, str] = {}
-    recreated = []
+    times = state.times
     for name, stream in streams.items():
         if stream.info.identity:
             identities[name] = stream.info.identity
-        if stream.info.was_recreated(known.streams.get(name)):
-            recreated.append(name)
+        if stream.was_recreated(known):
+            times = times.without_stream(name)
+    begun = known.begun
+    if app.startpoints:
+        begun &= resolved.list_done()
     offsets = known.model_copy(
         update={
             "resolved": dict(resolved.startpoints),
-            "begun": known.begun & resolved.list_done() if app.startpoints else known.begun,
+            "begun": begun,
             "streams": identities,
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
-    ).with_replays(tuple(resolved.replays.values()))
-    times = state.times
-    for name in recreated:
-        times = times.without_stream(name)
+    ).with_replays(resolved.replays.values())
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))
@@ -488,11 +489,12 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
             f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its"
             " former name."
         ]
-    writers = [] if commit is not None else _find_writers(app, list_application_states(lake))
-    return [
-        f"{summary} (adjunct app rename {name} {app.name} --reason …)."
-        for name, _, summary in writers
-    ]
+    if commit is not None:
+        return []
+    notes = []
+    for name, _, summary in _find_writers(app, list_application_states(lake)):
+        notes.append(f"{summary} (adjunct app rename {name} {app.name} --reason …).")
+    return notes
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
@@ -504,32 +506,36 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
-    others = {} if commit is not None else list_application_states(lake)
+    if commit is not None:
+        return
+    others = list_application_states(lake)
     for name, other in others.items():
         if other.renamed_to == app.name:
-            problem = (
+            raise errors.ConfigurationError(
                 f"application {name!r} is being renamed {app.name!r}, and the rename has not"
-                " finished."
+                " finished.",
+                f"Finish it: adjunct app rename {name} {app.name} --reason ….",
+                application=app.name,
             )
-            step = f"Finish it: adjunct app rename {name} {app.name} --reason …."
-            raise errors.ConfigurationError(problem, step, application=app.name)
-    writers = [] if adopt else list(_find_writers(app, others))
-    if not writers:
+    writers = list(_find_writers(app, others))
+    if adopt or not writers:
         return
     stored = open_startpoints(lake, app).read()
-    handed = [request for held in stored.handed.values() for request in held.values()]
-    asked = {request.ssp for request in (*stored.waiting, *handed) if request.until is None}
+    requests = list(stored.waiting)
+    for held in stored.handed.values():
+        requests += held.values()
+    asked = {request.ssp for request in requests if request.until is None}
     for name, partitions, summary in writers:
         if not asked.issuperset(partitions):
             stream = partitions[0].qualified_stream
-            step = (
+            raise errors.ConfigurationError(
+                f"{summary}.",
                 "If it is the same application, take over its log: adjunct app rename"
                 f" {name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
                 f" set MODULE:APP {stream} --upcoming --reason …), or let it add all records to the"
-                " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op)."
-            )
-            raise errors.ConfigurationError(
-                f"{summary}.", step, application=app.name, stream=stream
+                " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op).",
+                application=app.name,
+                stream=stream,
             )
 
 
@@ -550,10 +556,10 @@ def _find_writers(
         # Totals are by output, except "lost_offsets", which are by input: an output may have an
         # input's name.
         written = []
-        for output in sorted(outputs):
-            if state.totals.get(output, {}).keys() - {"lost_offsets"}:
+        for output in sorted(outputs & state.totals.keys()):
+            if state.totals[output].keys() - {"lost_offsets"}:
                 written.append(output)
-        read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
+        read = sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs)
         if name == app.name or not written or not read:
             continue
         streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
@@ -565,4 +571,4 @@ def _find_writers(
             f" {shown} from {streams} ({state.batch:,} batches): a run would read and write"
             " these records again"
         )
-        yield name, read, summary
+        yield name, tuple(read), summary

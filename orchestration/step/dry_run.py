@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from dagster_adjunct.assets.declaration.dataset import LocalTable, UnboundedDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -332,9 +332,12 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
     A dataset without a version is treated as an empty one with its declared buckets. Raises the
     errors that a run raises before its first batch for mistakes in expressions and functions.
     """
-    views: dict[str, VersionReader | None] = dict.fromkeys(dataset.name for dataset in app.datasets)
-    for dataset in app.datasets if runtime.lake.exists() else ():
-        if dataset.persistent and not isinstance(dataset, LocalTable):
+    views: dict[str, VersionReader | None] = {}
+    lake_exists = runtime.lake.exists()
+    for dataset in app.datasets:
+        views[dataset.name] = None
+        is_stored = dataset.persistent and not isinstance(dataset, LocalTable)
+        if lake_exists and is_stored:
             views[dataset.name] = StoredVersions(runtime.lake, dataset).current()
     _analyze_projections(runtime, app)
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
@@ -352,17 +355,19 @@ def _analyze_projections(runtime: Runtime, app: Application) -> None:
             continue
         system, stream = split_stream_name(dataset.input)
         records = runtime.systems[system].info(stream).schema
-        parsed = [
-            parse_expression(text)
-            for _, text, is_select in iterate_dataset_sql(dataset)
-            if not is_select
-        ]
-        hidden = {
-            name.name for read in parsed for name in read.columns if name.name.startswith("__")
-        }
-        if records is not None and hidden.issubset(RECORD_META):
-            rows = records
-            if isinstance(dataset, UnboundedDataset):
-                rows = derive_row_schema(dataset, records)
-            frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")
-            entries_from_frame(dataset, frame, derive_stored_schema(dataset, records))
+        if records is None or not _hidden_columns(dataset) <= {*RECORD_META}:
+            continue
+        rows = records
+        if isinstance(dataset, UnboundedDataset):
+            rows = derive_row_schema(dataset, records)
+        frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")
+        entries_from_frame(dataset, frame, derive_stored_schema(dataset, records))
+
+
+def _hidden_columns(dataset: AdjunctDataset) -> set[str]:
+    """Return the hidden columns that the expressions of a dataset read."""
+    hidden = set()
+    for _, text, is_select in iterate_dataset_sql(dataset):
+        if not is_select:
+            hidden |= {column.name for column in parse_expression(text).columns}
+    return {name for name in hidden if name.startswith("__")}

@@ -43,7 +43,6 @@ from dagster_adjunct.orchestration.step.kept_entries import (
 )
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
 from dagster_adjunct.resources.streams.system import POSITION, SystemStreamPartition
@@ -137,15 +136,18 @@ def _read_at_once(frames: ArrowFrames, datasets: ArrowDatasets) -> None:
     other.
     """
     planned = frames.planned
-    specs = [operator.spec for operator in planned.operators]
-    streams = {spec.reads for spec in specs if spec.reads is not None}
-    matches = [spec.match for spec in specs if spec.match is not None]
-    joined = {match.dataset for match in matches if match.dataset and match.as_of is None}
-    call_in_threads(
-        *(partial(frames.read, stream) for stream in streams),
-        *(partial(datasets.entries, name, planned.app.dataset(name).key) for name in joined),
-        at_once=requests_at_once(planned.context.lake.store),
-    )
+    streams = set()
+    joined = set()
+    for operator in planned.operators:
+        match = operator.spec.match
+        if operator.spec.reads is not None:
+            streams.add(operator.spec.reads)
+        if match is not None and match.dataset and match.as_of is None:
+            joined.add(match.dataset)
+    calls: list[Callable[[], object]] = [partial(frames.read, stream) for stream in streams]
+    for name in joined:
+        calls.append(partial(datasets.entries, name, planned.app.dataset(name).key))
+    call_in_threads(*calls, at_once=planned.context.at_once)
 
 
 def _compute_operator(

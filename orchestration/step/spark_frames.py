@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.operators.lookups import (
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.operators.updates import Update
 from dagster_adjunct.orchestration.step import lookups
-from dagster_adjunct.orchestration.step.batch_outputs import Append, add_positions
+from dagster_adjunct.orchestration.step.batch_outputs import TIME_COUNTS, Append, add_positions
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
@@ -42,8 +42,6 @@ from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, writ
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
-
-_TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,7 @@ class SparkFrames:
     def keep_matches(self, operator: str, frame: DataFrame, how: How) -> DataFrame:
         # An inner join is a left join whose unmatched records are counted and then dropped.
         conditions = {"rows": F.lit(True), "unmatched": F.col(MATCHED).isNull()}
-        for flag, name in _TIME_COUNTS.items():
+        for flag, name in TIME_COUNTS.items():
             if flag in frame.columns:
                 conditions[name] = F.col(flag)
         counted = self.count_records(operator, frame, conditions)
