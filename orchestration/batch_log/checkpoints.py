@@ -14,8 +14,10 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     AppliedStartpoint,
     BatchLog,
+    Epochs,
     Intent,
     LoggedState,
+    Offsets,
     ResolvedStartpoint,
     TimeState,
     check_application_known,
@@ -43,9 +45,9 @@ class Checkpoint(Report):
     `versions` the versions of datasets and state tables that the last batch read.
     """
 
-    offsets: Mapping[SystemStreamPartition, str]
+    offsets: Offsets
     streams: Mapping[str, str]
-    epochs: Mapping[SystemStreamPartition, int]
+    epochs: Epochs
     resolved: Mapping[SystemStreamPartition, ResolvedStartpoint]
     batch: int
     number: int
@@ -269,4 +271,8 @@ def _added(
     before: Mapping[SystemStreamPartition, T], after: Mapping[SystemStreamPartition, T]
 ) -> dict[SystemStreamPartition, T]:
     """Return the values that are new or have changed, in order."""
-    return {ssp: value for ssp, value in sorted(after.items()) if before.get(ssp) != value}
+    added = {}
+    for ssp, value in sorted(after.items()):
+        if before.get(ssp) != value:
+            added[ssp] = value
+    return added

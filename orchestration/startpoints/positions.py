@@ -4,17 +4,20 @@ records there still exist.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cmp_to_key, partial
+from functools import cache, cached_property, cmp_to_key, partial
 from typing import Any, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
+    Epochs,
     Intent,
+    Offsets,
     OffsetState,
+    Ranges,
     Replay,
     ResolvedStartpoint,
     of_stream,
@@ -23,14 +26,20 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.operators.records import InputSpec
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.request import (
+    ReadingTasks,
+    StartpointRequest,
+    find_reading_tasks,
+)
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
     PermanentError,
 )
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import (
     check_offset,
     describe_startpoint,
@@ -55,7 +64,7 @@ def choose_first_positions(
     resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
     *,
     is_first: bool,
-) -> dict[SystemStreamPartition, str]:
+) -> Offsets:
     """Return the checkpoint to begin with for every input partition, also for those that have a
     startpoint.
 
@@ -64,7 +73,7 @@ def choose_first_positions(
     recreated ones, or those with new partitions. Raises ConfigurationError for partitions that were
     added to a keyed stream, unless they have a startpoint.
     """
-    positions: dict[SystemStreamPartition, str] = {}
+    positions: Offsets = {}
     for source in app.inputs.values():
         stream = streams[source.stream]
         was_recreated = stream.was_recreated(state.offsets)
@@ -90,7 +99,7 @@ def find_furthest(
     state: ApplicationState,
     streams: Mapping[str, StreamSnapshot],
     moved: Collection[SystemStreamPartition],
-) -> dict[SystemStreamPartition, str]:
+) -> Offsets:
     """Return the end of all that the main position has read, by partition where it moves or moved.
 
     A position that moves back leaves its checkpoint behind, which alone would say less.
@@ -144,8 +153,8 @@ class InputPositions:
     `stuck_replays` replays that can't continue, each with the reason.
     """
 
-    unread: dict[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
-    lost: dict[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
+    unread: Ranges = field(default_factory=dict)
+    lost: Ranges = field(default_factory=dict)
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
     replays: dict[SystemStreamPartition, Replay] = field(default_factory=dict)
     past_end: dict[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
@@ -154,7 +163,7 @@ class InputPositions:
 
 def _keep_positions(
     source: InputSpec, stream: StreamSnapshot, state: ApplicationState, *, resets: bool
-) -> dict[SystemStreamPartition, str]:
+) -> Offsets:
     """Return the checkpoint of a stream; none if the input is reset now (`resets`), or because the
     stream has new partitions.
     """
@@ -346,9 +355,7 @@ def check_same_stream(
         )
 
 
-def check_open_batch(
-    app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]
-) -> None:
+def check_open_batch(app: Application, intent: Intent, lost: Ranges) -> None:
     """Raise OffsetOutOfRangeError if an open batch can't finish without records that retention has
     deleted (`lost`).
 
@@ -429,7 +436,7 @@ def _past_end_error(
 def _retention_error(
     app: Application,
     stream: str,
-    lost: Mapping[SystemStreamPartition, OffsetRange],
+    lost: Ranges,
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> OffsetOutOfRangeError:
     """Return the error for unread records that retention has deleted (`lost`), after the
@@ -467,7 +474,7 @@ def _retention_error(
     )
 
 
-def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
+def _describe_spans(lost: Ranges) -> str:
     spans = [
         f"{ssp} (at offset {span.start}, the oldest left is {span.end})"
         for ssp, span in lost.items()
@@ -551,11 +558,7 @@ def carry_over_stream(
     )
 
 
-def _spread(
-    epochs: Mapping[SystemStreamPartition, int],
-    stream: str,
-    partitions: Iterable[SystemStreamPartition],
-) -> dict[SystemStreamPartition, int]:
+def _spread(epochs: Epochs, stream: str, partitions: Iterable[SystemStreamPartition]) -> Epochs:
     """Return the epochs if these partitions of a stream all have the highest that any of its
     partitions has.
     """
@@ -578,7 +581,7 @@ def has_pending_startpoints(state: ApplicationState, stream: str) -> bool:
     return stream in pending
 
 
-def _by_partition(stream: str, offsets: Iterable[str]) -> dict[SystemStreamPartition, str]:
+def _by_partition(stream: str, offsets: Iterable[str]) -> Offsets:
     system, name = split_stream_name(stream)
     return {
         SystemStreamPartition(system, name, number): offset for number, offset in enumerate(offsets)
@@ -607,8 +610,8 @@ class StreamSnapshot:
     system: StreamSystem
     info: StreamInfo
     partitions: tuple[SystemStreamPartition, ...]
-    oldest: Mapping[SystemStreamPartition, str]
-    upcoming: Mapping[SystemStreamPartition, str]
+    oldest: Offsets
+    upcoming: Offsets
 
     def was_recreated(self, known: OffsetState) -> bool:
         """Return whether these positions are of a former stream of the name."""
@@ -626,9 +629,7 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
         SystemStreamPartition(system_name, name, number) for number in range(info.partitions)
     )
 
-    def checked(
-        which: str, answers: Mapping[SystemStreamPartition, str]
-    ) -> dict[SystemStreamPartition, str]:
+    def checked(which: str, answers: Offsets) -> Offsets:
         return {
             ssp: check_offset(system, ssp, answers.get(ssp), f"asked for its {which} offset")
             for ssp in ssps
@@ -645,6 +646,30 @@ def snapshot_streams(
     """Return these streams as they are now, by name, from up to `at_once` concurrent requests."""
     snapshots = map_in_threads(partial(snapshot_stream, systems), streams, at_once)
     return {stream.name: stream for stream in snapshots}
+
+
+@dataclass(frozen=True)
+class AskedApplication:
+    """The application that startpoints are requested of: its plan (None without inputs), its state,
+    and its streams as they are now, each looked at once.
+    """
+
+    lake: Lake
+    systems: Mapping[str, StreamSystem]
+    app: Application
+    plan: ExecutionPlan | None
+    state: ApplicationState
+    at: datetime
+
+    @cached_property
+    def readers(self) -> ReadingTasks:
+        """The partitions that each task reads."""
+        return find_reading_tasks(self.app, self.plan, self.systems)
+
+    @cached_property
+    def snapshot(self) -> Callable[[str], StreamSnapshot]:
+        """Returns the snapshot of a stream."""
+        return cache(partial(snapshot_stream, self.systems))
 
 
 def resolve_request(

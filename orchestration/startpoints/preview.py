@@ -4,10 +4,9 @@ effects on tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -18,9 +17,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, 
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, JoinVersions
 from dagster_adjunct.orchestration.planner.notes import ReadAgain, trace_records_read_again
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, resolve_request
+from dagster_adjunct.orchestration.startpoints.positions import (
+    AskedApplication,
+    StreamSnapshot,
+    resolve_request,
+)
 from dagster_adjunct.orchestration.startpoints.request import (
-    ReadingTasks,
     StartpointRequest,
     Unreadable,
     broadcast_task_error,
@@ -32,9 +34,8 @@ from dagster_adjunct.orchestration.startpoints.request import (
 )
 from dagster_adjunct.orchestration.startpoints.store import PendingStartpoint, request_key
 from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
-from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +130,9 @@ class Preview:
         }
 
 
-def preview_request(
-    app: Application,
-    readers: ReadingTasks,
-    snapshot_of: Callable[[str], StreamSnapshot],
-    state: ApplicationState,
-    request: StartpointRequest,
-    now: datetime,
-) -> Preview:
-    """Return what a request would do in this state; a request that is not allowed or can't be
-    applied has an `error`.
+def preview_request(asked: AskedApplication, request: StartpointRequest) -> Preview:
+    """Return what a request would do; a request that is not allowed or can't be applied has an
+    `error`.
 
     The preview of a rewind or of a replay with recorded versions is not complete: it is made
     without reading the dataset's table or the batch log (see `preview_rewinds` and
@@ -146,21 +140,21 @@ def preview_request(
     """
     is_replay = request.until is not None
     try:
-        versions = choose_versions(app, request)
+        versions = choose_versions(asked.app, request)
     except ConfigurationError as error:
         given = (request.versions or CURRENT) if is_replay else None
         return Preview(request, (), error=str(error), versions=given)
-    tasks = readers.targets_of(request)
+    tasks = asked.readers.targets_of(request)
     shown = Preview(request, tasks, versions=versions if is_replay else None)
-    refusal = _find_refusal(app, readers, shown)
-    if refusal is not None:
-        return with_fields(shown, tasks=refusal.tasks, error=refusal.error)
-    is_rewind = any(task in readers.of_datasets for task in tasks)
+    refused = _refuse(asked, shown)
+    if refused is not None:
+        return refused
+    is_rewind = not asked.readers.of_datasets.keys().isdisjoint(tasks)
     if not is_rewind:
-        shown = with_fields(shown, checkpoint=_find_checkpoint(state, request.ssp))
+        shown = with_fields(shown, checkpoint=_find_checkpoint(asked.state, request.ssp))
     try:
-        stream = snapshot_of(request.ssp.qualified_stream)
-        start = resolve_request(stream, request, versions=versions, now=now)
+        stream = asked.snapshot(request.ssp.qualified_stream)
+        start = resolve_request(stream, request, versions=versions, now=asked.at)
     except PermanentError as error:
         falls_back = request.on_unresolved == "checkpoint"
         return with_fields(shown, error=str(error), falls_back=falls_back)
@@ -169,16 +163,17 @@ def preview_request(
         return with_fields(shown, start=start.start, end=start.until, offsets=offsets)
     if is_rewind:
         return with_fields(shown, start=start.offset)
-    return _preview_move(shown, stream, start.offset, state)
+    return _preview_move(shown, stream, start.offset, asked.state)
 
 
-def _find_refusal(app: Application, readers: ReadingTasks, shown: Preview) -> Preview | None:
+def _refuse(asked: AskedApplication, shown: Preview) -> Preview | None:
     """Return the preview with the error of a request that no task may apply; None if it is
     allowed.
     """
     request = shown.request
+    readers = asked.readers
     task = request.task
-    if task in readers.of_plan and is_broadcast(app, request.ssp):
+    if task in readers.of_plan and is_broadcast(asked.app, request.ssp):
         return with_fields(shown, tasks=(str(task),), error=str(broadcast_task_error(request)))
     if not shown.tasks:
         return with_fields(shown, error=_describe_unread(request, readers.tasks))
@@ -370,14 +365,12 @@ def other_kind_error(
     return None
 
 
-def preview_rewinds(
-    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
-) -> list[Preview]:
+def preview_rewinds(asked: AskedApplication, previews: Sequence[Preview]) -> list[Preview]:
     """Return the previews; those for datasets are completed by what all requests for the dataset
     would do together.
     """
     shown = list(previews)
-    for dataset in app.datasets:
+    for dataset in asked.app.datasets:
         task = dataset_task_name(dataset.name)
         mine = {}
         for number, one in enumerate(shown):
@@ -388,8 +381,8 @@ def preview_rewinds(
         try:
             plan = plan_rewind(
                 dataset,
-                lake=lake,
-                systems=systems,
+                lake=asked.lake,
+                systems=asked.systems,
                 positions={request.ssp: to_startpoint(request) for request in mine.values()},
                 force={request.ssp for request in mine.values() if request.force},
             )

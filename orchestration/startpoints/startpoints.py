@@ -4,11 +4,10 @@ and take back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from datetime import datetime, timedelta
-from functools import cache, partial
 from typing import Any, TypeAlias
 
 from pydantic import SkipValidation
@@ -17,6 +16,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
+    Offsets,
     Replay,
     application_state,
     check_not_renamed,
@@ -24,9 +24,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import may_be_running
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_stream
+from dagster_adjunct.orchestration.startpoints.positions import AskedApplication
 from dagster_adjunct.orchestration.startpoints.preview import (
     Preview,
     check_previews,
@@ -49,7 +48,6 @@ from dagster_adjunct.orchestration.startpoints.request import (
     Unreadable,
     describe_versions,
     expand_partitions,
-    find_reading_tasks,
     is_broadcast,
     to_epoch_ms,
 )
@@ -336,7 +334,7 @@ def _remove_handed(
     """
     handed: list[PendingStartpoint] = []
     for _ in range(_MAX_REMOVALS):
-        idle: dict[str, dict[SystemStreamPartition, str]] = {}
+        idle: dict[str, Offsets] = {}
         for held in iter_unapplied(startpoints.get_fan_outs(), state):
             if held in handed or not selection.includes(held):
                 continue
@@ -362,9 +360,9 @@ def _find_left(
     selection: _Selection,
     others: Iterable[PendingStartpoint],
     found: Collection[SystemStreamPartition | None],
-) -> dict[SystemStreamPartition, str]:
+) -> Offsets:
     """Return, by partition, why startpoints that are not of the selected task alone were left."""
-    left: dict[SystemStreamPartition, str] = {}
+    left: Offsets = {}
     for held in others:
         ssp = held.request.ssp
         if ssp in found or not selection.has_partition(ssp):
@@ -499,19 +497,18 @@ class Startpoints:
         A request that can't be applied has an `error` in its preview. `notes` say why `request`
         would reject others.
         """
-        requests = build_requests(
-            self._expanded(partitions),
+        return self._ask(
+            partitions,
             position,
-            until,
+            until=until,
             task=task,
             on_unresolved=on_unresolved,
             force=force,
             versions=versions,
             by="preview",
             reason="-",
-        )
-        return request_startpoints(
-            self.lake, self._systems, self.app, requests, replace=replace, dry_run=True
+            replace=replace,
+            dry_run=True,
         )
 
     def request(
@@ -546,18 +543,18 @@ class Startpoints:
         disabled, if recorded versions are gone, and, without `replace`, if a bounded replay would
         replace a startpoint that moves the position, or the reverse.
         """
-        requests = build_requests(
-            self._expanded(partitions),
+        return self._ask(
+            partitions,
             position,
-            until,
+            until=until,
             task=task,
             on_unresolved=on_unresolved,
             force=force,
             versions=versions,
             by=by,
             reason=reason,
+            replace=replace,
         )
-        return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
         """Return all startpoints by state, as rows of JSON values.
@@ -593,6 +590,20 @@ class Startpoints:
     @requested_once
     def _systems(self) -> Mapping[str, StreamSystem]:
         return systems_for(self.app, lake=self.lake)
+
+    def _ask(
+        self,
+        partitions: Partitions,
+        position: Startpoint,
+        *,
+        replace: bool,
+        dry_run: bool = False,
+        **wanted: Any,
+    ) -> AskedStartpoints:
+        requests = build_requests(self._expanded(partitions), position, **wanted)
+        return request_startpoints(
+            self.lake, self._systems, self.app, requests, replace=replace, dry_run=dry_run
+        )
 
     def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
         if isinstance(partitions, str | SystemStreamPartition):
@@ -648,18 +659,12 @@ def request_startpoints(
     state = application_state(lake, app.name)
     check_not_renamed(app.name, state)
     plan = plan_application(app, systems=systems) if app.inputs else None
-    readers = find_reading_tasks(app, plan, systems)
-
-    snapshot_of = cache(partial(snapshot_stream, systems))  # one snapshot of each stream
-    previews = [
-        preview_request(app, readers, snapshot_of, state, request, stored.at)
-        for request in requests
-    ]
-    previews = preview_rewinds(lake, systems, app, previews)
+    asked = AskedApplication(lake, systems, app, plan, state, stored.at)
+    previews = preview_rewinds(asked, [preview_request(asked, request) for request in requests])
     previews = mark_blocked_previews(stored.unreadable, previews)
-    previews, recorded = _plan_recorded_versions(lake, app, plan, snapshot_of, previews, stored.at)
+    previews, recorded = _plan_recorded_versions(asked, previews)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
-    replaced = find_replaced(requests, there, readers.named_only)
+    replaced = find_replaced(requests, there, asked.readers.named_only)
     old = tuple(dict.fromkeys(held for held, _ in replaced))
     refusals = [empty_replay_error(previews)]
     if not replace:
@@ -722,12 +727,7 @@ def _list_ids_in_batches(
 
 
 def _plan_recorded_versions(
-    lake: Lake,
-    app: Application,
-    plan: ExecutionPlan | None,
-    snapshot_of: Callable[[str], StreamSnapshot],
-    previews: list[Preview],
-    now: datetime,
+    asked: AskedApplication, previews: list[Preview]
 ) -> tuple[list[Preview], RecordedPlan | None]:
     """Return the previews, and the plan for all requests with recorded versions (None for no such
     requests).
@@ -736,19 +736,18 @@ def _plan_recorded_versions(
     or retained yet. If no batch has read the records of a request, or versions are gone, its
     preview has an `error`. There is no plan if one of all the requests can't be applied.
     """
-    wanted = {}
+    places = {}
+    spans = {}
     for place, shown in enumerate(previews):
         if shown.is_refused:
             return previews, None
         request = shown.request
         if request.versions == RECORDED and request.until is not None and shown.error is None:
-            wanted[request.ssp] = place
-    if not wanted:
+            places[request.ssp] = place
+            spans[request.ssp] = (str(shown.start), str(shown.end))
+    if not spans:
         return previews, None
-    spans = {}
-    for ssp, place in wanted.items():
-        spans[ssp] = (str(previews[place].start), str(previews[place].end))
-    problems, recorded = plan_recorded(lake, app, plan, snapshot_of, spans, now)
+    problems, recorded = plan_recorded(asked, spans)
     for ssp, problem in problems.items():
-        previews[wanted[ssp]] = with_fields(previews[wanted[ssp]], error=problem)
+        previews[places[ssp]] = with_fields(previews[places[ssp]], error=problem)
     return previews, recorded

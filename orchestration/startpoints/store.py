@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeGuard
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
+    Offsets,
     application_state,
     check_application_known,
 )
@@ -55,6 +56,9 @@ from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.times import describe_span
 from dagster_adjunct.resources.validation import validated_methods
+
+# The new values of entries by their key, None for an entry to remove.
+Changes = dict[str, Any]
 
 
 def read_requests(
@@ -162,11 +166,11 @@ def _is_sequence(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
+def diff_states(before: FanOutState, after: FanOutState) -> Changes:
     """Return, by key, the stored form of each entry that has changed; None for an entry to
     remove.
     """
-    changes: dict[str, Any] = {}
+    changes: Changes = {}
     for task in {*before.tasks, *after.tasks}:
         held = after.tasks.get(task, TaskFanOut())
         if before.tasks.get(task) != held:
@@ -395,7 +399,7 @@ class StartpointManager:
         if not wanted:
             return
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
             changes = {}
             self._checked(snapshot)
             for key, request in wanted.items():
@@ -512,7 +516,7 @@ class StartpointManager:
         not committed yet then has a conflict, starts over, and does not hand it out.
         """
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, set[Target]]:
             state = read_fan_outs(self.application, snapshot.items())
             handed = set(state.settled.items())
             for held in state.tasks.values():
@@ -531,8 +535,8 @@ class StartpointManager:
         stays.
         """
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            changes: dict[str, Any] = {}
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
+            changes: Changes = {}
             for target, number in wanted.items():
                 key = request_key(target)
                 if parse_sequence(snapshot.get(key)) == number:
@@ -561,7 +565,7 @@ class StartpointManager:
         if ssp is not None and sequence is not None and request_key((ssp, task)) == key:
             return bool(self._take_back({(ssp, task): sequence}, by=by))
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, bool]:
             there = snapshot.get(key) == value
             return {key: None} if there else {}, there
 
@@ -574,7 +578,7 @@ class StartpointManager:
         Returns whether it was removed.
         """
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, bool]:
             entry = snapshot.get(unread.key)
             if entry is not None and entry == unread.value:
                 return {unread.key: None}, True
@@ -625,7 +629,7 @@ class StartpointManager:
         readers = ReadingTasks(reading, {}, frozenset(named_only))
         Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Outcome]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, Outcome]:
             # Read when first needed, and again if the transaction is repeated after a conflict.
             offsets = cache(lambda: application_state(self.lake, self.application).offsets)
             has_taken = taken or (
@@ -667,7 +671,7 @@ class StartpointManager:
         task: str,
         ssps: Iterable[SystemStreamPartition] | Literal["all"] = "all",
         *,
-        ids: Mapping[SystemStreamPartition, str] | None = None,
+        ids: Offsets | None = None,
     ) -> None:
         """Remove the requests that the task has to apply, all or those for these partitions.
 
@@ -684,7 +688,7 @@ class StartpointManager:
 
         self._remove({task: goes})
 
-    def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
+    def remove_fan_outs(self, applied: Mapping[str, Offsets]) -> None:
         """Remove the requests with these ids, given by task and partition, from what the tasks
         have to apply.
         """
@@ -695,9 +699,7 @@ class StartpointManager:
         self._remove(chosen)
 
     def remove_applied(
-        self,
-        tasks: Mapping[str, Iterable[SystemStreamPartition]],
-        applied: Mapping[SystemStreamPartition, str],
+        self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Offsets
     ) -> None:
         """Remove the startpoints that a commit of offsets has applied from all tasks that read
         their partitions.
@@ -705,7 +707,7 @@ class StartpointManager:
         `tasks` has the partitions that each of the plan's tasks reads, `applied` the id of the
         request by partition.
         """
-        by_task: dict[str, dict[SystemStreamPartition, str]] = {}
+        by_task: dict[str, Offsets] = {}
         for task, ssps in tasks.items():
             for ssp in ssps:
                 if ssp in applied:
@@ -719,8 +721,8 @@ class StartpointManager:
         if not chosen:
             return
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            changes: dict[str, Any] = {}
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
+            changes: Changes = {}
             for task, goes in chosen.items():
                 key = task_key(task)
                 with suppress(MalformedDocumentError):  # unreadable entries stay
@@ -746,7 +748,7 @@ class StartpointManager:
         return snapshot
 
 
-def _has_id(ids: Mapping[SystemStreamPartition, str], request: StartpointRequest) -> bool:
+def _has_id(ids: Offsets, request: StartpointRequest) -> bool:
     """Return whether the id at the request's partition is that of the request or of its
     startpoint.
     """

@@ -24,7 +24,7 @@ from dagster_adjunct.assets.sources.entries import (
 )
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
@@ -67,7 +67,6 @@ from dagster_adjunct.resources.streams.system import (
     RECORD_META,
     RECORD_META_DDL,
     OffsetRange,
-    SystemStreamPartition,
     require_writer,
 )
 from dagster_adjunct.resources.tables.functions import TableFunction
@@ -109,7 +108,7 @@ class StoredColumns:
                 self.known[table] = run_blocking(_read_stored_types(function))
             except PermanentError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the batch retries, and reports what is wrong
+            except Exception as error:  # noqa: BLE001 - the batch retries, and reports it
                 _log.info("Can't read the columns of table %s now: %s", table, error)
                 self.known[table] = None
         return self.known[table]
@@ -226,27 +225,18 @@ class CheckedSinks:
         return self.frames.kept.keep(made)
 
 
-def analyze_batch(
-    context: StepContext,
-    views: Mapping[str, View],
-    starts: Mapping[SystemStreamPartition, str] | None = None,
-) -> PhysicalProof:
-    """Return what Spark would do with a batch over these dataset versions; no record is read.
-
-    Jobs run only to compare rules of time zones.
-
-    Raises the errors that creating an output stream would raise, and PlanningError for what Spark
-    rejects. Functions of the application are called with an empty DataFrame, as may happen in a
-    batch; one that fails on it is rejected. `starts` are existing offsets of the input streams;
-    they are looked up where left out.
-    """
-    return compare_plans(context, inputs_of_dry_run(context, views, starts or {}))
+def analyze_batch(context: StepContext, views: Mapping[str, View]) -> PhysicalProof:
+    """Return what Spark would do with a batch over these dataset versions; no record is read."""
+    return compare_plans(context, inputs_of_dry_run(context, views, {}))
 
 
 def inputs_of_dry_run(
-    context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
+    context: StepContext, views: Mapping[str, View], starts: Offsets
 ) -> BatchInputs:
-    """Return the inputs of a batch that reads nothing: it is number 0."""
+    """Return the inputs of a batch that reads nothing: it is number 0.
+
+    `starts` are existing offsets of the input streams; they are looked up where left out.
+    """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
     return BatchInputs(Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges), views)
 

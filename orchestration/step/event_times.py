@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     Intent,
     PartitionTimes,
+    Ranges,
     TimeState,
     of_stream,
 )
@@ -249,7 +250,8 @@ def merge_blocks(
     for number, span in iter_partitions(partition):
         before = prior.get(number, PriorTimes())
         reached = np.maximum.accumulate(np.r_[before.newest, latest[span]])
-        begun[span], mark[span] = reached[:-1], running_watermarks(before, reached[:-1], delay)
+        begun[span] = reached[:-1]
+        mark[span] = running_watermarks(before, reached[:-1], delay)
         of_partition = slice(*np.searchsorted(late_partition, [number, number + 1]))
         place[of_partition] = span.start + np.searchsorted(last[span], late_offset[of_partition])
         read_to[number] = int(last[span][-1]) + 1
@@ -365,7 +367,7 @@ class _TimeReads:
     """Reads of the event times in a column, of ranges of a stream."""
 
     system: NumberedOffsets
-    ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ranges: Ranges
     name: str
 
     @property
@@ -388,7 +390,7 @@ _LONGEST = 2**60  # microseconds: longer than from the first time to the last
 
 def ranges_to_read(
     streams: StreamSystem, stream: str, intent: Intent
-) -> tuple[dict[SystemStreamPartition, OffsetRange], dict[int, int]]:
+) -> tuple[Ranges, dict[int, int]]:
     """Return the ranges that a batch reads of a stream, and the epochs of their partitions that
     are not 0.
     """
@@ -587,7 +589,7 @@ class BatchTimes:
         unread = self._unread(stream)
         return None if unread is None else _TimeReads(system, unread, name)
 
-    def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:
+    def _unread(self, stream: str) -> Ranges | None:
         """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
 
         None if a partition has several such parts.

@@ -8,7 +8,7 @@ updates the same marks, so a batch that one engine has begun may be ended by the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dagster_adjunct.assets.reading.valid_time import Reader
@@ -29,13 +29,8 @@ from dagster_adjunct.orchestration.step.batch_outputs import (
     TableLookups,
     WrittenOutputs,
 )
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
-from dagster_adjunct.orchestration.step.dry_run import (
-    CheckedLookups,
-    CheckedOutputs,
-    StoredColumns,
-    inputs_of_dry_run,
-)
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
+from dagster_adjunct.orchestration.step.dry_run import CheckedLookups, CheckedOutputs, StoredColumns
 from dagster_adjunct.orchestration.step.kept_entries import (
     MAX_DATASET_ROWS,
     EntryCache,
@@ -45,7 +40,7 @@ from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
-from dagster_adjunct.resources.streams.system import POSITION, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import POSITION
 from dagster_adjunct.resources.threads import call_in_threads
 
 
@@ -97,16 +92,14 @@ def _rehearse(planned: PlannedBatch, cache: EntryCache, rehearsed: Rehearsed) ->
     return counts
 
 
-def check_in_process(
-    context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
-) -> None:
+def check_in_process(context: StepContext, inputs: BatchInputs) -> None:
     """Raise the errors that creating an output stream, or writing a table, would raise; nothing is
     read or written.
 
     Raises NeedsSpark if this process can't compute the batch with the columns that streams and
     datasets have now.
     """
-    planned = PlannedBatch.of(context, inputs_of_dry_run(context, views, starts), gathered=True)
+    planned = PlannedBatch.of(context, inputs, gathered=True)
     frames = ArrowFrames(planned, BatchCounts())
     stored = StoredColumns()
     outputs = CheckedOutputs(planned, frames, stored, _inspect_nothing)

@@ -86,20 +86,6 @@ def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, 
     return asked
 
 
-def collect_distinct_keys(
-    operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False
-) -> pa.Table:
-    """Return the distinct keys of the records, in the columns `key_columns(…)`; keys with a null
-    are left out.
-    """
-    columns = []
-    for name, key in zip(lookup.keys, key_columns(lookup), strict=True):
-        columns.append(named_column(name).alias(key))
-    # Collected with duplicates: a shuffle would cost more than the few extra bytes.
-    keys = frame.select(*columns).dropna().toArrow()
-    return distinct_keys(operator, keys, lookup, sensitive=sensitive)
-
-
 def distinct_keys(
     operator: str, keys: pa.Table, lookup: TableLookup, *, sensitive: bool
 ) -> pa.Table:
@@ -196,16 +182,6 @@ def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
 
     answers = [column_for(answer.type).alias(answer.name) for answer in lookup.answers]
     return frame.select("*", *answers, column_for("boolean").alias("__matched"))
-
-
-def frame_from_answers(spark: SparkSession, answers: pa.Table, lookup: TableLookup) -> DataFrame:
-    """Return answers as a DataFrame whose columns have the names that they get in joined
-    records.
-    """
-    named = answers.rename_columns(
-        [*key_columns(lookup), FOUND, *(answer.name for answer in lookup.answers)]
-    )
-    return spark.createDataFrame(named)
 
 
 def key_columns(lookup: TableLookup) -> list[str]:

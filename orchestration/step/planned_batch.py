@@ -205,8 +205,11 @@ class PlannedBatch:
 
     def moves(self, operator: str) -> list[Exchange]:
         """Return the plan's auto_repartition exchanges before an operator."""
-        before = () if self.gathered else self.exchanges.get(operator, ())
-        return [move for move in before if move.reason == "auto_repartition"]
+        moves = []
+        for exchange in self.exchanges.get(operator, ()):
+            if exchange.reason == "auto_repartition" and not self.gathered:
+                moves.append(exchange)
+        return moves
 
     def is_partitioned(self, operator: str) -> bool:
         """Whether the records that an operator writes arrive in the partitions of its output."""
@@ -235,8 +238,9 @@ class PlannedBatch:
         compiled = self.app.operator(operator)
         match = compiled.spec.match
         names: set[str] = set()
-        if match is not None and match.dataset is not None:
-            names |= {name for node, name in self.context.sensitive if node == match.node}
+        for node, name in self.context.sensitive:
+            if match is not None and match.dataset is not None and node == match.node:
+                names.add(name)
         for source, columns in zip(compiled.inputs, arriving, strict=True):
             names |= sensitive_columns(self.context, source, columns)
         return frozenset(names)

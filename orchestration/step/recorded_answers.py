@@ -230,16 +230,15 @@ def cast_result(
         raise wrong(f"{result.num_rows} rows for {rows} records: expected one for each")
     columns = []
     for each in returns.to_arrow():
-        given = result.schema.field(each.name).type
-        if pa.types.is_timestamp(each.type) and not is_same_family(given, each.type):
-            raise wrong(f"{each.name!r} as {given}, expected a timestamp with a time zone")
+        column = result.column(each.name)
+        if pa.types.is_timestamp(each.type) and not is_same_family(column.type, each.type):
+            raise wrong(f"{each.name!r} as {column.type}, expected a timestamp with a time zone")
         try:
-            columns.append(result.column(each.name).cast(each.type))
+            columns.append(column.cast(each.type))
         except pa.ArrowException as error:
-            what = f"{each.name!r} as {given}, which is no {returns.field(each.name).type}"
-            if not show_values:
-                raise wrong(what) from None
-            raise wrong(f"{what}: {error}") from error
+            what = f"{each.name!r} as {column.type}, which is no {returns.field(each.name).type}"
+            reason = f": {error}" if show_values else ""
+            raise wrong(what + reason) from (error if show_values else None)
     found = first_unreadable(pa.table(columns, names=list(returns.names)))
     if found is not None:
         raise wrong(f"a result whose {found.problem(hidden=not show_values)}")

@@ -212,12 +212,17 @@ class SparkFrames:
     def distinct_keys(
         self, operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool
     ) -> pa.Table:
-        return lookups.collect_distinct_keys(operator, frame, lookup, sensitive=sensitive)
+        keys = frame.select(*map(named_column, lookup.keys)).dropna()
+        # Collected with duplicates: a shuffle would cost more than the few extra bytes.
+        named = keys.toArrow().rename_columns(lookups.key_columns(lookup))
+        return lookups.distinct_keys(operator, named, lookup, sensitive=sensitive)
 
     def add_answers(
         self, operator: str, frame: DataFrame, lookup: TableLookup, answers: pa.Table
     ) -> DataFrame:
-        answered = lookups.frame_from_answers(self.session, answers, lookup)
+        names = [answer.name for answer in lookup.answers]
+        named = answers.rename_columns([*lookups.key_columns(lookup), lookups.FOUND, *names])
+        answered = self.session.createDataFrame(named)
         return lookups.join_answers(operator, frame, lookup, answered)
 
     def add_unknown_answers(
@@ -233,9 +238,11 @@ def _struct_types(kind: Any) -> dict[str, str]:
     from pyspark.sql.types import StructType
 
     types: dict[str, str] = {}
-    for part in kind.fields if isinstance(kind, StructType) else ():
-        columns = part.dataType.fields if isinstance(part.dataType, StructType) else [part]
-        types |= {column.name: column.dataType.simpleString() for column in columns}
+    if isinstance(kind, StructType):
+        for part in kind.fields:
+            inside = part.dataType
+            columns = inside.fields if isinstance(inside, StructType) else [part]
+            types |= {column.name: column.dataType.simpleString() for column in columns}
     return types
 
 
