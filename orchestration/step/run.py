@@ -227,9 +227,11 @@ def advance_datasets(
     reports: list[AdvanceReport] = []
     errors: list[Exception] = []
     pool = ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="adjunct-advance")
-    advance = partial(pool.submit, advance_unit, shared, on_stage=forward_stage)
     try:
-        for future in [*map(advance, units)]:
+        futures = [
+            pool.submit(advance_unit, shared, unit, on_stage=forward_stage) for unit in units
+        ]
+        for future in futures:
             try:
                 done = future.result()
             except Exception as error:  # noqa: BLE001 - raised when the others have ended
