@@ -62,20 +62,31 @@ Partition = Annotated[
 
 
 T = TypeVar("T")
+Offsets = dict[SystemStreamPartition, str]
+Ranges = dict[SystemStreamPartition, OffsetRange]
+Epochs = dict[SystemStreamPartition, int]
 
 
 def of_stream(
     by_partition: Mapping[SystemStreamPartition, T], stream: str
 ) -> dict[SystemStreamPartition, T]:
     """Return the values of the partitions of one stream ("lake.flights")."""
-    return {ssp: value for ssp, value in by_partition.items() if ssp.qualified_stream == stream}
+    found = {}
+    for ssp, value in by_partition.items():
+        if ssp.qualified_stream == stream:
+            found[ssp] = value
+    return found
 
 
 def without_stream(
     by_partition: Mapping[SystemStreamPartition, T], stream: str
 ) -> dict[SystemStreamPartition, T]:
     """Return the values of the partitions of all other streams."""
-    return {ssp: value for ssp, value in by_partition.items() if ssp.qualified_stream != stream}
+    others = {}
+    for ssp, value in by_partition.items():
+        if ssp.qualified_stream != stream:
+            others[ssp] = value
+    return others
 
 
 class RequestedPosition(StoredDocument):
@@ -196,9 +207,7 @@ class OffsetState(StoredDocument):
         """Return the epoch that the next startpoint of this partition opens."""
         return self.opened.get(ssp, 0) + 1
 
-    def with_applied(
-        self, startpoints: Mapping[SystemStreamPartition, str], batch: int | None, at: datetime
-    ) -> OffsetState:
+    def with_applied(self, startpoints: Offsets, batch: int | None, at: datetime) -> OffsetState:
         """Return the state after a commit of offsets that applied these startpoints (id by
         partition).
         """
@@ -236,11 +245,7 @@ class OffsetState(StoredDocument):
         update = {"replays": under_way, "opened": opened, "begun": frozenset(begun)}
         return self.model_copy(update={**update, "taken": self._add_taken(taken)})
 
-    def with_abandoned(
-        self,
-        epochs: Mapping[SystemStreamPartition, int],
-        replays: Mapping[SystemStreamPartition, str],
-    ) -> OffsetState:
+    def with_abandoned(self, epochs: Epochs, replays: Offsets) -> OffsetState:
         """Return the state after a batch of these epochs was abandoned: what it read is read again
         in higher epochs.
 
@@ -325,8 +330,10 @@ class PartitionTimes(StoredDocument):
         """
         parts: list[tuple[int, int]] = []
         for low, high in (*self.skipped, (self.read_to, start)):
-            parts += [(low, min(high, start)), (max(low, end), high)]
-        return tuple(part for part in parts if part[0] < part[1])[-MAX_SKIPPED:]
+            for part in ((low, min(high, start)), (max(low, end), high)):
+                if part[0] < part[1]:
+                    parts.append(part)
+        return tuple(parts[-MAX_SKIPPED:])
 
 
 class TimeState(StoredDocument):
@@ -341,7 +348,7 @@ class TimeState(StoredDocument):
         """
         return self.model_copy(update={"partitions": without_stream(self.partitions, stream)})
 
-    def carry_over(self, stream: str, went_on: Mapping[SystemStreamPartition, str]) -> TimeState:
+    def carry_over(self, stream: str, went_on: Offsets) -> TimeState:
         """Return the state after the stream was repartitioned into partitions that continue at
         these offsets.
 
@@ -351,8 +358,12 @@ class TimeState(StoredDocument):
         before = of_stream(self.partitions, stream).values()
         if not before:
             return self
-        newest = [times.newest for times in before if times.newest is not None]
-        marks = [times.watermark for times in before if times.watermark is not None]
+        newest = []
+        marks = []
+        for times in before:
+            if times.newest is not None and times.watermark is not None:
+                newest.append(times.newest)
+                marks.append(times.watermark)
         carried = PartitionTimes(active_at=max(times.active_at for times in before))
         if len(newest) == len(before):
             carried = carried.model_copy(update={"newest": min(newest), "watermark": min(marks)})
@@ -431,7 +442,7 @@ class Intent(StoredDocument):
         """The streams that the batch reads."""
         return {ssp.qualified_stream for ssp in self.ranges}
 
-    def ranges_of(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
+    def ranges_of(self, stream: str) -> Ranges:
         """Return the offsets that the batch reads of one stream."""
         return of_stream(self.ranges, stream)
 
@@ -466,9 +477,9 @@ class ApplicationState(StoredDocument):
     open: Intent | None = None
     last: ClosedBatch | None = None
     totals: Counters = Default(default_factory=dict)
-    offsets: OffsetState = Default(default_factory=OffsetState)
+    offsets: OffsetState = OffsetState()
     given_up: int | None = None
-    times: TimeState = Default(default_factory=TimeState)
+    times: TimeState = TimeState()
     writes_as: str | None = None
     renamed_to: str | None = None
     note: str | None = None
@@ -678,7 +689,8 @@ class BatchLog:
         possible.
         """
         now = self._log.current()
-        if now is None or logged.commit is None or now.id != logged.commit.id:
+        mine = logged.commit
+        if now is None or mine is None or now.id != mine.id:
             raise self._fenced(now)
 
     def history(self, limit: int | None) -> Iterator[tuple[Commit, ApplicationState]]:
@@ -731,7 +743,7 @@ class BatchLog:
 
 def _apply_batch(
     state: ApplicationState, intent: Intent, at: datetime
-) -> tuple[dict[SystemStreamPartition, str], OffsetState]:
+) -> tuple[Offsets, OffsetState]:
     """Return the checkpoint and the other positions after this batch."""
     offsets = state.offsets
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
@@ -822,5 +834,7 @@ def describe_similar_names(lake: Lake, name: str) -> str:
     near = get_close_matches(name, known, n=3)
     if near:
         return f"similar names: {', '.join(near)}"
+    if not known:
+        return "there are: none"
     more = ", …" if len(known) > _SHOWN else ""
-    return f"there are: {', '.join(known[:_SHOWN]) or 'none'}{more}"
+    return f"there are: {', '.join(known[:_SHOWN])}{more}"

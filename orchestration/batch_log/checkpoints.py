@@ -14,8 +14,10 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     AppliedStartpoint,
     BatchLog,
+    Epochs,
     Intent,
     LoggedState,
+    Offsets,
     ResolvedStartpoint,
     TimeState,
     check_application_known,
@@ -31,10 +33,6 @@ from dagster_adjunct.resources.validation import validated_methods
 T = TypeVar("T")
 
 
-def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStreamPartition, T]:
-    return dict(sorted(by_partition.items()))
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Report):
     """Where an application continues: the next offset to read of each partition.
@@ -47,9 +45,9 @@ class Checkpoint(Report):
     `versions` the versions of datasets and state tables that the last batch read.
     """
 
-    offsets: Mapping[SystemStreamPartition, str]
+    offsets: Offsets
     streams: Mapping[str, str]
-    epochs: Mapping[SystemStreamPartition, int]
+    epochs: Epochs
     resolved: Mapping[SystemStreamPartition, ResolvedStartpoint]
     batch: int
     number: int
@@ -61,9 +59,9 @@ class Checkpoint(Report):
 
     def to_json(self) -> dict[str, Any]:
         """Return the checkpoint as JSON values."""
-        return {
-            name: value for name, value in Report.to_json(self).items() if name != "versions"
-        } | {"at": self.at}
+        facts = Report.to_json(self) | {"at": self.at}
+        del facts["versions"]
+        return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +103,8 @@ class CheckpointChange(Report):
 
     def concerns(self, ssp: SystemStreamPartition) -> bool:
         """Return whether anything changed for this partition."""
-        changed = {*self.moved, *self.resolved, *self.applied}
-        return ssp in changed or any(replay.ssp == ssp for replay in self.replays)
+        replayed = [replay.ssp for replay in self.replays]
+        return ssp in {*self.moved, *self.resolved, *self.applied, *replayed}
 
     def to_json(self) -> dict[str, Any]:
         """Return the change as JSON values."""
@@ -137,22 +135,18 @@ class CheckpointManager:
         commit, state = self._read()
         if commit is None:
             return None
-        last = next(self.history(1), None)
-        number, at, by = (
-            (last.number, last.at, last.by)
-            if last
-            else (commit.number, commit.created_at, commit.by)
-        )
+        newest = CheckpointChange(commit.number, commit.created_at, commit.by, None, None)
+        last = next(self.history(1), newest)
         offsets = state.offsets
         return Checkpoint(
-            offsets=_sorted(state.checkpoint),
+            offsets=dict(sorted(state.checkpoint.items())),
             streams=offsets.streams,
-            epochs=_sorted(offsets.epochs),
-            resolved=_sorted(offsets.resolved),
+            epochs=dict(sorted(offsets.epochs.items())),
+            resolved=dict(sorted(offsets.resolved.items())),
             batch=state.batch,
-            number=number,
-            at=at,
-            by=by,
+            number=last.number,
+            at=last.at,
+            by=last.by,
             open=state.open,
             times=state.times,
             versions={} if state.last is None else state.last.intent.versions,
@@ -171,15 +165,7 @@ class CheckpointManager:
                 f"limit is {limit}", "0 or more changes, or None for all", argument="limit"
             )
         self._read()
-        changes = (_describe_change(*step) for step in self._iter_steps())
-        yield from islice(
-            (
-                change
-                for change in changes
-                if change and (partition is None or change.concerns(partition))
-            ),
-            limit,
-        )
+        yield from islice(self._iter_changes(partition), limit)
 
     def abandon(self, *, reason: str, by: str, skip: bool = False) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.
@@ -199,17 +185,22 @@ class CheckpointManager:
         check_not_renamed(self._name, logged.state)
         return logged
 
-    def _iter_steps(self) -> Iterator[tuple[Commit, ApplicationState, ApplicationState]]:
-        """Yield each commit with the states before and after it, but not the oldest if earlier
-        ones were deleted.
-        """
+    def _iter_changes(self, partition: SystemStreamPartition | None) -> Iterator[CheckpointChange]:
+        """Yield the changes, of the oldest commit only if no earlier ones were deleted."""
         commits: Iterable[tuple[Commit, ApplicationState] | None] = chain(
             self._log.history(None), [None]
         )
         for newer, older in pairwise(commits):
             assert newer is not None
-            if older is not None or newer[0].number == 1:
-                yield newer[0], ApplicationState() if older is None else older[1], newer[1]
+            commit, after = newer
+            before = ApplicationState()
+            if older is not None:
+                before = older[1]
+            elif commit.number > 1:
+                return
+            change = _describe_change(commit, before, after)
+            if change is not None and (partition is None or change.concerns(partition)):
+                yield change
 
 
 def _describe_change(
@@ -219,29 +210,26 @@ def _describe_change(
     ended = None
     if after.last is not None and after.last != before.last:
         ended = after.last.intent.batch
-    old = before.offsets
-    new = after.offsets
-    applied = _added(old.applied, new.applied)
+    applied = _added(before.offsets.applied, after.offsets.applied)
     moved = {}
-    for ssp in {*before.checkpoint, *after.checkpoint}:
-        span = (before.checkpoint.get(ssp), after.checkpoint.get(ssp))
-        if ssp in applied or span[0] != span[1]:
-            moved[ssp] = span
+    for ssp in sorted({*before.checkpoint, *after.checkpoint}):
+        start = before.checkpoint.get(ssp)
+        end = after.checkpoint.get(ssp)
+        if ssp in applied or start != end:
+            moved[ssp] = (start, end)
     change = CheckpointChange(
         number=commit.number,
         at=commit.created_at,
         by=commit.by,
         batch=ended,
         note=after.note,
-        moved=_sorted(moved),
-        resolved=_sorted(_added(old.resolved, new.resolved)),
-        applied=_sorted(applied),
+        moved=moved,
+        resolved=_added(before.offsets.resolved, after.offsets.resolved),
+        applied=applied,
         replays=tuple(_iter_replay_changes(before, after)),
     )
-    has_offsets = change.moved or change.resolved or change.applied or change.replays
-    if ended is None and not change.note and not has_offsets:
-        return None
-    return change
+    only_opened = CheckpointChange(commit.number, commit.created_at, commit.by, None, None)
+    return None if change == only_opened else change
 
 
 def _iter_replay_changes(
@@ -282,4 +270,9 @@ def _iter_replay_changes(
 def _added(
     before: Mapping[SystemStreamPartition, T], after: Mapping[SystemStreamPartition, T]
 ) -> dict[SystemStreamPartition, T]:
-    return {ssp: value for ssp, value in after.items() if before.get(ssp) != value}
+    """Return the values that are new or have changed, in order."""
+    added = {}
+    for ssp, value in sorted(after.items()):
+        if before.get(ssp) != value:
+            added[ssp] = value
+    return added

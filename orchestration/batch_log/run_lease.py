@@ -70,11 +70,14 @@ class Process(StoredDocument):
         from here.
         """
         here = this_process()
-        is_known = bool(self.boot and self.namespace and self.started)
-        if not is_known or (self.boot, self.namespace) != (here.boot, here.namespace):
+        if not (self.boot and self.namespace and self.started):
+            return False
+        if (self.boot, self.namespace) != (here.boot, here.namespace):
             return False
         started = _read_start(self.pid)
-        return started != self.started and (bool(started) or not _is_of_another_user(self.pid))
+        if started:
+            return started != self.started
+        return not _is_of_another_user(self.pid)
 
 
 def this_process() -> Process:
@@ -95,7 +98,9 @@ def _read_start(pid: int) -> str:
     """Return when a process started, "" if there is none; a zombie counts as none."""
     # The command's name, in parentheses, may contain blanks and parentheses.
     fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
+    if len(fields) <= 19 or fields[0] in ("Z", "X"):
+        return ""
+    return fields[19]
 
 
 def _is_of_another_user(pid: int) -> bool:
@@ -131,8 +136,25 @@ _log = logging.getLogger("adjunct.run")
 _held: set[str] = set()
 
 
+class Runner(StoredDocument):
+    """Who runs an application: `run` is its name in commits, `dagster` the id of a Dagster run."""
+
+    run: str
+    process: Process
+    since: datetime
+    dagster: str = ""
+
+    def describe(self) -> str:
+        """Return who runs it, where, and since when."""
+        of_dagster = " of Dagster" if self.dagster else ""
+        return (
+            f"run {self.run}{of_dagster} on host {self.process.host} (pid {self.process.pid}),"
+            f" since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        )
+
+
 class Holder(StoredDocument):
-    """Who runs an application: `run` is its name in commits, `dagster` the id of a Dagster run.
+    """The lease of the run `by` which an application is run.
 
     A run that `stays` waits for more when it has caught up, unless another run asks for the
     application. `nonce` is new at each renewal, so that the stored lease gets another ETag. `epoch`
@@ -144,26 +166,15 @@ class Holder(StoredDocument):
     """
 
     id: str
-    run: str
-    process: Process
-    since: datetime
+    by: Runner
     ttl: float
     epoch: int
     in_flight: float = 0.0
     others_until: datetime | None = None
     unfenced: bool = False
-    dagster: str = ""
     stays: bool = False
     ended: bool = False
     nonce: str = ""
-
-    def describe(self) -> str:
-        """Return who runs it, where, and since when."""
-        named = f"run {self.run}" + (" of Dagster" if self.dagster else "")
-        return (
-            f"{named} on host {self.process.host} (pid {self.process.pid}), since"
-            f" {self.since:%Y-%m-%d %H:%M:%S} UTC"
-        )
 
 
 class Asking(StoredDocument):
@@ -181,35 +192,42 @@ class StoredLease:
     written: datetime
     holder: Holder | None
 
+    @property
+    def stays(self) -> bool:
+        return self.holder is not None and self.holder.stays
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the holder has said that it has ended."""
+        return self.holder is not None and self.holder.ended
+
     def describe(self) -> str:
-        if self.holder:
-            return self.holder.describe()
+        if self.holder is not None:
+            return self.holder.by.describe()
         return f"a run whose lease, {self.key}, can't be read"
 
     def has_gone(self) -> bool:
         """Return whether the holder is proven to be gone: it has said so, or its process is
         dead.
         """
-        if self.holder is None:
-            return False
-        ours = self.holder.process == this_process()
-        return (
-            self.holder.ended
-            or self.holder.process.is_dead()
-            or (ours and self.holder.id not in _held)
-        )
+        if self.holder is None or self.holder.ended:
+            return self.has_ended
+        process = self.holder.by.process
+        if process == this_process():
+            return self.holder.id not in _held
+        return process.is_dead()
 
     def may_write_until(self) -> datetime | None:
         """Return until when, by the store's clock, this holder or an earlier one may write; None
         if none may.
         """
-        times = []
-        if self.holder is not None and self.holder.others_until is not None:
-            times.append(self.holder.others_until)
-        if not self.has_gone():
-            in_flight = self.holder.in_flight if self.holder else 0
-            times.append(self.written + self.ttl + timedelta(seconds=in_flight))
-        return max(times, default=None)
+        earlier = self.holder.others_until if self.holder is not None else None
+        if self.has_gone():
+            return earlier
+        until = self.written + self.ttl
+        if self.holder is not None:
+            until += timedelta(seconds=self.holder.in_flight)
+        return until if earlier is None else max(until, earlier)
 
     @property
     def ttl(self) -> timedelta:
@@ -241,12 +259,16 @@ def describe_end(
     """Return why a lease has ended, "" if its holder may be alive; `now` returns the time by the
     store's clock.
     """
-    holder = stored.holder
+    if stored.has_ended:
+        return "it has ended"
     if stored.has_gone():
-        return "it has ended" if holder is not None and holder.ended else "its process has ended"
-    if holder is not None and holder.dagster and finished(holder.dagster):
+        return "its process has ended"
+    dagster = stored.holder.by.dagster if stored.holder is not None else ""
+    if dagster and finished(dagster):
         return "Dagster has ended the run"
-    return f"it was not renewed for {stored.ttl}" if now() >= stored.written + stored.ttl else ""
+    if now() >= stored.written + stored.ttl:
+        return f"it was not renewed for {stored.ttl}"
+    return ""
 
 
 class RunLease:
@@ -266,13 +288,10 @@ class RunLease:
         self._failures = 0
         self._holder = Holder(
             id=uuid.uuid4().hex,
-            run=run,
-            process=this_process(),
-            since=lake.now(),
+            by=Runner(run=run, process=this_process(), since=lake.now(), dagster=claim.dagster),
             ttl=lake.run_ttl.total_seconds(),
             epoch=0,
             in_flight=claim.in_flight,
-            dagster=claim.dagster,
             stays=claim.stays is not None,
         )
         # Others take an expired lease by its ETag, so that its holder may still renew one that
@@ -301,13 +320,13 @@ class RunLease:
     def _begin(self) -> None:
         """Wait for the lease, take it and renew it from now on."""
         now = partial(read_store_clock, self._store, self._clock_key)
-        taken_from, why = self._wait_and_take(now)
+        before, why = self._wait_and_take(now)
         self._fence = Fence(
             self._store,
             self._key,
             holder=self._holder.id,
             application=self._application,
-            run=self._holder.run,
+            run=self._holder.by.run,
             epoch=self._holder.epoch,
             deadline=self._heartbeat.deadline,
             renew=self._renew,
@@ -315,16 +334,14 @@ class RunLease:
         self._heartbeat.on_renewal = self._fence.extend
         self._heartbeat.on_loss = self._fence.expire
         self._heartbeat.start()
-        before = None if taken_from is None else taken_from.holder
         if self._holder.stays or (before is not None and before.stays):
             self._store.delete(self._asked_key)
-        has_ended = before is not None and before.ended
-        if taken_from is not None and not has_ended:
+        if before is not None and not before.has_ended:
             self._claim.say(
-                f"application {self._application} is taken over from {taken_from.describe()}:"
+                f"application {self._application} is taken over from {before.describe()}:"
                 f" {why or 'as requested'}"
             )
-        self._wait_for_writes(taken_from, now)
+        self._wait_for_writes(before, now)
 
     def _wait_and_take(self, now: Callable[[], datetime]) -> tuple[StoredLease | None, str]:
         """Take the lease once it has ended, or at once if it is to be taken over; return the one
@@ -341,27 +358,29 @@ class RunLease:
                 if self._take(stored):
                     return stored, why
                 continue
-            waited = time.monotonic() - began
-            if waited >= limit:
+            left = limit - (time.monotonic() - began)
+            if left <= 0:
                 raise self._busy(stored)
             if stored.describe() != waits_for:
                 waits_for = stored.describe()
                 self._claim.say(
                     f"application {self._application} is being run by {waits_for}; waiting up to "
-                    f"{timedelta(seconds=round(limit - waited))}"
+                    f"{timedelta(seconds=round(left))}"
                 )
-            if stored.holder is not None and stored.holder.stays:
+            if stored.stays:
                 # Repeated: who takes the lease deletes it.
                 self._asked = True
-                ask_to_end(self._store, self._asked_key, self._holder.describe())
-            time.sleep(min(pause, limit - waited))
+                ask_to_end(self._store, self._asked_key, self._holder.by.describe())
+            time.sleep(min(pause, left))
             pause = min(_LONGEST_PAUSE, pause * 1.5)
 
     def _wait_for_writes(self, stored: StoredLease | None, now: Callable[[], datetime]) -> None:
         """Wait until no earlier run can write any more; it stops at its next look at its lease,
         if it lives. `stored` is the lease that was found, None if it was deleted.
         """
-        other = f"a run whose lease, {self._key}, was deleted" if not stored else stored.describe()
+        other = f"a run whose lease, {self._key}, was deleted"
+        if stored is not None:
+            other = stored.describe()
         until = self._holder.others_until
         while until is not None:
             left = (until - now()).total_seconds()
@@ -374,7 +393,8 @@ class RunLease:
             )
             waiting = Deadline(read_clocks(), left)
             while not waiting.has_passed():
-                if stored and stored.may_write_until() != until:  # its process has ended
+                # It is earlier once the process of the other has ended.
+                if stored is not None and stored.may_write_until() != until:
                     until = stored.may_write_until()
                     self._holder = self._holder.model_copy(update={"others_until": until})
                     break
@@ -407,22 +427,21 @@ class RunLease:
         trying = Deadline(read_clocks(), _RENEWING)
         while True:
             if self._holder.ended:
-                raise lease_lost_error(self._application, self._holder.run, "the run has ended")
+                raise self._lost("the run has ended")
             try:
                 self._heartbeat.renew()
             except errors.AdjunctError as error:
                 if trying.has_passed() or isinstance(error, errors.PermanentError):
-                    problem = (
-                        f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be"
-                        f" renewed: {error.problem}"
-                    )
-                    raise lease_lost_error(
-                        self._application, self._holder.run, problem.removesuffix(".")
-                    ) from error
+                    ttl = timedelta(seconds=self._holder.ttl)
+                    problem = f"it lives for {ttl} and could not be renewed: {error.problem}"
+                    raise self._lost(problem.removesuffix(".")) from error
                 time.sleep(_PAUSE)
-                continue
-            self._check_heartbeat()
-            return self._heartbeat.deadline
+            else:
+                self._check_heartbeat()
+                return self._heartbeat.deadline
+
+    def _lost(self, why: str) -> errors.RunLeaseLostError:
+        return lease_lost_error(self._application, self._holder.by.run, why)
 
     def __exit__(self, *error: object) -> None:
         _held.discard(self._holder.id)
@@ -453,21 +472,17 @@ class RunLease:
             return "a run of another release"
 
     def _check_heartbeat(self) -> None:
-        if lost := self._heartbeat.problem:
-            raise lease_lost_error(self._application, self._holder.run, lost)
+        if self._heartbeat.problem:
+            raise self._lost(self._heartbeat.problem)
 
     def _take(self, stored: StoredLease | None) -> bool:
         """Take the lease if it is still as found; return False if another run was faster."""
         self._holder = self._holder.model_copy(update=self._after(stored))
         _held.add(self._holder.id)
         began = read_clocks()
+        etag = None if stored is None else stored.etag
         try:
-            if stored is None:
-                self._heartbeat.write(partial(self._store.put_if_absent, self._key))
-            else:
-                self._heartbeat.write(
-                    lambda body: self._store.put_if_match(self._key, body, stored.etag)
-                )
+            self._heartbeat.write(partial(self._write, etag))
         except (
             errors.ObjectExistsError,
             errors.PreconditionFailedError,
@@ -475,22 +490,28 @@ class RunLease:
         ) as error:
             # The reply to our own success may have been lost: the stored lease says whose it is.
             now = read_lease(self._store, self._key)
-            if now is None or now.holder is None or now.holder.id != self._holder.id:
-                _held.discard(self._holder.id)
-                is_unchanged = (now and now.etag) == (stored and stored.etag)
-                if is_unchanged and isinstance(error, errors.TransientError):
-                    self._failures += (
-                        1  # nobody was faster: the store takes no writes, such as on a full disk
-                    )
-                    if self._failures >= _ATTEMPTS:
-                        raise
-                    time.sleep(0.1)
-                return False
-            self._heartbeat.write(lambda body: now.etag, began)
+            if now is not None and now.holder is not None and now.holder.id == self._holder.id:
+                self._heartbeat.write(lambda body: now.etag, began)
+                return True
+            _held.discard(self._holder.id)
+            is_unchanged = etag == (None if now is None else now.etag)
+            if is_unchanged and isinstance(error, errors.TransientError):
+                # Nobody was faster: the store takes no writes, such as on a full disk.
+                self._failures += 1
+                if self._failures >= _ATTEMPTS:
+                    raise
+                time.sleep(0.1)
+            return False
         except BaseException:
             _held.discard(self._holder.id)
             raise
         return True
+
+    def _write(self, etag: str | None, body: bytes) -> str:
+        """Write the lease if it still has this ETag, or is still not there; return the new one."""
+        if etag is None:
+            return self._store.put_if_absent(self._key, body)
+        return self._store.put_if_match(self._key, body, etag)
 
     def _after(self, stored: StoredLease | None) -> dict[str, Any]:
         """Return the fields of a holder that follows this one.
@@ -498,17 +519,15 @@ class RunLease:
         Without a lease that can be read, the epoch is the time in ms by the store's clock: no run
         of an application that was deleted, and made anew, has had a greater one.
         """
+        until = None if stored is None else stored.may_write_until()
         if stored is not None and stored.holder is not None:
             return {
                 "epoch": stored.holder.epoch + 1,
-                "others_until": stored.may_write_until(),
+                "others_until": until,
                 "unfenced": stored.holder.unfenced or not stored.holder.ended,
             }
         now = read_store_clock(self._store, self._clock_key)
-        until = None
-        if stored is not None:
-            until = stored.may_write_until()
-        elif self._log.current() is not None:  # its runs had a lease
+        if stored is None and self._log.current() is not None:  # its runs had a lease
             until = now + timedelta(seconds=self._holder.ttl + self._holder.in_flight)
         return {"epoch": int(now.timestamp() * 1000), "others_until": until, "unfenced": True}
 
@@ -522,22 +541,20 @@ class RunLease:
             " take_over=True), or take_over in the config of the Dagster op: that begins when the"
             " other run can't write any more.",
             application=self._application,
-            run=stored.holder.run if stored.holder else None,
+            run=stored.holder.by.run if stored.holder is not None else None,
         )
 
     def _body(self) -> bytes:
-        return (
-            self._holder.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
-        )
+        renewed = self._holder.model_copy(update={"nonce": uuid.uuid4().hex})
+        return renewed.model_dump_json().encode()
 
     def _not_ours(self, data: bytes) -> str:
         stored = _parse(data)
-        if stored is not None and stored.id == self._holder.id:
+        if stored is None:
+            return "a run whose lease can not be read has taken it over"
+        if stored.id == self._holder.id:
             return ""
-        return (
-            f"{stored.describe() if stored else 'a run whose lease can not be read'} has taken it"
-            " over"
-        )
+        return f"{stored.by.describe()} has taken it over"
 
 
 def asked_key(lake: Lake, application: str) -> str:
@@ -595,16 +612,14 @@ def validate_span(argument: Literal["wait", "follow"], span: timedelta | float) 
     Raises ConfigurationError for a negative or too long time, and for 0 to stay.
     """
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if (
-        not is_number
-        or not 0 <= seconds <= LONGEST_STAY.total_seconds()
-        or (argument == "follow" and not seconds)
-    ):
-        least = "from 0, which does not wait," if argument == "wait" else "of more than 0"
-        problem = (
-            f"{argument}={describe_span(span)} is not a valid time: expected a time {least} to"
-            f" {LONGEST_STAY}."
-        )
-        raise errors.ConfigurationError(problem, "Pass a timedelta or seconds.", argument=argument)
-    return timedelta(seconds=seconds)
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+        is_possible = seconds > 0 or (argument == "wait" and seconds == 0)
+        if is_possible and seconds <= LONGEST_STAY.total_seconds():
+            return timedelta(seconds=seconds)
+    least = "from 0, which does not wait," if argument == "wait" else "of more than 0"
+    raise errors.ConfigurationError(
+        f"{argument}={describe_span(span)} is not a valid time: expected a time {least} to"
+        f" {LONGEST_STAY}.",
+        "Pass a timedelta or seconds.",
+        argument=argument,
+    )

@@ -57,12 +57,11 @@ class Readers:
         The message is `problem` and the readers; the next step is `blocked` if some are blocking,
         else `affected`.
         """
-        if self.blocking or (self.affected and not force):
-            readers = (*self.blocking, *self.affected)
-            step = blocked if self.blocking else affected
-            raise errors.StillReadError(
-                f"{problem}: {'; '.join(readers)}.", step, readers=readers, **about
-            )
+        step = blocked if self.blocking else affected
+        readers = (*self.blocking, *self.affected)
+        if self.blocking or (readers and not force):
+            problem = f"{problem}: {'; '.join(readers)}."
+            raise errors.StillReadError(problem, step, readers=readers, **about)
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
@@ -77,20 +76,21 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     affected: list[str] = []
     if commit is not None and not is_deletion_commit(commit):
         producers = streams.state(name)[1].producers
-        blocking += [f"{holder} holds its files" for holder in list_retained_attempts(lake, name)]
+        for holder in list_retained_attempts(lake, name):
+            blocking.append(f"{holder} holds its files")
         for reader in list_readers(lake, name):
             affected.append(f"reader {reader.name} has a position in it")
     for application, state in list_application_states(lake).items():
-        batch = state.open
-        if batch is not None:
-            opened = f"batch {batch.batch} of application {application} is open"
-            if any(ssp.qualified_stream == qualified for ssp in batch.ranges):
-                blocking.append(f"{opened} and reads it")
-                continue
-            if application in producers:
-                blocking.append(f"{opened} and may write to it")
-                continue
-        if any(ssp.qualified_stream == qualified for ssp in state.checkpoint):
+        used = ""
+        if state.open is not None and qualified in state.open.streams:
+            used = "reads it"
+        elif state.open is not None and application in producers:
+            used = "may write to it"
+        if state.open is not None and used:
+            blocking.append(
+                f"batch {state.open.batch} of application {application} is open and {used}"
+            )
+        elif state.has_position_in(qualified):
             affected.append(f"application {application} has a checkpoint on it")
     followers, unknown = find_followers(lake, qualified)
     affected += [f"dataset {dataset} follows it" for dataset in followers]
@@ -100,12 +100,13 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
 def find_dataset_readers(lake: Lake, name: str) -> Readers:
     """Return the readers of a dataset: leases, holds, applications and builds."""
     now = read_lake_clock(lake, name)
-    blocking = [
-        f"{lease.holder} holds {', '.join(lease.versions)} until"
-        f" {lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"
-        for lease in list_live_leases(lake, name, now)
-    ]
+    blocking = []
     affected = []
+    for lease in list_live_leases(lake, name, now):
+        blocking.append(
+            f"{lease.holder} holds {', '.join(lease.versions)} until"
+            f" {lease.expires_at:%Y-%m-%d %H:%M:%S %Z}"
+        )
     for application, state in list_application_states(lake).items():
         if state.open is not None and name in state.open.versions:
             blocking.append(
@@ -113,12 +114,9 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
             )
         elif state.last is not None and name in state.last.intent.versions:
             affected.append(f"application {application} read it in its last batch")
-    running = [
-        attempt
-        for attempt, renewed in list_attempts(lake, name).items()
-        if now - renewed < RUNNING_WITHIN
-    ]
-    affected += [f"a build of it is recorded as running ({attempt})" for attempt in running]
+    for attempt, renewed in list_attempts(lake, name).items():
+        if now - renewed < RUNNING_WITHIN:
+            affected.append(f"a build of it is recorded as running ({attempt})")
     return Readers(tuple(blocking), tuple(affected))
 
 
@@ -300,10 +298,12 @@ def _delete(
 
 def _not_found_error(lake: Lake, target: _Target, about: Mapping[str, Any]) -> errors.AdjunctError:
     found: type[errors.AdjunctError] = errors.DatasetNotFoundError
-    names: Iterable[str] = list_datasets(lake) if target.kind == "dataset" else ()
+    names: Iterable[str] = ()
     if target.kind == "stream":
         found = errors.StreamNotFoundError
         names = LakeStreams(lake).list_streams()
+    else:
+        names = list_datasets(lake)
     problem = (
         f"there is no {target.kind} {target.name!r} in {lake.url} to delete; there are:"
         f" {', '.join(names) or 'none'}."

@@ -52,11 +52,14 @@ class RenameReport(Report):
 
     def summary(self) -> str:
         """Return the report in one line."""
-        tables = f", with {', '.join(self.local_tables)}" if self.local_tables else ""
-        is_renamed, continues = (
-            ("would be", "would continue") if self.dry_run else ("is", "continues")
-        )
-        renamed = f"application {self.old} {is_renamed} renamed to {self.new}{tables}"
+        is_renamed = "is"
+        continues = "continues"
+        if self.dry_run:
+            is_renamed = "would be"
+            continues = "would continue"
+        renamed = f"application {self.old} {is_renamed} renamed to {self.new}"
+        if self.local_tables:
+            renamed += f", with {', '.join(self.local_tables)}"
         return f"{renamed}: it {continues} after batch {self.batches}"
 
 

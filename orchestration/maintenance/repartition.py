@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     list_application_states,
     list_applications,
+    of_stream,
 )
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
 from dagster_adjunct.orchestration.maintenance.expire import needed_versions
@@ -172,7 +173,7 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> _StreamReader
             blocking.append(used)
         elif _has_read_all(known, name, state):
             carried.append(application)
-        elif any(ssp.qualified_stream == stream for ssp in known.checkpoint):
+        elif known.has_position_in(stream):
             affected.append(f"application {application} has not read all of it")
         if _has_waiting_startpoint(lake, application, stream):
             # After the rewrite, the startpoint's offset would be that of another record.
@@ -198,28 +199,25 @@ def _describe_use(
     application: str, known: ApplicationState, stream: str, state: StreamState
 ) -> str:
     """Return how an application uses offsets of the stream now; "" if it does not."""
-    if known.open is not None:
-        reads = any(ssp.qualified_stream == stream for ssp in known.open.ranges)
-        if reads or application in state.producers:
-            return (
-                f"batch {known.open.batch} of application {application} is open and reads it or"
-                " writes to it"
-            )
+    opened = known.open
+    if opened is not None and (stream in opened.streams or application in state.producers):
+        return (
+            f"batch {opened.batch} of application {application} is open and reads it or"
+            " writes to it"
+        )
     if has_pending_startpoints(known, stream):
         return f"a startpoint of application {application} is being followed in it"
     return ""
 
 
 def _has_read_all(known: ApplicationState, name: str, state: StreamState) -> bool:
-    ends = {
-        SystemStreamPartition("lake", name, number): str(offset)
-        for number, offset in enumerate(state.next)
-    }
     stream = f"lake.{name}"
-    positions = {
-        ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream
-    }
-    return positions == ends and known.offsets.streams.get(stream) == state.id
+    ends = {}
+    for number, offset in enumerate(state.next):
+        ends[SystemStreamPartition("lake", name, number)] = str(offset)
+    if known.offsets.streams.get(stream) != state.id:
+        return False
+    return of_stream(known.checkpoint, stream) == ends
 
 
 def _has_waiting_startpoint(lake: Lake, application: str, stream: str) -> bool:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_table
@@ -33,6 +32,7 @@ from dagster_adjunct.orchestration.application.lineage import find_input_streams
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
+    Offsets,
     OffsetState,
     Replay,
     ResolvedStartpoint,
@@ -50,6 +50,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     describe_unapplied,
 )
 from dagster_adjunct.orchestration.startpoints.positions import (
+    Plans,
     StreamSnapshot,
     carry_over_positions,
     check_same_streams,
@@ -72,9 +73,6 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import resolve_startpoint_to_offset
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
-
-if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.startpoints.positions import Plans
 
 _log = logging.getLogger(__name__)
 
@@ -177,23 +175,24 @@ def _drop_unresolved(
 
 
 def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
-    bounded = [ssp for ssp, request in requests.items() if request.until is not None]
-    if bounded:
-        raise errors.DatasetError(
-            f"dataset {dataset.name!r}: the startpoint of {bounded[0]} has an end (until), and the"
-            " table of a dataset can't be replayed: it always holds what its stream says up to its"
-            " position.",
-            "Take the request back, and request a startpoint without an end.",
-            dataset=dataset.name,
-        )
-    reasons = [f"{request.reason} (asked for by {request.by})" for request in requests.values()]
-    return rewind_table(
-        runtime,
-        dataset,
-        positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
-        reason="; ".join(dict.fromkeys(reasons)),
-        force={ssp for ssp, request in requests.items() if request.force},
-    )
+    positions = {}
+    reasons = []
+    force = set()
+    for ssp, request in requests.items():
+        if request.until is not None:
+            raise errors.DatasetError(
+                f"dataset {dataset.name!r}: the startpoint of {ssp} has an end (until), and the"
+                " table of a dataset can't be replayed: it always holds what its stream says up to"
+                " its position.",
+                "Take the request back, and request a startpoint without an end.",
+                dataset=dataset.name,
+            )
+        positions[ssp] = to_startpoint(request)
+        reasons.append(f"{request.reason} (asked for by {request.by})")
+        if request.force:
+            force.add(ssp)
+    reason = "; ".join(dict.fromkeys(reasons))
+    return rewind_table(runtime, dataset, positions=positions, reason=reason, force=force)
 
 
 def fan_out_requests(
@@ -245,18 +244,120 @@ def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | No
 
 @dataclass(slots=True)
 class _Resolving:
-    """What was found for the requests of a run: `startpoints` with their offsets, and `replays`
-    that begin.
+    """Finds the offsets of the requests that the tasks of a run were handed: `startpoints` with
+    their offsets, and `replays` that begin.
+
+    An offset that an earlier run has stored, and no batch has applied, is kept (`known`); others
+    are looked up in their stream. Replays of recorded versions get their offsets from `plans`,
+    which has an error for a plan that can't be used.
 
     `done` has, by task and partition, the id of each request that was applied by an earlier commit,
     or will be by the commit that stores this: it is to be removed from the fan-out. `messages`
-    describe offsets that were looked up now, and requests without one.
+    describe offsets that were looked up now, `continued` requests without one.
     """
 
+    app: Application
+    streams: Mapping[str, StreamSnapshot]
+    known: OffsetState
+    plans: Plans
+    now: datetime
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
     replays: dict[SystemStreamPartition, Replay] = field(default_factory=dict)
-    done: dict[str, dict[SystemStreamPartition, str]] = field(default_factory=dict)
+    done: dict[str, Offsets] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
+    continued: list[str] = field(default_factory=list)
+
+    def resolve(self, tasks: Iterable[str], fan_out: FanOut) -> None:
+        """Find the offsets of the requests that these tasks were handed.
+
+        Raises an error for a request without an offset, unless it then continues from the
+        checkpoint.
+        """
+        waiting = self._list_waiting(tasks, fan_out)
+        # The newest request of each partition. Several tasks have the same partition only if the
+        # input is broadcast.
+        in_order = sorted((request for _, request in waiting), key=lambda one: one.sequence)
+        newest = {request.ssp: request for request in in_order}
+        for _, request in sorted(newest.items()):
+            self._resolve(request)
+        # Requests that a newer one replaces are done too, and those of replays, which are stored as
+        # replays from here on.
+        for task, request in waiting:
+            if request.ssp in self.replays or request.sequence < newest[request.ssp].sequence:
+                self.done.setdefault(task, {})[request.ssp] = request.id
+
+    def _list_waiting(
+        self, tasks: Iterable[str], fan_out: FanOut
+    ) -> list[tuple[str, StartpointRequest]]:
+        """Return the tasks' requests that need an offset."""
+        waiting = []
+        for task in tasks:
+            for request in fan_out.tasks.get(task, {}).values():
+                if self.known.has_taken(request.ssp, request.id):
+                    self.done.setdefault(task, {})[request.ssp] = request.id
+                elif request.task is None or not is_broadcast(self.app, request.ssp):
+                    waiting.append((task, request))
+                elif request.on_unresolved == "fail":
+                    raise broadcast_task_error(request)
+                else:
+                    self._continue(request, broadcast_task_error(request))
+        return waiting
+
+    def _resolve(self, request: StartpointRequest) -> None:
+        ssp = request.ssp
+        stream = self.streams[ssp.qualified_stream]
+        before = self.known.resolved.get(ssp)
+        if before is not None and before.is_of(request.id, stream.info.identity):
+            self.startpoints[ssp] = before
+            return
+        start = self._look_up(stream, request)
+        if isinstance(start, Replay):
+            self.replays[ssp] = start
+            offset = start.start
+        elif start is not None:
+            self.startpoints[ssp] = start
+            offset = start.offset
+        else:
+            return
+        self.messages.append(
+            f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}:"
+            f" {start.reason})"
+        )
+
+    def _look_up(
+        self, stream: StreamSnapshot, request: StartpointRequest
+    ) -> ResolvedStartpoint | Replay | None:
+        """Return the request with its offset; None if it has none, and continues from the
+        checkpoint.
+
+        If the request has on_unresolved="fail", an error with the reason and the request's author
+        is raised instead."""
+        try:
+            return resolve_request(
+                stream,
+                request,
+                versions=choose_versions(self.app, request),
+                now=self.now,
+                epoch=self.known.next_epoch(request.ssp),
+                plans=self.plans,
+            )
+        except errors.PermanentError as error:
+            if request.on_unresolved != "fail":
+                self._continue(request, error)
+                return None
+            what = "can't be applied" if request.versions is not None else "has no offset"
+            raise error.reworded(
+                f"the startpoint of {request.by} ({request.reason}) at {request.ssp} {what}:"
+                f" {error.problem}",
+                f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP"
+                f" {request.ssp} --reason …. With --on-unresolved checkpoint it would have"
+                " continued from the checkpoint.",
+            ) from error
+
+    def _continue(self, request: StartpointRequest, why: errors.AdjunctError) -> None:
+        self.continued.append(
+            f"{request.ssp}: continues from its checkpoint ({request.by}: {request.reason}): {why}"
+        )
 
     def list_done(self) -> set[str]:
         """Return the ids of the replays that the requests in `done` start."""
@@ -264,116 +365,6 @@ class _Resolving:
         for requests in self.done.values():
             ids.update(replay_id(ssp, request) for ssp, request in requests.items())
         return ids
-
-
-def _resolve_handed(
-    app: Application,
-    streams: Mapping[str, StreamSnapshot],
-    tasks: Iterable[str],
-    fan_out: FanOut,
-    known: OffsetState,
-    plans: Plans,
-    now: datetime,
-) -> _Resolving:
-    """Return the offsets of the requests that these tasks were handed.
-
-    An offset that an earlier run has stored, and no batch has applied, is kept; others are looked
-    up in their stream. Replays of recorded versions get their offsets from `plans`, which has an
-    error for a plan that can't be used. Raises an error for a request without an offset, unless it
-    then continues from the checkpoint.
-    """
-    resolved = _Resolving()
-    waiting, continued = _list_waiting(app, tasks, fan_out, known, resolved.done)
-    # The newest request of each partition. Several tasks have the same partition only if the input
-    # is broadcast.
-    in_order = sorted((request for _, request in waiting), key=lambda one: one.sequence)
-    newest = {request.ssp: request for request in in_order}
-    for ssp, request in sorted(newest.items()):
-        stream = streams[ssp.qualified_stream]
-        before = known.resolved.get(ssp)
-        if before is not None and before.is_of(request.id, stream.info.identity):
-            resolved.startpoints[ssp] = before
-            continue
-        start = _resolve_or_skip(app, stream, request, plans, now, known.next_epoch(ssp))
-        if isinstance(start, str):
-            continued.append(_describe_continued(request, start))
-            continue
-        if isinstance(start, Replay):
-            resolved.replays[ssp] = start
-            offset = start.start
-        else:
-            resolved.startpoints[ssp] = start
-            offset = start.offset
-        resolved.messages.append(
-            f"{ssp}: starts at {start.position}, which is offset {offset} ({start.by}:"
-            f" {start.reason})"
-        )
-    resolved.messages += continued
-    # Requests that a newer one replaces are done too, and those of replays, which are stored as
-    # replays from here on.
-    for task, request in waiting:
-        if request.ssp in resolved.replays or request.sequence < newest[request.ssp].sequence:
-            resolved.done.setdefault(task, {})[request.ssp] = request.id
-    return resolved
-
-
-def _list_waiting(
-    app: Application,
-    tasks: Iterable[str],
-    fan_out: FanOut,
-    known: OffsetState,
-    done: dict[str, dict[SystemStreamPartition, str]],
-) -> tuple[list[tuple[str, StartpointRequest]], list[str]]:
-    """Return the tasks' requests that need an offset, and messages on those that continue from the
-    checkpoint; those that are applied already are added to `done`.
-    """
-    waiting = []
-    continued = []
-    for task in tasks:
-        for request in fan_out.tasks.get(task, {}).values():
-            if known.has_taken(request.ssp, request.id):
-                done.setdefault(task, {})[request.ssp] = request.id
-            elif request.task is None or not is_broadcast(app, request.ssp):
-                waiting.append((task, request))
-            elif request.on_unresolved == "fail":
-                raise broadcast_task_error(request)
-            else:
-                continued.append(_describe_continued(request, str(broadcast_task_error(request))))
-    return waiting, continued
-
-
-def _describe_continued(request: StartpointRequest, why: str) -> str:
-    return f"{request.ssp}: continues from its checkpoint ({request.by}: {request.reason}): {why}"
-
-
-def _resolve_or_skip(
-    app: Application,
-    stream: StreamSnapshot,
-    request: StartpointRequest,
-    plans: Plans,
-    now: datetime,
-    epoch: int,
-) -> ResolvedStartpoint | Replay | str:
-    """Return the request with its offset, or the reason why it has none.
-
-    If the request has on_unresolved="fail", an error with the reason and the request's author is
-    raised instead."""
-    try:
-        versions = choose_versions(app, request)
-        return resolve_request(
-            stream, request, versions=versions, now=now, epoch=epoch, plans=plans
-        )
-    except errors.PermanentError as error:
-        if request.on_unresolved != "fail":
-            return str(error)
-        what = "can't be applied" if request.versions is not None else "has no offset"
-        raise error.reworded(
-            f"the startpoint of {request.by} ({request.reason}) at {request.ssp} {what}:"
-            f" {error.problem}",
-            f"{error.next_step} Or take it back: adjunct startpoint clear MODULE:APP"
-            f" {request.ssp} --reason …. With --on-unresolved checkpoint it would have continued"
-            " from the checkpoint.",
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +379,7 @@ class RunStart:
     """
 
     state: ApplicationState
-    done: Mapping[str, Mapping[SystemStreamPartition, str]]
+    done: Mapping[str, Offsets]
     carried: tuple[str, ...]
     held: frozenset[SystemStreamPartition]
     messages: tuple[str, ...]
@@ -401,7 +392,7 @@ def start_run(
     fan_out: FanOut,
     state: ApplicationState,
     now: datetime,
-    plans: Plans | None = None,
+    plans: Plans,
     *,
     is_first: bool,
 ) -> RunStart:
@@ -418,7 +409,8 @@ def start_run(
     """
     state, carried = carry_over_positions(state, streams)
     known = state.offsets
-    resolved = _resolve_handed(app, streams, tasks, fan_out, known, plans or {}, now)
+    resolved = _Resolving(app, streams, known, plans, now)
+    resolved.resolve(tasks, fan_out)
     reset = {source.stream for source in app.inputs.values() if source.reset_offset}
     check_same_streams(app, streams, known, resolved.startpoints, reset)
     checkpoint = state.checkpoint | choose_first_positions(
@@ -426,23 +418,23 @@ def start_run(
     )
     moved = [ssp for ssp, start in checkpoint.items() if start != state.checkpoint.get(ssp)]
     identities: dict[str, str] = {}
-    recreated = []
+    times = state.times
     for name, stream in streams.items():
         if stream.info.identity:
             identities[name] = stream.info.identity
-        if stream.info.was_recreated(known.streams.get(name)):
-            recreated.append(name)
+        if stream.was_recreated(known):
+            times = times.without_stream(name)
+    begun = known.begun
+    if app.startpoints:
+        begun &= resolved.list_done()
     offsets = known.model_copy(
         update={
             "resolved": dict(resolved.startpoints),
-            "begun": known.begun & resolved.list_done() if app.startpoints else known.begun,
+            "begun": begun,
             "streams": identities,
             "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
-    ).with_replays(tuple(resolved.replays.values()))
-    times = state.times
-    for name in recreated:
-        times = times.without_stream(name)
+    ).with_replays(resolved.replays.values())
     held: set[SystemStreamPartition] = set()
     for task in tasks:
         held.update(fan_out.held.get(task, ()))
@@ -455,6 +447,7 @@ def start_run(
         held=frozenset(held),
         messages=(
             *resolved.messages,
+            *resolved.continued,
             *carried,
             *describe_disabled(fan_out),
             *_describe_paused(app, offsets),
@@ -492,10 +485,10 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
         ]
     if commit is not None:
         return []
-    return [
-        f"{summary} (adjunct app rename {name} {app.name} --reason …)."
-        for name, _, summary in _find_writers(lake, app, list_application_states(lake))
-    ]
+    notes = []
+    for name, _, summary in _find_writers(lake, app, list_application_states(lake)):
+        notes.append(f"{summary} (adjunct app rename {name} {app.name} --reason …).")
+    return notes
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
@@ -507,23 +500,29 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
-    others = {} if commit is not None else list_application_states(lake)
+    if commit is not None:
+        return
+    others = list_application_states(lake)
     for name, other in others.items():
         if other.renamed_to == app.name:
-            problem = (
+            raise errors.ConfigurationError(
                 f"application {name!r} is being renamed {app.name!r}, and the rename has not"
-                " finished."
+                " finished.",
+                f"Finish it: adjunct app rename {name} {app.name} --reason ….",
+                application=app.name,
             )
-            step = f"Finish it: adjunct app rename {name} {app.name} --reason …."
-            raise errors.ConfigurationError(problem, step, application=app.name)
-    for name, stream, summary in () if adopt else _find_writers(lake, app, others):
-        step = (
+    if adopt:
+        return
+    for name, stream, summary in _find_writers(lake, app, others):
+        raise errors.ConfigurationError(
+            f"{summary}.",
             "If it is the same application, take over its log: adjunct app rename"
             f" {name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
             f" set MODULE:APP {stream} --upcoming --reason …), or let it add all records to the"
-            " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op)."
+            " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op).",
+            application=app.name,
+            stream=stream,
         )
-        raise errors.ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
 
 
 def _find_writers(
@@ -538,8 +537,10 @@ def _find_writers(
     if not found:
         return
     stored = open_startpoints(lake, app).read()
-    handed = [request for held in stored.handed.values() for request in held.values()]
-    asked = {request.ssp for request in (*stored.waiting, *handed) if request.until is None}
+    requests = list(stored.waiting)
+    for held in stored.handed.values():
+        requests += held.values()
+    asked = {request.ssp for request in requests if request.until is None}
     for name, partitions, summary in found:
         if not asked.issuperset(partitions):
             yield name, partitions[0].qualified_stream, summary
@@ -560,12 +561,12 @@ def _list_writers(
     }
     for name, state in others.items():
         known = {ssp.qualified_stream for ssp in state.checkpoint}
-        written = [
-            output
-            for output, streams in sorted(inputs_of.items())
-            if streams & known and _has_written(state, output)
-        ]
-        again = frozenset().union(*(inputs_of[output] for output in written))
+        written = []
+        again: set[str] = set()
+        for output, streams_of in sorted(inputs_of.items()):
+            if streams_of & known and _has_written(state, output):
+                written.append(output)
+                again |= streams_of
         read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in again))
         if name == app.name or not written or not read:
             continue

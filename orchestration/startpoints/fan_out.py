@@ -93,19 +93,14 @@ class FanOut:
         """Return the fan-out with only what is still `handed` to the tasks; the rest was taken
         back or replaced.
         """
-        ids = {
-            (task, ssp): request.id
-            for task, held in handed.items()
-            for ssp, request in held.items()
-        }
-        tasks = {
-            task: {
-                ssp: request
-                for ssp, request in requests.items()
-                if ids.get((task, ssp)) == request.id
-            }
-            for task, requests in self.tasks.items()
-        }
+        tasks = {}
+        for task, requests in self.tasks.items():
+            left = {}
+            for ssp, request in requests.items():
+                now = handed.get(task, {}).get(ssp)
+                if now is not None and now.id == request.id:
+                    left[ssp] = request
+            tasks[task] = left
         return replace(self, tasks=tasks)
 
 
@@ -178,18 +173,21 @@ def _find_held(
 
     If the entry does not say for which partition it is, these are all partitions of its task.
     """
-    held: dict[str, set[SystemStreamPartition]] = {}
+    held: dict[str, frozenset[SystemStreamPartition]] = {}
     for entry in state.all_unreadable():
         if entry.at is None:
             continue
         mine = readers.tasks.get(entry.at, frozenset())
-        ssp = entry.ssp
-        if ssp is None or ssp in mine:
-            held.setdefault(entry.at, set()).update(mine if ssp is None else [ssp])
-        else:  # another task reads the partition now
-            for task in readers.owners.get(ssp, ()):
-                held.setdefault(task, set()).add(ssp)
-    return {task: frozenset(ssps) for task, ssps in held.items() if ssps}
+        ssps = mine
+        tasks: Sequence[str] = [entry.at]
+        if entry.ssp is not None:
+            ssps = frozenset([entry.ssp])
+            if entry.ssp not in mine:  # another task reads the partition now
+                tasks = readers.owners.get(entry.ssp, ())
+        for task in tasks:
+            if ssps:
+                held[task] = held.get(task, frozenset()) | ssps
+    return held
 
 
 class _Distribution:
@@ -227,10 +225,12 @@ class _Distribution:
 
     def give_all(self, tasks: Iterable[str], request: StartpointRequest) -> bool:
         """Give a request to the tasks that have not taken it, and return whether there are any."""
-        open_to = [task for task in tasks if not self._taken(task, request)]
-        for task in open_to:
-            self.give(task, request)
-        return bool(open_to)
+        is_given = False
+        for task in tasks:
+            if not self._taken(task, request):
+                self.give(task, request)
+                is_given = True
+        return is_given
 
     def give(self, task: str, request: StartpointRequest) -> None:
         ssp = request.ssp
@@ -306,16 +306,17 @@ class _Distribution:
 
 def describe_dropped(fan_out: FanOut) -> list[str]:
     """Return a line for each request that the fan-out has deleted and that will not be applied."""
-    why = {
-        "has expired: no run has taken it up in time": fan_out.expired,
-        "is skipped: a later request waits there": fan_out.superseded,
-        "had been applied already, and each request is applied once: write a new one": (
-            fan_out.already_applied
-        ),
-    }
-    return [
-        f"{_describe(request)} {text}" for text, requests in why.items() for request in requests
-    ]
+    lines = []
+    for request in fan_out.expired:
+        lines.append(f"{_describe(request)} has expired: no run has taken it up in time")
+    for request in fan_out.superseded:
+        lines.append(f"{_describe(request)} is skipped: a later request waits there")
+    for request in fan_out.already_applied:
+        lines.append(
+            f"{_describe(request)} had been applied already, and each request is applied once:"
+            " write a new one"
+        )
+    return lines
 
 
 def describe_unapplied(fan_out: FanOut) -> list[str]:

@@ -4,31 +4,42 @@ records there still exist.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cmp_to_key, partial
+from functools import cache, cached_property, cmp_to_key, partial
 from typing import Any, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
+    Epochs,
     Intent,
+    Offsets,
     OffsetState,
+    Ranges,
     Replay,
     ResolvedStartpoint,
+    of_stream,
     replay_id,
+    without_stream,
 )
 from dagster_adjunct.orchestration.operators.records import InputSpec
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPlan
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
+from dagster_adjunct.orchestration.startpoints.request import (
+    ReadingTasks,
+    StartpointRequest,
+    find_reading_tasks,
+)
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
     PermanentError,
 )
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import (
     check_offset,
     describe_startpoint,
@@ -53,7 +64,7 @@ def choose_first_positions(
     resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
     *,
     is_first: bool,
-) -> dict[SystemStreamPartition, str]:
+) -> Offsets:
     """Return the checkpoint to begin with for every input partition, also for those that have a
     startpoint.
 
@@ -62,10 +73,10 @@ def choose_first_positions(
     recreated ones, or those with new partitions. Raises ConfigurationError for partitions that were
     added to a keyed stream, unless they have a startpoint.
     """
-    positions: dict[SystemStreamPartition, str] = {}
+    positions: Offsets = {}
     for source in app.inputs.values():
         stream = streams[source.stream]
-        was_recreated = stream.info.was_recreated(state.offsets.streams.get(stream.name))
+        was_recreated = stream.was_recreated(state.offsets)
         if was_recreated and not source.reset_offset:
             kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
         else:
@@ -76,7 +87,7 @@ def choose_first_positions(
         if kept and fresh:
             # All records of a partition that was added later are new, so it begins at the oldest,
             # whatever the default.
-            _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
+            _check_added(app, source, stream.info, set(fresh).difference(resolved))
             choice = "oldest"
         edges = stream.oldest if choice == "oldest" else stream.upcoming
         for ssp in fresh:
@@ -88,23 +99,20 @@ def find_furthest(
     state: ApplicationState,
     streams: Mapping[str, StreamSnapshot],
     moved: Collection[SystemStreamPartition],
-) -> dict[SystemStreamPartition, str]:
+) -> Offsets:
     """Return the end of all that the main position has read, by partition where it moves or moved.
 
     A position that moves back leaves its checkpoint behind, which alone would say less.
     """
-    furthest: dict[SystemStreamPartition, str] = {}
+    furthest = dict(state.offsets.furthest)
     for ssp in (*state.offsets.furthest, *moved):
         stream = streams.get(ssp.qualified_stream)
-        known = state.offsets.streams.get(ssp.qualified_stream)
-        if stream is not None and stream.info.was_recreated(known):
-            continue
-        ends = {state.offsets.furthest.get(ssp), state.checkpoint.get(ssp)} - {None}
+        if stream is None:
+            continue  # the application does not read it any more
+        ends = [furthest.pop(ssp, None), state.checkpoint.get(ssp)]
         reached = [end for end in ends if end is not None]
-        if len(reached) > 1 and stream is not None:
-            reached.sort(key=cmp_to_key(stream.system.compare))
-        if reached:
-            furthest[ssp] = reached[-1]
+        if reached and not stream.was_recreated(state.offsets):
+            furthest[ssp] = max(reached, key=cmp_to_key(stream.system.compare))
     return furthest
 
 
@@ -118,7 +126,7 @@ def choose_default_offset(
 
 
 def _check_added(
-    app: Application, source: InputSpec, info: StreamInfo, added: Sequence[SystemStreamPartition]
+    app: Application, source: InputSpec, info: StreamInfo, added: Collection[SystemStreamPartition]
 ) -> None:
     if info.key and added:
         names = " ".join(map(str, sorted(added)))
@@ -145,29 +153,27 @@ class InputPositions:
     `stuck_replays` replays that can't continue, each with the reason.
     """
 
-    unread: dict[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
-    lost: dict[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
+    unread: Ranges = field(default_factory=dict)
+    lost: Ranges = field(default_factory=dict)
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
     replays: dict[SystemStreamPartition, Replay] = field(default_factory=dict)
     past_end: dict[SystemStreamPartition, tuple[str, str]] = field(default_factory=dict)
     stuck_replays: list[tuple[Replay, str]] = field(default_factory=list)
 
-    def lost_in(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
-        """Return the unread offsets of one stream that retention has deleted."""
-        return {ssp: span for ssp, span in self.lost.items() if ssp.qualified_stream == stream}
-
 
 def _keep_positions(
     source: InputSpec, stream: StreamSnapshot, state: ApplicationState, *, resets: bool
-) -> dict[SystemStreamPartition, str]:
+) -> Offsets:
     """Return the checkpoint of a stream; none if the input is reset now (`resets`), or because the
     stream has new partitions.
     """
-    kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
-    has_added = len(kept) < len(stream.partitions)
-    if source.reset_offset and (resets or has_added):
-        return {}
-    return kept
+    kept = {}
+    for ssp in stream.partitions:
+        if ssp in state.checkpoint:
+            kept[ssp] = state.checkpoint[ssp]
+        else:
+            resets = True
+    return {} if source.reset_offset and resets else kept
 
 
 def input_positions(
@@ -190,7 +196,7 @@ def input_positions(
         if why:
             positions.stuck_replays.append((replay, why))
     for stream in streams.values():
-        if stream.info.was_recreated(state.offsets.streams.get(stream.name)):
+        if stream.was_recreated(state.offsets):
             continue  # the checkpoint has offsets of the former stream
         for ssp in stream.partitions:
             if ssp in state.checkpoint and ssp not in held:
@@ -263,19 +269,21 @@ def check_same_streams(
     is in `reset`.
     """
     for name, stream in streams.items():
-        info = stream.info
-        before = known.streams.get(name)
-        if before is None or name in reset or not info.was_recreated(before):
+        if name in reset or not stream.was_recreated(known):
             continue
+        info = stream.info
+        before = known.streams[name]
         without = [str(ssp) for ssp in stream.partitions if ssp not in resolved]
         if without:
-            problem = (
+            more = ", …" if len(without) > 3 else ""
+            raise OffsetOutOfRangeError(
                 f"{name} was {info.change_since(before)} (its identity is {info.identity}, and was"
                 f" {before}): the checkpoint of application {app.name!r} is of the former stream,"
-                f" in {', '.join(without[:3])}{', …' if len(without) > 3 else ''}."
+                f" in {', '.join(without[:3])}{more}.",
+                _describe_new_start(name, info, before),
+                application=app.name,
+                stream=name,
             )
-            step = _describe_new_start(name, info, before)
-            raise OffsetOutOfRangeError(problem, step, application=app.name, stream=name)
 
 
 def check_positions(
@@ -296,9 +304,9 @@ def check_positions(
             reader = f"application {app.name!r} continues at "
         raise _past_end_error(app, ssp, start, upcoming, reader, "Restore the stream, or")
     for source in app.inputs.values():
-        lost = positions.lost_in(source.stream)
+        lost = of_stream(positions.lost, source.stream)
         if lost and source.on_lost != "oldest":
-            raise _retention_error(app, source, lost, positions.startpoints)
+            raise _retention_error(app, source.stream, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
         stream = streams.get(replay.ssp.qualified_stream)
         is_there = stream is not None and replay.ssp in stream.partitions
@@ -334,9 +342,7 @@ def check_same_stream(
     """Raise OffsetOutOfRangeError if an open batch reads this stream, and its identity is no
     longer this one.
     """
-    if info.was_recreated(identity) and any(
-        ssp.qualified_stream == stream for ssp in intent.ranges
-    ):
+    if info.was_recreated(identity) and stream in intent.streams:
         raise OffsetOutOfRangeError(
             f"{stream} was {info.change_since(identity)} (its identity is {info.identity}, and was"
             f" {identity}), and the open batch {intent.batch} of application {app.name!r} reads the"
@@ -349,26 +355,22 @@ def check_same_stream(
         )
 
 
-def check_open_batch(
-    app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]
-) -> None:
+def check_open_batch(app: Application, intent: Intent, lost: Ranges) -> None:
     """Raise OffsetOutOfRangeError if an open batch can't finish without records that retention has
     deleted (`lost`).
 
     It can if the inputs declare on_lost="oldest", but not if it is a batch of a bounded replay.
     """
-    lost = {
-        ssp: span
-        for ssp, span in sorted(lost.items())
-        if intent.replays or app.inputs[ssp.qualified_stream].on_lost != "oldest"
-    }
-    if not lost:
+    refused = {}
+    for ssp, span in sorted(lost.items()):
+        if intent.replays or app.inputs[ssp.qualified_stream].on_lost != "oldest":
+            refused[ssp] = span
+    if not refused:
         return
-    first = next(iter(lost))
-    stream = first.qualified_stream
+    first = min(refused)
+    there = of_stream(refused, first.qualified_stream)
+    which = _name_partitions(there)
     give_up = f"adjunct checkpoint abandon {app.name} --reason …"
-    there = {ssp: span for ssp, span in lost.items() if ssp.qualified_stream == stream}
-    which = f"{stream}.{','.join(str(ssp.partition) for ssp in there)}"
     if intent.replays:
         step = (
             f"Abandon the batch ({give_up}), then cancel the replay (adjunct startpoint clear"
@@ -381,16 +383,21 @@ def check_open_batch(
             f" the loss once: adjunct startpoint set MODULE:APP {which} --oldest --reason …. A"
             " startpoint alone changes nothing while the batch is open."
         )
-    raise OffsetOutOfRangeError(
+    raise offset_error(
+        first,
         f"retention has deleted records of the open batch {intent.batch} of application"
         f" {app.name!r}: {_describe_spans(there)}.",
         step,
         application=app.name,
-        stream=stream,
-        partition=first.partition,
         offset=lost[first].start,
         oldest=lost[first].end,
     )
+
+
+def _name_partitions(ssps: Collection[SystemStreamPartition]) -> str:
+    """Return partitions of one stream as users name them: "lake.flights.0,3"."""
+    numbers = ",".join(str(ssp.partition) for ssp in ssps)
+    return f"{min(ssps).qualified_stream}.{numbers}"
 
 
 def past_end_of_batch_error(
@@ -399,12 +406,12 @@ def past_end_of_batch_error(
     """Return the error for an open batch that reads up to `end` in a stream that ends before
     (`upcoming`).
     """
-    problem = f"the open batch {batch} of application {app.name!r} reads up to "
-    step = (
+    reader = f"the open batch {batch} of application {app.name!r} reads up to "
+    restore = (
         f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason"
         " …), then"
     )
-    return _past_end_error(app, ssp, end, upcoming, problem, step)
+    return _past_end_error(app, ssp, end, upcoming, reader, restore)
 
 
 def _past_end_error(
@@ -428,40 +435,46 @@ def _past_end_error(
 
 def _retention_error(
     app: Application,
-    source: InputSpec,
-    lost: Mapping[SystemStreamPartition, OffsetRange],
+    stream: str,
+    lost: Ranges,
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> OffsetOutOfRangeError:
     """Return the error for unread records that retention has deleted (`lost`), after the
-    checkpoint or a startpoint.
+    checkpoint or, if all are after one, a startpoint.
     """
-    of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
-    where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
-    shown = _describe_spans({ssp: lost[ssp] for ssp in where})
-    numbers = ",".join(str(ssp.partition) for ssp in where)
-    oldest = f"adjunct startpoint set MODULE:APP {source.stream}.{numbers} --oldest --reason …"
-    if where == of_startpoints:
-        whose = dict.fromkeys(_describe_owner(startpoints[ssp]) for ssp in where[:_SHOWN])
+    whose = []
+    of_checkpoint = {}
+    for ssp, span in sorted(lost.items()):
+        if ssp in startpoints:
+            whose.append(_describe_owner(startpoints[ssp]))
+        else:
+            of_checkpoint[ssp] = span
+    where = of_checkpoint or dict(sorted(lost.items()))
+    shown = _describe_spans(where)
+    which = _name_partitions(where)
+    oldest = f"adjunct startpoint set MODULE:APP {which} --oldest --reason …"
+    if of_checkpoint:
         return OffsetOutOfRangeError(
-            f"retention has passed {'; '.join(whose).removesuffix(' at ')} in {shown}, since its"
-            " offset was found: the records in between are lost.",
-            f"Begin at the oldest record left ({oldest}), or cancel the startpoint: adjunct"
-            f" startpoint clear MODULE:APP {source.stream}.{numbers} --reason ….",
+            f"retention has passed the checkpoint of application {app.name!r} in {shown}: the"
+            " records in between are lost.",
+            f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input'
+            " stream, which counts what is lost. To lose nothing, deliver the records again; then"
+            " give the stream a longer retention.",
             application=app.name,
-            stream=source.stream,
+            stream=stream,
         )
+    owners = "; ".join(dict.fromkeys(whose[:_SHOWN])).removesuffix(" at ")
     return OffsetOutOfRangeError(
-        f"retention has passed the checkpoint of application {app.name!r} in {shown}: the records"
-        " in between are lost.",
-        f'Accept the loss once ({oldest}), or for good: declare on_lost="oldest" at the input'
-        " stream, which counts what is lost. To lose nothing, deliver the records again; then give"
-        " the stream a longer retention.",
+        f"retention has passed {owners} in {shown}, since its"
+        " offset was found: the records in between are lost.",
+        f"Begin at the oldest record left ({oldest}), or cancel the startpoint: adjunct"
+        f" startpoint clear MODULE:APP {which} --reason ….",
         application=app.name,
-        stream=source.stream,
+        stream=stream,
     )
 
 
-def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
+def _describe_spans(lost: Ranges) -> str:
     spans = [
         f"{ssp} (at offset {span.start}, the oldest left is {span.end})"
         for ssp, span in lost.items()
@@ -481,17 +494,16 @@ def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
     return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
 
 
-def _describe_new_start(stream: str, info: StreamInfo, before: str | None) -> str:
+def _describe_new_start(stream: str, info: StreamInfo, before: str) -> str:
     begin = (
         f"Set a startpoint in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest"
         " --reason …."
     )
-    if info.was_repartitioned(before):
-        return (
-            "Run again: a reader that had read all of the former stream continues. Otherwise:"
-            f" {begin}"
-        )
-    return begin
+    if not info.was_repartitioned(before):
+        return begin
+    return (
+        f"Run again: a reader that had read all of the former stream continues. Otherwise: {begin}"
+    )
 
 
 def carry_over_positions(
@@ -521,48 +533,40 @@ def carry_over_stream(
     """
     rewritten = info.repartitioned
     offsets = state.offsets
-    if (
-        rewritten is None
-        or info.identity is None
-        or offsets.streams.get(stream) != rewritten.identity
-    ):
+    if rewritten is None or info.identity is None:
         return None
-    ended = _by_partition(stream, rewritten.ended)
-    mine = {
-        ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream == stream
-    }
-    if mine != ended or has_pending_startpoints(state, stream):
+    if offsets.streams.get(stream) != rewritten.identity:
+        return None
+    if of_stream(state.checkpoint, stream) != _by_partition(stream, rewritten.ended):
+        return None
+    if has_pending_startpoints(state, stream):
         return None
     now = _by_partition(stream, rewritten.continued_at)
-
-    def spread(epochs: Mapping[SystemStreamPartition, int]) -> dict[SystemStreamPartition, int]:
-        highest = max(
-            (epoch for ssp, epoch in epochs.items() if ssp.qualified_stream == stream), default=0
-        )
-        others = {ssp: epoch for ssp, epoch in epochs.items() if ssp.qualified_stream != stream}
-        return others | (dict.fromkeys(now, highest) if highest else {})
-
     update = {
         "streams": {**offsets.streams, stream: info.identity},
-        "applied": {
-            ssp: start for ssp, start in offsets.applied.items() if ssp.qualified_stream != stream
-        },
-        "furthest": {
-            ssp: end for ssp, end in offsets.furthest.items() if ssp.qualified_stream != stream
-        },
-        "epochs": spread(offsets.epochs),
-        "opened": spread(offsets.opened),
-    }
-    others = {
-        ssp: offset for ssp, offset in state.checkpoint.items() if ssp.qualified_stream != stream
+        "applied": without_stream(offsets.applied, stream),
+        "furthest": without_stream(offsets.furthest, stream),
+        "epochs": _spread(offsets.epochs, stream, now),
+        "opened": _spread(offsets.opened, stream, now),
     }
     return state.model_copy(
         update={
-            "checkpoint": others | now,
+            "checkpoint": without_stream(state.checkpoint, stream) | now,
             "offsets": offsets.model_copy(update=update),
             "times": state.times.carry_over(stream, now),
         }
     )
+
+
+def _spread(epochs: Epochs, stream: str, partitions: Iterable[SystemStreamPartition]) -> Epochs:
+    """Return the epochs if these partitions of a stream all have the highest that any of its
+    partitions has.
+    """
+    highest = max(of_stream(epochs, stream).values(), default=0)
+    spread = without_stream(epochs, stream)
+    if highest:
+        spread |= dict.fromkeys(partitions, highest)
+    return spread
 
 
 def describe_carry_over(stream: str, info: StreamInfo) -> str:
@@ -572,11 +576,12 @@ def describe_carry_over(stream: str, info: StreamInfo) -> str:
 
 def has_pending_startpoints(state: ApplicationState, stream: str) -> bool:
     """Return whether a resolved startpoint or a replay is on the partitions of the stream."""
-    replays = (replay.ssp for replay in state.offsets.replays.values())
-    return any(ssp.qualified_stream == stream for ssp in (*state.offsets.resolved, *replays))
+    pending = {ssp.qualified_stream for ssp in state.offsets.resolved}
+    pending |= {replay.ssp.qualified_stream for replay in state.offsets.replays.values()}
+    return stream in pending
 
 
-def _by_partition(stream: str, offsets: Iterable[str]) -> dict[SystemStreamPartition, str]:
+def _by_partition(stream: str, offsets: Iterable[str]) -> Offsets:
     system, name = split_stream_name(stream)
     return {
         SystemStreamPartition(system, name, number): offset for number, offset in enumerate(offsets)
@@ -605,8 +610,12 @@ class StreamSnapshot:
     system: StreamSystem
     info: StreamInfo
     partitions: tuple[SystemStreamPartition, ...]
-    oldest: Mapping[SystemStreamPartition, str]
-    upcoming: Mapping[SystemStreamPartition, str]
+    oldest: Offsets
+    upcoming: Offsets
+
+    def was_recreated(self, known: OffsetState) -> bool:
+        """Return whether these positions are of a former stream of the name."""
+        return self.info.was_recreated(known.streams.get(self.name))
 
 
 def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamSnapshot:
@@ -620,9 +629,7 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
         SystemStreamPartition(system_name, name, number) for number in range(info.partitions)
     )
 
-    def checked(
-        which: str, answers: Mapping[SystemStreamPartition, str]
-    ) -> dict[SystemStreamPartition, str]:
+    def checked(which: str, answers: Offsets) -> Offsets:
         return {
             ssp: check_offset(system, ssp, answers.get(ssp), f"asked for its {which} offset")
             for ssp in ssps
@@ -637,10 +644,32 @@ def snapshot_streams(
     systems: Mapping[str, StreamSystem], streams: Iterable[str], at_once: int
 ) -> dict[str, StreamSnapshot]:
     """Return these streams as they are now, by name, from up to `at_once` concurrent requests."""
-    names = list(streams)
-    return dict(
-        zip(names, map_in_threads(partial(snapshot_stream, systems), names, at_once), strict=True)
-    )
+    snapshots = map_in_threads(partial(snapshot_stream, systems), streams, at_once)
+    return {stream.name: stream for stream in snapshots}
+
+
+@dataclass(frozen=True)
+class AskedApplication:
+    """The application that startpoints are requested of: its plan (None without inputs), its state,
+    and its streams as they are now, each looked at once.
+    """
+
+    lake: Lake
+    systems: Mapping[str, StreamSystem]
+    app: Application
+    plan: ExecutionPlan | None
+    state: ApplicationState
+    at: datetime
+
+    @cached_property
+    def readers(self) -> ReadingTasks:
+        """The partitions that each task reads."""
+        return find_reading_tasks(self.app, self.plan, self.systems)
+
+    @cached_property
+    def snapshot(self) -> Callable[[str], StreamSnapshot]:
+        """Returns the snapshot of a stream."""
+        return cache(partial(snapshot_stream, self.systems))
 
 
 def resolve_request(
@@ -662,22 +691,18 @@ def resolve_request(
     that `plans` has for the plan.
     """
     ssp = request.ssp
-    system = stream.system
-    plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
     position = describe_startpoint(request.startpoint)
-    if plan is None:
-        start = resolve_startpoint_to_offset(system, ssp, request.startpoint)
-    else:
-        start = plan.spans[ssp].start
     shared: dict[str, Any] = {"ssp": ssp, "stream": stream.info.identity, "position": position}
     shared |= {"by": request.by, "reason": request.reason}
+    resolve = partial(resolve_startpoint_to_offset, stream.system, ssp)
+    plan = None
+    if plans is not None and versions == RECORDED:
+        plan = _find_plan(stream, request, plans)
+    start = plan.spans[ssp].start if plan is not None else resolve(request.startpoint)
     if request.until is None:
         return ResolvedStartpoint(id=request.id, offset=start, resolved_at=now, **shared)
-    if plan is None:
-        end = resolve_startpoint_to_offset(system, ssp, request.until)
-    else:
-        end = plan.spans[ssp].end
-    order = system.compare(start, end)
+    end = plan.spans[ssp].end if plan is not None else resolve(request.until)
+    order = stream.system.compare(start, end)
     if order > 0:
         raise offset_error(
             ssp,
@@ -695,7 +720,7 @@ def resolve_request(
         until=start if order == 0 else end,
         began_at=now,
         versions=versions,
-        recorded=None if plan is None else plan.id,
+        recorded=plan.id if plan is not None else None,
         **shared,
     )
 
@@ -712,19 +737,17 @@ def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans)
     if isinstance(plan, PermanentError):
         raise plan
     if plan is None or ssp not in plan.spans or request.until is None:
-        problem = (
-            f"the request for {ssp} has no plan of recorded versions: it was written without one."
-        )
-        step = (
+        raise ConfigurationError(
+            f"the request for {ssp} has no plan of recorded versions: it was written without one.",
             "Request it with Startpoints(…).request(…), the command or the job, which write the"
-            " plan."
+            " plan.",
+            argument="versions",
         )
-        raise ConfigurationError(problem, step, argument="versions")
-    if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
-        problem = (
+    if stream.info.was_recreated(plan.streams.get(stream.name)):
+        raise offset_error(
+            ssp,
             f"{ssp}: the stream was deleted and created again after a replay with recorded versions"
-            " was requested, so the recorded offsets no longer apply."
+            " was requested, so the recorded offsets no longer apply.",
+            "Request a replay with versions=as-of or current.",
         )
-        step = "Request a replay with versions=as-of or current."
-        raise offset_error(ssp, problem, step)
     return plan

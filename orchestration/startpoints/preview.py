@@ -4,22 +4,25 @@ effects on tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from datetime import datetime
 from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
+from dagster_adjunct.assets.unbounded.rewind_plan import PartitionRewind
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ResolvedStartpoint
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, JoinVersions
 from dagster_adjunct.orchestration.planner.notes import ReadAgain, trace_records_read_again
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, resolve_request
+from dagster_adjunct.orchestration.startpoints.positions import (
+    AskedApplication,
+    StreamSnapshot,
+    resolve_request,
+)
 from dagster_adjunct.orchestration.startpoints.request import (
-    ReadingTasks,
     StartpointRequest,
     Unreadable,
     broadcast_task_error,
@@ -31,9 +34,8 @@ from dagster_adjunct.orchestration.startpoints.request import (
 )
 from dagster_adjunct.orchestration.startpoints.store import PendingStartpoint, request_key
 from dagster_adjunct.resources.errors import ConfigurationError, PermanentError
-from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class Preview:
             return "the position stays"
         if self.moved is None:
             return "begins here"
-        if self.moved == 0:
-            return "stays where it is"
-        return f"goes back by {-self.moved:,}" if self.moved < 0 else f"passes over {self.moved:,}"
+        if self.moved < 0:
+            return f"goes back by {-self.moved:,}"
+        return f"passes over {self.moved:,}" if self.moved else "stays where it is"
 
     @property
     def reads_again(self) -> bool:
@@ -82,7 +84,7 @@ class Preview:
 
         The rewind of a dataset reads none of its inputs again.
         """
-        if self.error is not None or all(is_dataset_task(task) for task in self.tasks):
+        if self.error is not None or all(map(is_dataset_task, self.tasks)):
             return False
         if self.request.until is not None:
             return bool(self.offsets)
@@ -98,6 +100,11 @@ class Preview:
             return self.move
         again = "" if self.request.until is None else " again"
         return f"{self.offsets:,} offsets to read{again}: {self.move}"
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the request can't be applied, and does not fall back to the checkpoint."""
+        return self.error is not None and not self.falls_back
 
     def to_json(self) -> dict[str, Any]:
         """Return the preview as JSON values."""
@@ -123,67 +130,69 @@ class Preview:
         }
 
 
-def preview_request(
-    app: Application,
-    readers: ReadingTasks,
-    snapshot_of: Callable[[str], StreamSnapshot],
-    state: ApplicationState,
-    request: StartpointRequest,
-    now: datetime,
-) -> Preview:
-    """Return what a request would do in this state; a request that is not allowed or can't be
-    applied has an `error`.
+def preview_request(asked: AskedApplication, request: StartpointRequest) -> Preview:
+    """Return what a request would do; a request that is not allowed or can't be applied has an
+    `error`.
 
     The preview of a rewind or of a replay with recorded versions is not complete: it is made
     without reading the dataset's table or the batch log (see `preview_rewinds` and
     `plan_recorded`).
     """
+    is_replay = request.until is not None
     try:
-        versions = choose_versions(app, request)
+        versions = choose_versions(asked.app, request)
     except ConfigurationError as error:
-        given = request.versions or CURRENT
-        return Preview(
-            request, (), error=str(error), versions=None if request.until is None else given
-        )
-    shown = Preview(
-        request, readers.targets_of(request), versions=None if request.until is None else versions
-    )
-    if request.task in readers.of_plan and is_broadcast(app, request.ssp):
-        return with_fields(
-            shown, tasks=(str(request.task),), error=str(broadcast_task_error(request))
-        )
-    if not shown.tasks:
-        return with_fields(shown, error=_describe_unread(request, readers.tasks))
-    rewinds = any(task in readers.of_datasets for task in shown.tasks)
-    if rewinds and request.until is not None:
-        refusal = (
-            f"{request.ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't"
-            " be replayed: it always holds what its stream says up to its position. Leave the end"
-            " (until) out."
-        )
-        return with_fields(shown, error=refusal)
-    if not rewinds:
-        shown = with_fields(shown, checkpoint=_find_checkpoint(state, request.ssp))
+        given = (request.versions or CURRENT) if is_replay else None
+        return Preview(request, (), error=str(error), versions=given)
+    tasks = asked.readers.targets_of(request)
+    shown = Preview(request, tasks, versions=versions if is_replay else None)
+    refused = _refuse(asked, shown)
+    if refused is not None:
+        return refused
+    is_rewind = not asked.readers.of_datasets.keys().isdisjoint(tasks)
+    if not is_rewind:
+        shown = with_fields(shown, checkpoint=_find_checkpoint(asked.state, request.ssp))
     try:
-        stream = snapshot_of(request.ssp.qualified_stream)
-        start = resolve_request(stream, request, versions=versions, now=now)
+        stream = asked.snapshot(request.ssp.qualified_stream)
+        start = resolve_request(stream, request, versions=versions, now=asked.at)
     except PermanentError as error:
         falls_back = request.on_unresolved == "checkpoint"
         return with_fields(shown, error=str(error), falls_back=falls_back)
-    if isinstance(start, ResolvedStartpoint):
-        if rewinds:
-            return with_fields(shown, start=start.offset)
-        return _preview_move(shown, stream, start.offset, state)
-    offsets = stream.system.distance(request.ssp, start.start, start.until)
-    return with_fields(shown, start=start.start, end=start.until, offsets=offsets)
+    if isinstance(start, Replay):
+        offsets = stream.system.distance(request.ssp, start.start, start.until)
+        return with_fields(shown, start=start.start, end=start.until, offsets=offsets)
+    if is_rewind:
+        return with_fields(shown, start=start.offset)
+    return _preview_move(shown, stream, start.offset, asked.state)
+
+
+def _refuse(asked: AskedApplication, shown: Preview) -> Preview | None:
+    """Return the preview with the error of a request that no task may apply; None if it is
+    allowed.
+    """
+    request = shown.request
+    readers = asked.readers
+    task = request.task
+    if task in readers.of_plan and is_broadcast(asked.app, request.ssp):
+        return with_fields(shown, tasks=(str(task),), error=str(broadcast_task_error(request)))
+    if not shown.tasks:
+        return with_fields(shown, error=_describe_unread(request, readers.tasks))
+    if request.until is None or readers.of_datasets.keys().isdisjoint(shown.tasks):
+        return None
+    refusal = (
+        f"{request.ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't"
+        " be replayed: it always holds what its stream says up to its position. Leave the end"
+        " (until) out."
+    )
+    return with_fields(shown, error=refusal)
 
 
 def _find_checkpoint(state: ApplicationState, ssp: SystemStreamPartition) -> str | None:
     """Return where reading would continue: requests are applied after the open batch."""
     batch = state.open
-    if batch is not None and not batch.replays and ssp in batch.ranges:
-        return batch.ranges[ssp].end
-    return state.checkpoint.get(ssp)
+    if batch is None or batch.replays or ssp not in batch.ranges:
+        return state.checkpoint.get(ssp)
+    return batch.ranges[ssp].end
 
 
 def _preview_move(
@@ -197,7 +206,7 @@ def _preview_move(
     before = shown.checkpoint
     # The checkpoint of a recreated stream is an offset of the former stream, which can't be
     # compared.
-    if before is None or stream.info.was_recreated(state.offsets.streams.get(stream.name)):
+    if before is None or stream.was_recreated(state.offsets):
         return shown
     return with_fields(shown, moved=distance(before, start) - distance(start, before))
 
@@ -210,8 +219,10 @@ def _describe_unread(
     """
     if request.task is None:
         return f"no task reads {request.ssp}."
-    readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
-    instead = f"; {', '.join(map(repr, readers[:3]))} does" if readers else ""
+    readers = [repr(task) for task, ssps in tasks.items() if request.ssp in ssps]
+    instead = ""
+    if readers:
+        instead = f"; {', '.join(readers[:3])} does"
     return f"task {request.task!r} does not read {request.ssp}{instead}."
 
 
@@ -250,24 +261,24 @@ def describe_state_effects(app: Application, streams: Set[str]) -> tuple[str, ..
 
 
 def mark_blocked_previews(
-    unreadable: Sequence[Unreadable], previews: Sequence[Preview]
+    unreadable: Sequence[Unreadable], previews: Iterable[Preview]
 ) -> list[Preview]:
     """Return the previews, with an error for each request that an unreadable entry blocks.
 
     The entry is a request for the same partition and task, which the new one would replace, or was
     handed to a task for this partition or an unknown one: then the partition is not read.
     """
-    marked = []
-    for shown in previews:
-        blocking = next((unread for unread in unreadable if _blocks(unread, shown)), None)
-        if blocking is None:
-            marked.append(shown)
-            continue
-        way = shown.request.ssp if blocking.ssp else f"--all --task {str(blocking.at)!r}"
-        clear = f"adjunct startpoint clear MODULE:APP {way} --reason …"
-        error = f"{blocking.summary()} Take that back first: {clear}."
-        marked.append(with_fields(shown, error=error, falls_back=False))
-    return marked
+    return [_mark_blocked(unreadable, shown) for shown in previews]
+
+
+def _mark_blocked(unreadable: Sequence[Unreadable], shown: Preview) -> Preview:
+    for blocking in unreadable:
+        if _blocks(blocking, shown):
+            way = shown.request.ssp if blocking.ssp else f"--all --task {str(blocking.at)!r}"
+            clear = f"adjunct startpoint clear MODULE:APP {way} --reason …"
+            error = f"{blocking.summary()} Take that back first: {clear}."
+            return with_fields(shown, error=error, falls_back=False)
+    return shown
 
 
 def _blocks(unread: Unreadable, shown: Preview) -> bool:
@@ -282,33 +293,33 @@ def _blocks(unread: Unreadable, shown: Preview) -> bool:
 
 def check_previews(previews: Sequence[Preview]) -> None:
     """Raise ConfigurationError for requests that can't be applied now."""
-    wrong = [shown for shown in previews if shown.error and not shown.falls_back]
-    if wrong:
-        if len(wrong) == 1:
-            more = ""
-        else:
-            more = f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
-        problem = (
-            f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}"
-        )
-        step = "See what each would do: --dry-run, or preview(…) in Python."
-        raise ConfigurationError(problem, step, stream=wrong[0].request.ssp.qualified_stream)
+    wrong = [shown for shown in previews if shown.is_refused]
+    if not wrong:
+        return
+    more = ""
+    if len(wrong) > 1:
+        more = f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
+    raise ConfigurationError(
+        f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}",
+        "See what each would do: --dry-run, or preview(…) in Python.",
+        stream=wrong[0].request.ssp.qualified_stream,
+    )
 
 
 def empty_replay_error(previews: Sequence[Preview]) -> ConfigurationError | None:
     """Return the error for requests that are all replays without any record to read; else None."""
-    if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
-        first = previews[0]
-        others = "" if len(previews) == 1 else ", nor in the other partitions"
-        problem = (
-            f"{first.request.ssp}: there are no records between the startpoint (offset"
-            f" {first.start}) and the end of the replay (offset {first.end}){others}; nothing is"
-            " written."
-        )
-        return ConfigurationError(
-            problem, "Choose an end after the start.", stream=first.request.ssp.qualified_stream
-        )
-    return None
+    for shown in previews:
+        if shown.request.until is None or shown.offsets != 0:
+            return None
+    first = previews[0]
+    others = "" if len(previews) == 1 else ", nor in the other partitions"
+    return ConfigurationError(
+        f"{first.request.ssp}: there are no records between the startpoint (offset"
+        f" {first.start}) and the end of the replay (offset {first.end}){others}; nothing is"
+        " written.",
+        "Choose an end after the start.",
+        stream=first.request.ssp.qualified_stream,
+    )
 
 
 def find_replaced(
@@ -354,14 +365,12 @@ def other_kind_error(
     return None
 
 
-def preview_rewinds(
-    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
-) -> list[Preview]:
+def preview_rewinds(asked: AskedApplication, previews: Sequence[Preview]) -> list[Preview]:
     """Return the previews; those for datasets are completed by what all requests for the dataset
     would do together.
     """
     shown = list(previews)
-    for dataset in app.datasets:
+    for dataset in asked.app.datasets:
         task = dataset_task_name(dataset.name)
         mine = {}
         for number, one in enumerate(shown):
@@ -372,8 +381,8 @@ def preview_rewinds(
         try:
             plan = plan_rewind(
                 dataset,
-                lake=lake,
-                systems=systems,
+                lake=asked.lake,
+                systems=asked.systems,
                 positions={request.ssp: to_startpoint(request) for request in mine.values()},
                 force={request.ssp for request in mine.values() if request.force},
             )
@@ -381,20 +390,24 @@ def preview_rewinds(
             for number in mine:
                 shown[number] = with_fields(shown[number], error=str(error))
             continue
-        refusal = None if plan.refusal is None else str(plan.refusal)
         rewound = {partition.ssp: partition for partition in plan.partitions}
         for number, request in mine.items():
-            partition = rewound[request.ssp]
-            moved = None
-            if partition.taken is not None:
-                moved = partition.skipped - partition.again
-            shown[number] = with_fields(
-                shown[number],
-                checkpoint=partition.taken,
-                start=partition.start,
-                end=partition.taken,
-                offsets=partition.again,
-                moved=moved,
-                error=refusal,
-            )
+            shown[number] = _preview_rewind(shown[number], rewound[request.ssp], plan.refusal)
     return shown
+
+
+def _preview_rewind(
+    shown: Preview, partition: PartitionRewind, refusal: Exception | None
+) -> Preview:
+    moved = None
+    if partition.taken is not None:
+        moved = partition.skipped - partition.again
+    return with_fields(
+        shown,
+        checkpoint=partition.taken,
+        start=partition.start,
+        end=partition.taken,
+        offsets=partition.again,
+        moved=moved,
+        error=None if refusal is None else str(refusal),
+    )

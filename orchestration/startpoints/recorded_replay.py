@@ -38,12 +38,13 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     Intent,
     JoinedVersions,
+    Offsets,
+    Ranges,
     application_state,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, offset_error
+from dagster_adjunct.orchestration.startpoints.positions import AskedApplication, offset_error
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.documents import first_validation_problem
@@ -237,34 +238,32 @@ _NEXT = (
 
 
 def plan_recorded(
-    lake: Lake,
-    app: Application,
-    plan: ExecutionPlan | None,
-    snapshot_of: Callable[[str], StreamSnapshot],
-    spans: Mapping[SystemStreamPartition, Span],
-    now: datetime,
-) -> tuple[dict[SystemStreamPartition, str], RecordedPlan | None]:
+    application: AskedApplication, spans: Mapping[SystemStreamPartition, Span]
+) -> tuple[Offsets, RecordedPlan | None]:
     """Return the problems by partition, and the plan to read these offsets again (None if there are
     problems).
 
-    Nothing is stored or retained yet. `plan` is the application's plan, `snapshot_of` returns the
-    snapshot of a stream.
+    Nothing is stored or retained yet.
     """
-    streams = {ssp.qualified_stream: snapshot_of(ssp.qualified_stream) for ssp in spans}
+    lake = application.lake
+    streams = {}
+    for ssp in spans:
+        streams[ssp.qualified_stream] = application.snapshot(ssp.qualified_stream)
     asked = AskedOffsets(
         spans,
         {name: stream.info.identity for name, stream in streams.items()},
         lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
         lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
     )
-    history = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
+    log = BatchLog(lake, application.app.name)
+    history = collect_main_batches(log.history(None), asked)
     reads = find_first_reads(history, asked)
     problems = explain_unread(asked, reads, history)
-    if plan is not None:
-        problems |= explain_cut(asked, reads, plan.tables_joined_after_sends())
+    if application.plan is not None:
+        problems |= explain_cut(asked, reads, application.plan.tables_joined_after_sends())
     if problems:
         return problems, None
-    recorded = _build_plan(app, asked, reads, now)
+    recorded = _build_plan(application.app, asked, reads, application.at)
     try:
         check_all_retained(lake, recorded)
     except DatasetError as error:
@@ -279,7 +278,7 @@ def _build_plan(
     `write_plan`.
     """
     pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
-    spans: dict[SystemStreamPartition, OffsetRange] = {}
+    spans: Ranges = {}
     for ssp, (start, end) in asked.spans.items():
         read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
         if read_pieces:  # what follows the last piece are offsets without records
@@ -427,9 +426,7 @@ def _list_ends(
     return tuple((span[1], number) for span, number in in_order)
 
 
-def explain_unread(
-    asked: AskedOffsets, reads: FirstReads, history: MainBatches
-) -> dict[SystemStreamPartition, str]:
+def explain_unread(asked: AskedOffsets, reads: FirstReads, history: MainBatches) -> Offsets:
     """Return, by partition with such offsets, an error text on why no batch is known that has read
     them first.
     """
@@ -466,7 +463,7 @@ def _explain_hole(
 
 def explain_cut(
     asked: AskedOffsets, reads: FirstReads, joined_after_sends: AbstractSet[str]
-) -> dict[SystemStreamPartition, str]:
+) -> Offsets:
     """Return, by partition, an error text on why a batch can't be replayed in part; empty if that
     is possible.
 

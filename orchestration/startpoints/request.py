@@ -72,8 +72,9 @@ class ReadingTasks:
         """
         owners: dict[SystemStreamPartition, list[str]] = {}
         for task, ssps in self.tasks.items():
-            for ssp in ssps if task not in self.named_only else ():
-                owners.setdefault(ssp, []).append(task)
+            if task not in self.named_only:
+                for ssp in ssps:
+                    owners.setdefault(ssp, []).append(task)
         return owners
 
     def targets_of(self, request: StartpointRequest) -> tuple[str, ...]:
@@ -102,13 +103,11 @@ def find_reading_tasks(
         system, stream = dataset.system_stream
         if dataset.stream in app.inputs:
             named_only.add(task)
-        with suppress(
-            errors.StreamNotFoundError
-        ):  # the application may create it in its first batch
+        # The application may create the stream in its first batch.
+        with suppress(errors.StreamNotFoundError):
             of_datasets[task] = frozenset(systems[system].partitions(stream))
-    return ReadingTasks(
-        {} if plan is None else plan.partitions_by_task(), of_datasets, frozenset(named_only)
-    )
+    of_plan = plan.partitions_by_task() if plan is not None else {}
+    return ReadingTasks(of_plan, of_datasets, frozenset(named_only))
 
 
 _DATASET = "dataset "
@@ -130,23 +129,25 @@ def list_rewindable_datasets(
     """Return the datasets that startpoints can rewind: the stored unbounded ones, or `only`
     those with these names.
     """
-    followed = [
-        dataset
-        for dataset in app.datasets
-        if dataset.follows_changes and dataset.stream is not None
-    ]
-    tables = [dataset for dataset in followed if dataset.persistent]
-    return [dataset for dataset in tables if only is None or dataset.name in only]
+    listed = []
+    for dataset in app.datasets:
+        if _is_rewindable(dataset) and (only is None or dataset.name in only):
+            listed.append(dataset)
+    return listed
+
+
+def _is_rewindable(dataset: AdjunctDataset) -> bool:
+    return dataset.follows_changes and dataset.stream is not None and dataset.persistent
 
 
 def find_as_of_joins(app: Application) -> tuple[str, ...]:
     """Return the ids of the application's as-of joins."""
-    looked_up = {operator.id: operator.spec.match for operator in app.operators}
-    return tuple(
-        operator
-        for operator, match in looked_up.items()
-        if match is not None and match.as_of is not None
-    )
+    found = []
+    for operator in app.operators:
+        match = operator.spec.match
+        if match is not None and match.as_of is not None:
+            found.append(operator.id)
+    return tuple(found)
 
 
 def choose_versions(app: Application, request: StartpointRequest) -> JoinVersions:
@@ -155,15 +156,14 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
 
     Raises ConfigurationError if its choice is not possible.
     """
-    asked = request.versions
     default = AS_OF if find_as_of_joins(app) else CURRENT
-    if asked is None:
+    asked = request.versions or default
+    if asked == default:
         return default
-    if request.until is None and asked != default:
+    if request.until is None:
+        joined = "the versions served then"
         if default == AS_OF:
             joined = "the entries that were valid at each record's time"
-        else:
-            joined = "the versions served then"
         raise errors.ConfigurationError(
             f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end."
             f" It moves the main position, and its batches are joined with {joined}.",
@@ -172,12 +172,13 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
             argument="versions",
             application=app.name,
         )
-    if asked == AS_OF and default != AS_OF:
-        problem = (
-            f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of."
+    if asked == AS_OF:
+        raise errors.ConfigurationError(
+            f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of.",
+            "Declare one (join(…, as_of=…)), or use versions=current or recorded.",
+            argument="versions",
+            application=app.name,
         )
-        step = "Declare one (join(…, as_of=…)), or use versions=current or recorded."
-        raise errors.ConfigurationError(problem, step, argument="versions", application=app.name)
     return asked
 
 
@@ -189,17 +190,19 @@ def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -
     their plan instead.
     """
     by_time = find_as_of_joins(app)
-    default = AS_OF if by_time else CURRENT
-    bounded = [request.versions for request in requests if request.until is not None]
-    asked = {versions or default for versions in bounded if by_time or versions}
-    lines = {
-        AS_OF: (
+    asked = set()
+    for request in requests:
+        if request.until is not None:
+            asked.add(request.versions or (AS_OF if by_time else None))
+    lines = []
+    if AS_OF in asked:
+        lines.append(
             f"versions as-of: {', '.join(by_time)}: what was valid at each record's time; else what"
             " is served"
-        ),
-        CURRENT: "versions current: every join uses what is served when the replay runs",
-    }
-    return tuple(line for versions, line in lines.items() if versions in asked)
+        )
+    if CURRENT in asked:
+        lines.append("versions current: every join uses what is served when the replay runs")
+    return tuple(lines)
 
 
 def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
@@ -249,10 +252,9 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
             )
         return StartpointOldest() if kind == "oldest" else StartpointUpcoming()
     if not text:
+        example = "Write the offset as its system does."
         if kind == "timestamp":
             example = "Write it as in 2026-01-31T18:00Z."
-        else:
-            example = "Write the offset as its system does."
         raise errors.ConfigurationError(
             f"position {kind} needs a value.", example, argument="position"
         )
@@ -274,16 +276,15 @@ def expand_partitions(
     counts: dict[str, int] = {}
     partitions: dict[SystemStreamPartition, None] = {}
     for text in texts:
-        qualified, numbers = split_partitions(text)
+        qualified, spans = split_partitions(text)
         _check_stream_read(app, qualified)
         system, stream = split_stream_name(qualified)
         if qualified not in counts:
             counts[qualified] = systems[system].info(stream).partitions
-        for number in (
-            range(counts[qualified])
-            if numbers is None
-            else _parse_numbers(text, numbers, counts[qualified])
-        ):
+        numbers: Iterable[int] = range(counts[qualified])
+        if spans is not None:
+            numbers = _parse_numbers(text, spans, counts[qualified])
+        for number in numbers:
             partitions[SystemStreamPartition(system, stream, number)] = None
     return list(partitions)
 
@@ -292,22 +293,23 @@ def _parse_timestamp(text: str) -> int:
     if _DIGITS.fullmatch(text):
         if int(text) < _LEAST_MS:
             shown = f"{_EPOCH + int(text) * MS:%Y-%m-%d %H:%M} UTC"
-            problem = (
-                f"is {shown} in milliseconds since 1970: it looks like a year, or like seconds"
+            raise _timestamp_error(
+                text,
+                f"is {shown} in milliseconds since 1970: it looks like a year, or like seconds",
+                "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z.",
             )
-            step = "Write milliseconds, or the time in ISO form, as in 2026-01-31T18:00Z."
-            raise _timestamp_error(text, problem, step)
         return int(text)
     if _FINER.fullmatch(text):
         return int(text)  # micro- or nanoseconds: the startpoint rejects them
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        expected = (
-            "can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970"
-        )
-        raise _timestamp_error(text, expected, "Write it as in 2026-01-31T18:00Z.") from None
-    if moment.tzinfo is None and _DATE.fullmatch(text):
+        raise _timestamp_error(
+            text,
+            "can't be read: expected ISO 8601 with its zone, a date, or milliseconds since 1970",
+            "Write it as in 2026-01-31T18:00Z.",
+        ) from None
+    if _DATE.fullmatch(text):
         moment = moment.replace(tzinfo=UTC)
     if moment.tzinfo is None:
         step = f"Write {text}Z for UTC, or the offset of its zone: {text}+01:00."
@@ -337,37 +339,41 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
     numbers: list[int] = []
     for span in spans.split(","):
         bounds = _SPAN.fullmatch(span)
-        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
-        if first > last:
-            problem = f"{text!r} can't be read: {span!r} is neither a partition nor a range."
-            step = (
-                "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for"
-                " all."
-            )
-            raise errors.ConfigurationError(problem, step, argument="partitions")
-        if last >= count:
-            problem = (
-                f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to"
-                f" {count - 1}."
-            )
+        listed = range(0)
+        if bounds:
+            listed = range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1)
+        if not listed:
             raise errors.ConfigurationError(
-                problem, "Name existing partitions.", argument="partitions"
+                f"{text!r} can't be read: {span!r} is neither a partition nor a range.",
+                "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for"
+                " all.",
+                argument="partitions",
             )
-        numbers += range(first, last + 1)
+        if listed[-1] >= count:
+            raise errors.ConfigurationError(
+                f"{text!r} names partition {listed[-1]}, and the stream has {count} partitions, 0"
+                f" to {count - 1}.",
+                "Name existing partitions.",
+                argument="partitions",
+            )
+        numbers += listed
     return numbers
 
 
 def _check_stream_read(app: Application, stream: str) -> None:
     split_stream_name(stream)
-    fed = {str(dataset.stream): dataset for dataset in app.datasets if dataset.stream is not None}
-    goes_back = {
-        name for name, dataset in fed.items() if dataset.follows_changes and dataset.persistent
-    }
-    if stream in {*app.inputs, *goes_back}:
+    known = set(app.inputs)
+    fed = {}
+    for dataset in app.datasets:
+        if _is_rewindable(dataset):
+            known.add(str(dataset.stream))
+        if dataset.stream is not None:
+            fed[dataset.stream] = dataset
+    if stream in known:
         return
     if stream not in fed:
-        known = ", ".join(sorted({*app.inputs, *goes_back})) or "no stream"
-        problem = f"application {app.name!r} does not read {stream}; it reads: {known}."
+        names = ", ".join(sorted(known)) or "no stream"
+        problem = f"application {app.name!r} does not read {stream}; it reads: {names}."
         raise errors.ConfigurationError(problem, "Check the name.", application=app.name)
     name = fed[stream].name
     if not fed[stream].follows_changes:
@@ -378,12 +384,11 @@ def _check_stream_read(app: Application, stream: str) -> None:
             f" {name} VERSION --reason ….",
             dataset=name,
         )
-    problem = (
-        f"{stream} is the input of dataset {name!r}, whose table lives for one run, so it can't be"
-        " rewound."
-    )
     raise errors.ConfigurationError(
-        problem, "Run the application again: it rebuilds the table.", dataset=name
+        f"{stream} is the input of dataset {name!r}, whose table lives for one run, so it can't be"
+        " rewound.",
+        "Run the application again: it rebuilds the table.",
+        dataset=name,
     )
 
 
@@ -434,20 +439,20 @@ class StartpointRequest:
         if self.until is not None:
             check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")
         what = f"the startpoint request for {self.ssp} has "
-        if self.recorded is not None and (
-            self.versions != RECORDED or not _NAME.fullmatch(self.recorded)
-        ):
-            found = f"{what}recorded={self.recorded!r:.80} and versions={self.versions!r}"
-            expected = "the id of a plan, of a request for recorded versions"
-            step = "Leave it out: Startpoints.request sets it for versions=recorded."
-            raise argument_error(found, expected, step, argument="recorded")
+        if self.recorded is not None:
+            is_plan = _NAME.fullmatch(self.recorded) is not None
+            if not is_plan or self.versions != RECORDED:
+                found = f"{what}recorded={self.recorded!r:.80} and versions={self.versions!r}"
+                expected = "the id of a plan, of a request for recorded versions"
+                step = "Leave it out: Startpoints.request sets it for versions=recorded."
+                raise argument_error(found, expected, step, argument="recorded")
         if self.id == "":
             object.__setattr__(self, "id", self.startpoint.id)
         check_id("startpoint request", self.id)
         if self.task is not None:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
-            if not value.strip() or len(value) > _TEXT_LENGTH or not is_storable_text(value):
+            if not value.strip() or not _is_storable(value, _TEXT_LENGTH):
                 found = f"{what}{name}={value!r:.100}"
                 expected = f"a text of 1 to {_TEXT_LENGTH} characters"
                 step = "Say who asks (by) and why (reason): both are shown with the replay."
@@ -486,16 +491,16 @@ class StartpointRequest:
             raise malformed_error(
                 where, f"it has the fields {sorted(map(str, value))}, expected {sorted(expected)}"
             )
-        startpoint = Startpoint.from_json(value["startpoint"], f"the startpoint of {where}")
-        bounded = value["until"] is not None
-        if bounded:
-            until = Startpoint.from_json(value["until"], f"the end (until) of {where}")
-        else:
-            until = None
-        given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"}}
+        given = dict(value)
+        del given["version"]
+        given["startpoint"] = Startpoint.from_json(
+            given["startpoint"], f"the startpoint of {where}"
+        )
+        if given["until"] is not None:
+            given["until"] = Startpoint.from_json(given["until"], f"the end (until) of {where}")
         try:
-            ssp = SystemStreamPartition.parse(value["ssp"])
-            return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)
+            given["ssp"] = SystemStreamPartition.parse(given["ssp"])
+            return StartpointRequest(**given)
         except errors.ConfigurationError as error:
             raise malformed_error(where, error.problem) from error
 
@@ -511,10 +516,11 @@ def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointR
     the task's if both are equally old.
     """
     if (left.task is None) == (right.task is None):
-        return left if left.sequence > right.sequence else right
-    specific, broadcast = (right, left) if left.task is None else (left, right)
-    later = broadcast.startpoint.creation_timestamp_ms > specific.startpoint.creation_timestamp_ms
-    return broadcast if later else specific
+        return max(right, left, key=lambda request: request.sequence)
+    return max(
+        (left, right),
+        key=lambda request: (request.startpoint.creation_timestamp_ms, request.task is not None),
+    )
 
 
 def to_startpoint(request: StartpointRequest) -> Startpoint:
@@ -526,15 +532,17 @@ def to_startpoint(request: StartpointRequest) -> Startpoint:
 
 def check_task(task: str) -> str:
     """Return `task` if it is a valid task name: any text, as in "Partition 3"."""
-    if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not is_storable_text(task):
-        problem = (
-            f"task name {task!r} can't be stored: expected a text of 1 to"
-            f" {_TASK_LENGTH} characters."
-        )
-        raise errors.InvalidNameError(
-            problem, "Name the task as the plan does, as in 'Partition 3'.", argument="task"
-        )
-    return task
+    if isinstance(task, str) and _is_storable(task, _TASK_LENGTH):
+        return task
+    raise errors.InvalidNameError(
+        f"task name {task!r} can't be stored: expected a text of 1 to {_TASK_LENGTH} characters.",
+        "Name the task as the plan does, as in 'Partition 3'.",
+        argument="task",
+    )
+
+
+def _is_storable(text: str, length: int) -> bool:
+    return 0 < len(text) <= length and is_storable_text(text)
 
 
 def malformed_error(where: str, problem: str) -> errors.MalformedDocumentError:
@@ -581,7 +589,9 @@ class Unreadable:
 
 def parse_partition(text: str | None) -> SystemStreamPartition | None:
     """Return the partition of this name; None if it is not valid."""
+    if text is None:
+        return None
     try:
-        return None if text is None else SystemStreamPartition.parse(text)
+        return SystemStreamPartition.parse(text)
     except errors.InvalidNameError:
         return None

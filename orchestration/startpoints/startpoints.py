@@ -4,11 +4,10 @@ and take back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from datetime import datetime, timedelta
-from functools import cache, partial
 from typing import Any, TypeAlias
 
 from pydantic import SkipValidation
@@ -17,6 +16,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
+    Offsets,
     Replay,
     application_state,
     check_not_renamed,
@@ -24,9 +24,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import may_be_running
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_stream
+from dagster_adjunct.orchestration.startpoints.positions import AskedApplication
 from dagster_adjunct.orchestration.startpoints.preview import (
     Preview,
     check_previews,
@@ -49,9 +48,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     Unreadable,
     describe_versions,
     expand_partitions,
-    find_reading_tasks,
     is_broadcast,
-    is_dataset_task,
     to_epoch_ms,
 )
 from dagster_adjunct.orchestration.startpoints.store import (
@@ -83,48 +80,44 @@ def collect_startpoints(
     stored = open_startpoints(lake, app).read()
     state = application_state(lake, app.name)
 
-    def aged_rows(requests: Iterable[StartpointRequest]) -> list[dict[str, Any]]:
-        rows = []
-        for request in requests:
-            age_ms = to_epoch_ms(now) - request.startpoint.creation_timestamp_ms
-            left_ms = app.startpoints_expire_after // MS - age_ms
-            ages = {"age": _format_span(age_ms), "expires_in": _format_span(left_ms)}
-            rows.append(_request_row(request) | {"task": request.task} | ages)
-        return rows
+    def aged_row(request: StartpointRequest) -> dict[str, Any]:
+        age_ms = to_epoch_ms(now) - request.startpoint.creation_timestamp_ms
+        left_ms = app.startpoints_expire_after // MS - age_ms
+        ages = {"age": _format_span(age_ms), "expires_in": _format_span(left_ms)}
+        return _request_row(request) | {"task": request.task} | ages
 
-    return {
-        "waiting": aged_rows(stored.waiting),
-        "expired": aged_rows(stored.expired),
-        "handed": [
-            _request_row(held.request) | {"task": held.at, "offset": held.offset}
-            for held in iter_unapplied(stored.handed, state)
-        ],
+    rows: dict[str, list[dict[str, Any]]] = {
+        "waiting": [*map(aged_row, stored.waiting)],
+        "expired": [*map(aged_row, stored.expired)],
+        "handed": [],
         "replays": [_replay_row(systems, replay) for replay in state.offsets.replays.values()],
-        "applied": [
-            {"partition": str(ssp), **start.model_dump(mode="json", exclude={"id"})}
-            for ssp, start in sorted(state.offsets.applied.items())
-        ],
-        "unreadable": [
-            {
-                "partition": one.partition or one.key,
-                "task": one.task,
-                "handed_to": one.at,
-                "error": one.error,
-            }
-            for one in stored.unreadable
-        ],
+        "applied": [],
+        "unreadable": [],
     }
+    for held in iter_unapplied(stored.handed, state):
+        handed = {"task": held.at, "offset": held.offset}
+        rows["handed"].append(_request_row(held.request) | handed)
+    for ssp, start in sorted(state.offsets.applied.items()):
+        facts = start.model_dump(mode="json", exclude={"id"})
+        rows["applied"].append({"partition": str(ssp), **facts})
+    for one in stored.unreadable:
+        partition = one.partition or one.key
+        row = {"partition": partition, "task": one.task, "handed_to": one.at, "error": one.error}
+        rows["unreadable"].append(row)
+    return rows
 
 
 def _request_row(request: StartpointRequest) -> dict[str, Any]:
+    until = request.until
     return {
         "partition": str(request.ssp),
         "position": describe_startpoint(request.startpoint),
-        "until": None if request.until is None else describe_startpoint(request.until),
-        **{
-            name: getattr(request, name)
-            for name in ("by", "reason", "on_unresolved", "versions", "id")
-        },
+        "until": describe_startpoint(until) if until is not None else None,
+        "by": request.by,
+        "reason": request.reason,
+        "on_unresolved": request.on_unresolved,
+        "versions": request.versions,
+        "id": request.id,
     }
 
 
@@ -133,10 +126,9 @@ def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str
     left = None
     per_cent = None
     if ssp.system in systems:  # the application may no longer use it
-        left, whole = (
-            systems[ssp.system].distance(ssp, start, replay.until)
-            for start in (replay.next, replay.start)
-        )
+        distance = systems[ssp.system].distance
+        left = distance(ssp, replay.next, replay.until)
+        whole = distance(ssp, replay.start, replay.until)
         per_cent = 100 * (whole - left) // max(whole, 1)
     facts = replay.model_dump(mode="json", exclude={"ssp"})
     return facts | {"partition": str(ssp), "left": left, "per_cent": per_cent}
@@ -167,14 +159,19 @@ class TakenBack:
 
     def describe(self) -> list[str]:
         """Return a line for each entry."""
-        lines = [f"taken back: {held.summary()}" for held in self.startpoints]
-        lines += [
-            f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}:"
-            f" {replay.reason}) at offset {replay.next}, {replay.until} not reached"
-            for replay in self.replays
-        ]
-        lines += [f"not removed: {text}" for text in self.not_removed]
-        return lines + [f"removed unread: {entry.summary()}" for entry in self.unreadable]
+        lines = []
+        for held in self.startpoints:
+            lines.append(f"taken back: {held.summary()}")
+        for replay in self.replays:
+            lines.append(
+                f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}:"
+                f" {replay.reason}) at offset {replay.next}, {replay.until} not reached"
+            )
+        for text in self.not_removed:
+            lines.append(f"not removed: {text}")
+        for entry in self.unreadable:
+            lines.append(f"removed unread: {entry.summary()}")
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -207,10 +204,11 @@ class _Selection:
         return self.task == (held.request.task if named else held.at)
 
     def includes_unread(self, entry: Unreadable) -> bool:
-        is_at_task = entry.ssp is None and bool(entry.at) and entry.at == self.task
-        if not self.has_partition(entry.ssp) and not is_at_task:
+        if self.task is not None and self.task not in (entry.task, entry.at):
             return False
-        return self.task is None or self.task in (entry.task, entry.at)
+        if self.has_partition(entry.ssp):
+            return True
+        return entry.ssp is None and self.task is not None and entry.at == self.task
 
 
 def take_back_startpoints(
@@ -234,21 +232,19 @@ def take_back_startpoints(
     selection = _Selection(app, None if ssps is None else dict.fromkeys(ssps), task)
     state = log.read().state
     stored = startpoints.read()
-    waiting = [PendingStartpoint(request) for request in stored.waiting]
+    waiting = [*map(PendingStartpoint, stored.waiting)]
     asked = [held.request for held in waiting if selection.includes(held)]
     taken = startpoints.take_back(asked, by=by)
-    unread = startpoints.delete_unreadable(
-        filter(selection.includes_unread, stored.unreadable), by=by
-    )
+    selected = filter(selection.includes_unread, stored.unreadable)
+    unread = startpoints.delete_unreadable(selected, by=by)
     handed = _remove_handed(startpoints, state, selection)
     commit, state = log.take_back(_list_ids_in_batches(handed), by=by, reason=reason)
     stopped, going = _stop_replays(log, state, selection, by, reason)
+    left: list[PendingStartpoint] = []
     if task is not None:
         left = [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)]
-    else:
-        left = []
     attempt = _Attempt(
-        waiting=[PendingStartpoint(request) for request in taken],
+        waiting=[*map(PendingStartpoint, taken)],
         handed=handed,
         first=commit is None,
         may_run=may_be_running(lake, app.name),
@@ -285,24 +281,24 @@ def _describe_attempt(
 ) -> TakenBack:
     """Return what was taken back, and for all else that was selected, why not; a pure function."""
     taken = list(attempt.waiting)
+    lines = []
     replayed = {replay.ssp for replay in (*attempt.stopped, *attempt.going)}
-    why: dict[PendingStartpoint, str] = {}
     for held in attempt.handed:
         applies = _why_applied(held, state, first=attempt.first, may_run=attempt.may_run)
         if not applies:
             taken.append(held)
-        elif applies == _BEGUN and held.request.ssp in replayed:
-            continue
-        else:
-            why[held] = applies
-    lines = [f"{held.summary()}: {reason}" for held, reason in why.items()]
-    lines += [_describe_going(selection.app, replay) for replay in attempt.going]
-    found = {held.request.ssp for held in (*taken, *why)} | replayed
-    found |= {entry.ssp for entry in attempt.unread if entry.ssp is not None}
+        elif applies != _BEGUN or held.request.ssp not in replayed:
+            lines.append(f"{held.summary()}: {applies}")
+    for replay in attempt.going:
+        lines.append(_describe_going(selection.app, replay))
+    found: set[SystemStreamPartition | None] = {entry.ssp for entry in attempt.unread}
+    found |= {held.request.ssp for held in (*attempt.waiting, *attempt.handed)}
+    found |= replayed
     left = _find_left(selection, attempt.left, found)
     lines += left.values()
-    found |= left.keys()
-    lines += [_describe_nothing(ssp, state) for ssp in selection.ssps or () if ssp not in found]
+    for ssp in selection.ssps or ():
+        if ssp not in found and ssp not in left:
+            lines.append(_describe_nothing(ssp, state))
     return TakenBack(tuple(taken), tuple(attempt.stopped), tuple(lines), tuple(attempt.unread))
 
 
@@ -318,19 +314,14 @@ def _why_applied(
     A run that has read it meets a conflict in the batch log; not so one that rewinds a dataset, or
     the `first` run before its first commit.
     """
-    if is_dataset_task(held.at or ""):
-        return "removed, but a run that has read it may rewind the dataset" if may_run else ""
-    if _has_begun(held, state):
+    may_be_read = may_run and held.at is not None
+    if held.is_of_dataset:
+        return "removed, but a run that has read it may rewind the dataset" if may_be_read else ""
+    if state.has_begun(held.request.ssp, held.request.id):
         return _BEGUN
-    if first and may_run and held.at is not None:
+    if first and may_be_read:
         return "removed, but the application's first run may begin there"
     return ""
-
-
-def _has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
-    """Return whether a batch has begun to apply a startpoint; batches apply none to datasets."""
-    is_of_batches = not is_dataset_task(held.at or "")
-    return is_of_batches and state.has_begun(held.request.ssp, held.request.id)
 
 
 def _remove_handed(
@@ -343,16 +334,17 @@ def _remove_handed(
     """
     handed: list[PendingStartpoint] = []
     for _ in range(_MAX_REMOVALS):
-        selected = filter(selection.includes, iter_unapplied(startpoints.get_fan_outs(), state))
-        found = [held for held in selected if held not in handed]
-        handed += found
-        idle = [held for held in found if not _has_begun(held, state)]
+        idle: dict[str, Offsets] = {}
+        for held in iter_unapplied(startpoints.get_fan_outs(), state):
+            if held in handed or not selection.includes(held):
+                continue
+            handed.append(held)
+            request = held.request
+            if held.is_of_dataset or not state.has_begun(request.ssp, request.id):
+                idle.setdefault(str(held.at), {})[request.ssp] = request.id
         if not idle:
             break
-        ids: dict[str, dict[SystemStreamPartition, str]] = {}
-        for held in idle:
-            ids.setdefault(str(held.at), {})[held.request.ssp] = held.request.id
-        startpoints.remove_fan_outs(ids)
+        startpoints.remove_fan_outs(idle)
     return handed
 
 
@@ -367,21 +359,21 @@ def _describe_going(app: Application, replay: Replay) -> str:
 def _find_left(
     selection: _Selection,
     others: Iterable[PendingStartpoint],
-    found: Collection[SystemStreamPartition],
-) -> dict[SystemStreamPartition, str]:
+    found: Collection[SystemStreamPartition | None],
+) -> Offsets:
     """Return, by partition, why startpoints that are not of the selected task alone were left."""
-    left: dict[SystemStreamPartition, str] = {}
+    left: Offsets = {}
     for held in others:
         ssp = held.request.ssp
-        if ssp in found or ssp in left or not selection.has_partition(ssp):
+        if ssp in found or not selection.has_partition(ssp):
             continue
-        if held.at is not None and is_broadcast(selection.app, ssp):
-            left[ssp] = f"{held.summary()}: it is for all tasks, and can't be taken back from one"
-        elif held.at is None and held.request.task is None:
-            left[ssp] = (
-                f"{held.summary()}: it is for every task that reads the partition; leave the"
-                " task out"
-            )
+        why = ""
+        if held.at is None and held.request.task is None:
+            why = "it is for every task that reads the partition; leave the task out"
+        elif held.at is not None and is_broadcast(selection.app, ssp):
+            why = "it is for all tasks, and can't be taken back from one"
+        if why:
+            left.setdefault(ssp, f"{held.summary()}: {why}")
     return left
 
 
@@ -392,13 +384,16 @@ def _stop_replays(
 
     Replays belong to all tasks: with a task in the selection none is stopped.
     """
-    if selection.task is not None:
-        return [], []
-    replays = state.offsets.replays.values()
-    ours = [replay for replay in replays if selection.has_partition(replay.ssp)]
-    reading = set(state.open.replays.values()) if state.open else set()
-    idle = [replay.id for replay in ours if replay.id not in reading]
-    going = [replay for replay in ours if replay.id in reading]
+    idle = []
+    going = []
+    reading = () if state.open is None else state.open.replays.values()
+    for replay in state.offsets.replays.values():
+        if selection.task is not None or not selection.has_partition(replay.ssp):
+            continue
+        if replay.id in reading:
+            going.append(replay)
+        else:
+            idle.append(replay.id)
     return log.cancel_replays(idle, by=by, reason=reason), going
 
 
@@ -439,15 +434,11 @@ class AskedStartpoints:
 
     def describe_effects(self) -> list[str]:
         """Return a line for each replaced startpoint, each table, and each note."""
-        lines = [
-            f"{'replaced' if self.written else 'would be replaced'}: {held.summary()}"
-            for held in self.replaced
-        ]
-        return [
-            *lines,
-            *(f"table {table}: {becomes}" for table, becomes in self.tables.items()),
-            *self.notes,
-        ]
+        replaced = "replaced" if self.written else "would be replaced"
+        lines = [f"{replaced}: {held.summary()}" for held in self.replaced]
+        for table, becomes in self.tables.items():
+            lines.append(f"table {table}: {becomes}")
+        return [*lines, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -477,17 +468,16 @@ class Startpoints:
     lake: Lake = field(default_factory=open_lake, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.app, Application):
-            if isinstance(self.app, str):
-                known = f": {describe_similar_names(self.lake, self.app)}"
-            else:
-                known = ""
-            step = "Pass the Application itself: its plan says which task reads what."
-            raise ConfigurationError(
-                f"Startpoints: app is {self.app!r}, not an Application{known}.",
-                step,
-                argument="app",
-            )
+        if isinstance(self.app, Application):
+            return
+        known = ""
+        if isinstance(self.app, str):
+            known = f": {describe_similar_names(self.lake, self.app)}"
+        raise ConfigurationError(
+            f"Startpoints: app is {self.app!r}, not an Application{known}.",
+            "Pass the Application itself: its plan says which task reads what.",
+            argument="app",
+        )
 
     def preview(
         self,
@@ -507,17 +497,18 @@ class Startpoints:
         A request that can't be applied has an `error` in its preview. `notes` say why `request`
         would reject others.
         """
-        wanted = {
-            "task": task,
-            "on_unresolved": on_unresolved,
-            "force": force,
-            "versions": versions,
-        }
-        requests = build_requests(
-            self._expanded(partitions), position, until, by="preview", reason="-", **wanted
-        )
-        return request_startpoints(
-            self.lake, self._systems, self.app, requests, replace=replace, dry_run=True
+        return self._ask(
+            partitions,
+            position,
+            until=until,
+            task=task,
+            on_unresolved=on_unresolved,
+            force=force,
+            versions=versions,
+            by="preview",
+            reason="-",
+            replace=replace,
+            dry_run=True,
         )
 
     def request(
@@ -552,16 +543,18 @@ class Startpoints:
         disabled, if recorded versions are gone, and, without `replace`, if a bounded replay would
         replace a startpoint that moves the position, or the reverse.
         """
-        wanted = {
-            "task": task,
-            "on_unresolved": on_unresolved,
-            "force": force,
-            "versions": versions,
-        }
-        requests = build_requests(
-            self._expanded(partitions), position, until, by=by, reason=reason, **wanted
+        return self._ask(
+            partitions,
+            position,
+            until=until,
+            task=task,
+            on_unresolved=on_unresolved,
+            force=force,
+            versions=versions,
+            by=by,
+            reason=reason,
+            replace=replace,
         )
-        return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
         """Return all startpoints by state, as rows of JSON values.
@@ -598,15 +591,28 @@ class Startpoints:
     def _systems(self) -> Mapping[str, StreamSystem]:
         return systems_for(self.app, lake=self.lake)
 
+    def _ask(
+        self,
+        partitions: Partitions,
+        position: Startpoint,
+        *,
+        replace: bool,
+        dry_run: bool = False,
+        **wanted: Any,
+    ) -> AskedStartpoints:
+        requests = build_requests(self._expanded(partitions), position, **wanted)
+        return request_startpoints(
+            self.lake, self._systems, self.app, requests, replace=replace, dry_run=dry_run
+        )
+
     def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
         if isinstance(partitions, str | SystemStreamPartition):
-            named = [partitions]
-        else:
-            named = [*partitions]
+            partitions = [partitions]
+        named = [*map(str, partitions)]
         if not named:
             step = "Name one, as in lake.flights.3, or a stream: lake.flights."
             raise ConfigurationError("no partition is named.", step, argument="partitions")
-        return tuple(expand_partitions(self.app, self._systems, map(str, named)))
+        return tuple(expand_partitions(self.app, self._systems, named))
 
 
 def build_requests(
@@ -653,42 +659,35 @@ def request_startpoints(
     state = application_state(lake, app.name)
     check_not_renamed(app.name, state)
     plan = plan_application(app, systems=systems) if app.inputs else None
-    readers = find_reading_tasks(app, plan, systems)
-    versions = describe_versions(app, requests)
-
-    snapshot_of = cache(partial(snapshot_stream, systems))  # one snapshot of each stream
-    previews = [
-        preview_request(app, readers, snapshot_of, state, request, stored.at)
-        for request in requests
-    ]
-    previews = preview_rewinds(lake, systems, app, previews)
+    asked = AskedApplication(lake, systems, app, plan, state, stored.at)
+    previews = preview_rewinds(asked, [preview_request(asked, request) for request in requests])
     previews = mark_blocked_previews(stored.unreadable, previews)
-    previews, recorded = _plan_recorded_versions(lake, app, plan, snapshot_of, previews, stored.at)
-    again = find_streams_read_again(previews)
+    previews, recorded = _plan_recorded_versions(asked, previews)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
-    replaced = find_replaced(requests, there, readers.named_only)
-    possible = [empty_replay_error(previews)]
-    if not replace:
-        possible.append(other_kind_error(replaced))
-    refusals = [error for error in possible if error is not None]
+    replaced = find_replaced(requests, there, asked.readers.named_only)
     old = tuple(dict.fromkeys(held for held, _ in replaced))
+    refusals = [empty_replay_error(previews)]
+    if not replace:
+        refusals.append(other_kind_error(replaced))
+    notes = [f"would be rejected: {refusal}" for refusal in refusals if refusal is not None]
     if not dry_run:
         check_previews(previews)
-        raise_first(refusals)
+        raise_first([refusal for refusal in refusals if refusal is not None])
         startpoints.write_startpoints(_retain_recorded(lake, requests, recorded))
         if old:
-            first = requests[0]
-            log = BatchLog(lake, app.name)
-            state = log.take_back(_list_ids_in_batches(old), by=first.by, reason=first.reason).state
+            by = requests[0].by
+            ids = _list_ids_in_batches(old)
+            state = BatchLog(lake, app.name).take_back(ids, by=by, reason=requests[0].reason).state
     stays = _find_applied(lake, app, state, old)
-    notes = [f"would be rejected: {refusal}" for refusal in refusals]
-    notes += [f"applied before: {held.summary()}: {why}" for held, why in stays.items()]
-    notes += versions
+    for held, why in stays.items():
+        notes.append(f"applied before: {held.summary()}: {why}")
+    notes += describe_versions(app, requests)
     if recorded is not None:
         notes += recorded.describe()
+    again = find_streams_read_again(previews)
     notes += describe_state_effects(app, again)
-    taken_over = tuple(held for held in old if held not in stays)
     tables = describe_remote_tables(plan, again)
+    taken_over = tuple(held for held in old if held not in stays)
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, tuple(notes))
 
 
@@ -698,13 +697,12 @@ def _retain_recorded(
     """Write the plan of recorded versions, which retains them from here on, and return the
     requests with its id.
     """
-    if recorded is None:
-        return list(requests)
-    write_plan(lake, recorded)
-    planned = []
-    for one in requests:
-        is_recorded = one.versions == RECORDED
-        planned.append(with_fields(one, recorded=recorded.id) if is_recorded else one)
+    planned = list(requests)
+    if recorded is not None:
+        write_plan(lake, recorded)
+        for place, one in enumerate(requests):
+            if one.versions == RECORDED:
+                planned[place] = with_fields(one, recorded=recorded.id)
     return planned
 
 
@@ -712,36 +710,24 @@ def _find_applied(
     lake: Lake, app: Application, state: ApplicationState, old: Sequence[PendingStartpoint]
 ) -> dict[PendingStartpoint, str]:
     """Return why startpoints that requests would replace are applied all the same."""
-    if not old:
-        return {}
-    first = state == ApplicationState()
-    may_run = may_be_running(lake, app.name)
     applied = {}
-    for held in old:
-        why = _why_applied(held, state, first=first, may_run=may_run)
-        if why:
-            applied[held] = why
-    return applied
+    if old:
+        first = state == ApplicationState()
+        may_run = may_be_running(lake, app.name)
+        for held in old:
+            applied[held] = _why_applied(held, state, first=first, may_run=may_run)
+    return {held: why for held, why in applied.items() if why}
 
 
 def _list_ids_in_batches(
     pending: Iterable[PendingStartpoint],
 ) -> list[tuple[SystemStreamPartition, str]]:
     """Return partition and id of the startpoints that batches apply: all but those of datasets."""
-    return [
-        (held.request.ssp, held.request.id)
-        for held in pending
-        if not is_dataset_task(held.at or held.request.task or "")
-    ]
+    return [(held.request.ssp, held.request.id) for held in pending if not held.is_of_dataset]
 
 
 def _plan_recorded_versions(
-    lake: Lake,
-    app: Application,
-    plan: ExecutionPlan | None,
-    snapshot_of: Callable[[str], StreamSnapshot],
-    previews: list[Preview],
-    now: datetime,
+    asked: AskedApplication, previews: list[Preview]
 ) -> tuple[list[Preview], RecordedPlan | None]:
     """Return the previews, and the plan for all requests with recorded versions (None for no such
     requests).
@@ -750,12 +736,18 @@ def _plan_recorded_versions(
     or retained yet. If no batch has read the records of a request, or versions are gone, its
     preview has an `error`. There is no plan if one of all the requests can't be applied.
     """
-    replays = [one for one in previews if one.request.versions == RECORDED and one.error is None]
-    wanted = {one.request.ssp: one for one in replays if one.request.until is not None}
-    if not wanted or any(shown.error and not shown.falls_back for shown in previews):
+    places = {}
+    spans = {}
+    for place, shown in enumerate(previews):
+        if shown.is_refused:
+            return previews, None
+        request = shown.request
+        if request.versions == RECORDED and request.until is not None and shown.error is None:
+            places[request.ssp] = place
+            spans[request.ssp] = (str(shown.start), str(shown.end))
+    if not spans:
         return previews, None
-    spans = {ssp: (str(shown.start), str(shown.end)) for ssp, shown in wanted.items()}
-    problems, recorded = plan_recorded(lake, app, plan, snapshot_of, spans, now)
+    problems, recorded = plan_recorded(asked, spans)
     for ssp, problem in problems.items():
-        previews[previews.index(wanted[ssp])] = with_fields(wanted[ssp], error=problem)
+        previews[places[ssp]] = with_fields(previews[places[ssp]], error=problem)
     return previews, recorded

@@ -20,11 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
+    Offsets,
     application_state,
     check_application_known,
 )
@@ -43,6 +44,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     Target,
     Unreadable,
     check_task,
+    is_dataset_task,
     malformed_error,
     parse_partition,
     to_epoch_ms,
@@ -54,6 +56,9 @@ from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.times import describe_span
 from dagster_adjunct.resources.validation import validated_methods
+
+# The new values of entries by their key, None for an entry to remove.
+Changes = dict[str, Any]
 
 
 def read_requests(
@@ -68,7 +73,7 @@ def read_requests(
         try:
             requests.append(read_request(application, key, value))
         except MalformedDocumentError as error:
-            ssp, task = [*map(_text, _parts(key)), None, None][:2]
+            ssp, task = _texts(key, 2)
             unreadable.append(Unreadable("request", key, value, str(error), ssp, task))
     return requests, unreadable
 
@@ -134,9 +139,9 @@ def read_task(application: str, key: str, value: object) -> TaskFanOut:
             unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, _parts(key)[1]))
         else:
             pending[request.ssp] = request
-    handed = {
-        _read_target(where, ssp)[0]: _read_sequence(where, n) for ssp, n in value["handed"].items()
-    }
+    handed = {}
+    for ssp, number in value["handed"].items():
+        handed[_read_target(where, ssp)[0]] = _read_sequence(where, number)
     return TaskFanOut(pending, handed, tuple(unread))
 
 
@@ -152,16 +157,20 @@ def _read_target(where: str, ssp: str, task: str | None = None) -> Target:
 
 
 def _read_sequence(where: str, value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if _is_sequence(value):
         return value
     raise malformed_error(where, f"{value!r:.80} is not a sequence: expected an integer")
 
 
-def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
+def _is_sequence(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def diff_states(before: FanOutState, after: FanOutState) -> Changes:
     """Return, by key, the stored form of each entry that has changed; None for an entry to
     remove.
     """
-    changes: dict[str, Any] = {}
+    changes: Changes = {}
     for task in {*before.tasks, *after.tasks}:
         held = after.tasks.get(task, TaskFanOut())
         if before.tasks.get(task) != held:
@@ -177,15 +186,12 @@ def task_to_json(held: TaskFanOut) -> dict[str, Any] | None:
     """Return the stored form of what a task was handed, with unreadable requests as they were;
     None for nothing.
     """
-    if not held.pending and not held.handed and not held.unread:
+    if held == TaskFanOut():
         return None
-    return {
-        "pending": [
-            *(request.to_json() for _, request in sorted(held.pending.items())),
-            *(part.value for part in held.unread),
-        ],
-        "handed": {str(ssp): number for ssp, number in sorted(held.handed.items())},
-    }
+    pending: list[Any] = [request.to_json() for _, request in sorted(held.pending.items())]
+    pending += [part.value for part in held.unread]
+    handed = {str(ssp): number for ssp, number in sorted(held.handed.items())}
+    return {"pending": pending, "handed": handed}
 
 
 def request_key(target: tuple[SystemStreamPartition | str, str | None]) -> str:
@@ -207,8 +213,10 @@ def concerns_stream(stream: str, key: str, value: object) -> bool:
 
     Sequences of requests that were handed out or settled do not count.
     """
+    if _parts(key)[:1] == ["settled"]:
+        return False
     waiting = value.get("pending", value) if isinstance(value, Mapping) else value
-    return _parts(key)[:1] != ["settled"] and f"{stream}." in f"{key} {waiting}"
+    return f"{stream}." in f"{key} {waiting}"
 
 
 def parse_sequence(stored: object) -> int | None:
@@ -216,7 +224,7 @@ def parse_sequence(stored: object) -> int | None:
     if it has none.
     """
     sequence = stored.get("sequence") if isinstance(stored, Mapping) else None
-    return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None
+    return sequence if _is_sequence(sequence) else None
 
 
 def is_same_request(left: object, right: Mapping[str, Any]) -> bool:
@@ -244,8 +252,13 @@ def _parts(key: str) -> list[Any]:
 def _parse_fan_out_key(key: str) -> tuple[str | None, str | None, str | None]:
     """Return what the key of an unreadable fan-out entry says: a request's partition and task (of a
     settled sequence), or the task that was handed something. Unknown parts are None."""
-    kind, first, second = [*map(_text, _parts(key)), None, None, None][:3]
+    kind, first, second = _texts(key, 3)
     return (None, None, first) if kind == "task" else (first, second, None)
+
+
+def _texts(key: str, number: int) -> list[str | None]:
+    """Return the first parts of a key, None for those that are missing or no texts."""
+    return [*map(_text, _parts(key)), None, None, None][:number]
 
 
 def _text(value: object) -> str | None:
@@ -281,14 +294,22 @@ class PendingStartpoint:
     at: str | None = None
     offset: str | None = None
 
+    @property
+    def is_of_dataset(self) -> bool:
+        """Whether it rewinds a dataset; batches apply all others."""
+        return is_dataset_task(self.at or self.request.task or "")
+
     def summary(self) -> str:
         """Return the startpoint as one line."""
         request = self.request
-        until = "" if request.until is None else f" until {describe_startpoint(request.until)}"
+        asked = f"{request.ssp}: {describe_startpoint(request.startpoint)}"
+        if request.until is not None:
+            asked += f" until {describe_startpoint(request.until)}"
+        if request.task is not None:
+            asked += f" for {request.task}"
         where = "waiting" if self.at is None else f"handed to {self.at}"
-        where += "" if self.offset is None else f", found at offset {self.offset}"
-        task = "" if request.task is None else f" for {request.task}"
-        asked = f"{request.ssp}: {describe_startpoint(request.startpoint)}{until}{task}"
+        if self.offset is not None:
+            where += f", found at offset {self.offset}"
         return f"{asked}, {where} ({request.by}: {request.reason})"
 
 
@@ -332,26 +353,26 @@ class StartpointManager:
         *,
         expires_after: timedelta | None = None,
     ) -> None:
-        name = application if isinstance(application, str) else application.name
+        self._is_known = not isinstance(application, str)
+        self._is_on = True
+        default = EXPIRES_AFTER
+        if isinstance(application, str):
+            name = application
+        else:
+            name = application.name
+            self._is_on = application.startpoints
+            default = application.startpoints_expire_after
         if expires_after is None:
-            if isinstance(application, str):
-                expires_after = EXPIRES_AFTER
-            else:
-                expires_after = application.startpoints_expire_after
+            expires_after = default
         if expires_after < MS:
-            problem = (
-                f"startpoints of {name!r} expire after {describe_span(expires_after)}: expected a "
-                "timedelta of at least a millisecond."
-            )
             raise ConfigurationError(
-                problem,
+                f"startpoints of {name!r} expire after {describe_span(expires_after)}: expected a "
+                "timedelta of at least a millisecond.",
                 f"Leave expires_after out for the default, {EXPIRES_AFTER}.",
                 argument="expires_after",
             )
         self.application = name
         self.lake = store.lake
-        self._is_known = not isinstance(application, str)
-        self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
         self._expiry_ms = expires_after // MS
@@ -377,9 +398,8 @@ class StartpointManager:
         wanted = {request_key(request.target): request for request in map(_check_request, requests)}
         if not wanted:
             return
-        writers = sorted({request.by for request in wanted.values()})
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
             changes = {}
             self._checked(snapshot)
             for key, request in wanted.items():
@@ -390,12 +410,14 @@ class StartpointManager:
                     changes[key] = stored
             return changes, None
 
+        writers = sorted({request.by for request in wanted.values()})
         self._requests.transact(decide, by=", ".join(writers[:3]))
 
     def _check_readable(self, key: str, there: object) -> None:
+        if there is None:
+            return
         try:
-            if there is not None:
-                read_request(self.application, key, there)
+            read_request(self.application, key, there)
         except MalformedDocumentError as error:
             raise ConfigurationError(
                 "nothing is written: it would replace a request that can't be read."
@@ -408,13 +430,12 @@ class StartpointManager:
     def check_on(self) -> None:
         """Raise ConfigurationError if the application disables startpoints."""
         if not self._is_on:
-            problem = (
-                f"application {self.application!r} has startpoints disabled (startpoints=False):"
-                " nothing is written, and no run would apply it."
-            )
-            step = "Enable them in the Application; stored requests can be listed and taken back."
             raise ConfigurationError(
-                problem, step, argument="startpoints", application=self.application
+                f"application {self.application!r} has startpoints disabled (startpoints=False):"
+                " nothing is written, and no run would apply it.",
+                "Enable them in the Application; stored requests can be listed and taken back.",
+                argument="startpoints",
+                application=self.application,
             )
 
     def read(self) -> StoredStartpoints:
@@ -448,7 +469,7 @@ class StartpointManager:
 
     def has_any(self) -> bool:
         """Return whether anything is stored that a fan-out would have to read."""
-        return bool(len(self._requests.read()) or len(self._fan_outs.read()))
+        return len(self._requests.read()) > 0 or len(self._fan_outs.read()) > 0
 
     def delete_startpoint(self, ssp: SystemStreamPartition | str, task: str | None = None) -> bool:
         """Take back the waiting request for exactly this target, even an unreadable one; return
@@ -457,8 +478,8 @@ class StartpointManager:
         If an unreadable request names no valid partition, pass the text that it has there, as
         returned by `read`. Requests that were handed to tasks stay: see `remove_fan_out_for_task`.
         """
-        known = parse_partition(ssp) if isinstance(ssp, str) else ssp
-        key = request_key((known or ssp, task))
+        known = parse_partition(str(ssp))
+        key = request_key((ssp, task))
         there = self._checked(self._requests.read()).get(key)
         return there is not None and self._delete_request(key, there, known, task, by="delete")
 
@@ -469,10 +490,11 @@ class StartpointManager:
         gone: list[Unreadable] = []
         for entry in unreadable:
             if entry.kind == "fan-out":
-                taken = self._remove_unreadable(entry, by)
+                is_gone = self._remove_unreadable(entry, by)
             else:
-                taken = self._delete_request(entry.key, entry.value, entry.ssp, entry.task, by=by)
-            gone += [entry] if taken else []
+                is_gone = self._delete_request(entry.key, entry.value, entry.ssp, entry.task, by=by)
+            if is_gone:
+                gone.append(entry)
         return gone
 
     def take_back(
@@ -482,10 +504,9 @@ class StartpointManager:
         handed.
         """
         wanted = {request.target: request for request in requests}
-        taken = self._take_back(
-            {target: request.sequence for target, request in wanted.items()}, by=by
-        )
-        return [request for target, request in wanted.items() if target in taken]
+        sequences = {target: request.sequence for target, request in wanted.items()}
+        taken = self._take_back(sequences, by=by)
+        return [wanted[target] for target in wanted if target in taken]
 
     def _take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
         """Delete the requests with these targets and sequences; return the targets of those that no
@@ -495,7 +516,7 @@ class StartpointManager:
         not committed yet then has a conflict, starts over, and does not hand it out.
         """
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, set[Target]]:
             state = read_fan_outs(self.application, snapshot.items())
             handed = set(state.settled.items())
             for held in state.tasks.values():
@@ -514,8 +535,8 @@ class StartpointManager:
         stays.
         """
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            changes: dict[str, Any] = {}
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
+            changes: Changes = {}
             for target, number in wanted.items():
                 key = request_key(target)
                 if parse_sequence(snapshot.get(key)) == number:
@@ -544,7 +565,7 @@ class StartpointManager:
         if ssp is not None and sequence is not None and request_key((ssp, task)) == key:
             return bool(self._take_back({(ssp, task): sequence}, by=by))
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, bool]:
             there = snapshot.get(key) == value
             return {key: None} if there else {}, there
 
@@ -557,7 +578,7 @@ class StartpointManager:
         Returns whether it was removed.
         """
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, bool]:
             entry = snapshot.get(unread.key)
             if entry is not None and entry == unread.value:
                 return {unread.key: None}, True
@@ -608,7 +629,7 @@ class StartpointManager:
         readers = ReadingTasks(reading, {}, frozenset(named_only))
         Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Outcome]:
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, Outcome]:
             # Read when first needed, and again if the transaction is repeated after a conflict.
             offsets = cache(lambda: application_state(self.lake, self.application).offsets)
             has_taken = taken or (
@@ -650,7 +671,7 @@ class StartpointManager:
         task: str,
         ssps: Iterable[SystemStreamPartition] | Literal["all"] = "all",
         *,
-        ids: Mapping[SystemStreamPartition, str] | None = None,
+        ids: Offsets | None = None,
     ) -> None:
         """Remove the requests that the task has to apply, all or those for these partitions.
 
@@ -661,21 +682,24 @@ class StartpointManager:
         chosen = None if ssps == "all" else frozenset(ssps)
 
         def goes(request: StartpointRequest) -> bool:
-            is_chosen = chosen is None or request.ssp in chosen
-            return is_chosen and (ids is None or _has_id(ids, request))
+            if chosen is not None and request.ssp not in chosen:
+                return False
+            return ids is None or _has_id(ids, request)
 
         self._remove({task: goes})
 
-    def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
+    def remove_fan_outs(self, applied: Mapping[str, Offsets]) -> None:
         """Remove the requests with these ids, given by task and partition, from what the tasks
         have to apply.
         """
-        self._remove({task: partial(_has_id, ids) for task, ids in applied.items() if ids})
+        chosen: dict[str, Callable[[StartpointRequest], bool]] = {}
+        for task, ids in applied.items():
+            if ids:
+                chosen[task] = partial(_has_id, ids)
+        self._remove(chosen)
 
     def remove_applied(
-        self,
-        tasks: Mapping[str, Iterable[SystemStreamPartition]],
-        applied: Mapping[SystemStreamPartition, str],
+        self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Offsets
     ) -> None:
         """Remove the startpoints that a commit of offsets has applied from all tasks that read
         their partitions.
@@ -683,7 +707,7 @@ class StartpointManager:
         `tasks` has the partitions that each of the plan's tasks reads, `applied` the id of the
         request by partition.
         """
-        by_task: dict[str, dict[SystemStreamPartition, str]] = {}
+        by_task: dict[str, Offsets] = {}
         for task, ssps in tasks.items():
             for ssp in ssps:
                 if ssp in applied:
@@ -697,15 +721,16 @@ class StartpointManager:
         if not chosen:
             return
 
-        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
-            changes: dict[str, Any] = {}
+        def decide(snapshot: NamespaceSnapshot) -> tuple[Changes, None]:
+            changes: Changes = {}
             for task, goes in chosen.items():
                 key = task_key(task)
                 with suppress(MalformedDocumentError):  # unreadable entries stay
                     held = read_task(self.application, key, snapshot.get(key))
-                    left = {
-                        ssp: request for ssp, request in held.pending.items() if not goes(request)
-                    }
+                    left = dict(held.pending)
+                    for request in held.pending.values():
+                        if goes(request):
+                            del left[request.ssp]
                     changes[key] = task_to_json(replace(held, pending=left))
             return changes, None
 
@@ -723,7 +748,7 @@ class StartpointManager:
         return snapshot
 
 
-def _has_id(ids: Mapping[SystemStreamPartition, str], request: StartpointRequest) -> bool:
+def _has_id(ids: Offsets, request: StartpointRequest) -> bool:
     """Return whether the id at the request's partition is that of the request or of its
     startpoint.
     """
@@ -733,9 +758,11 @@ def _has_id(ids: Mapping[SystemStreamPartition, str], request: StartpointRequest
 def _check_request(request: object) -> StartpointRequest:
     if type(request) is StartpointRequest:  # a subclass can't be read back
         return request
-    problem = f"{request!r:.200} is not a StartpointRequest, so it can't be written."
-    step = "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…)."
-    raise ConfigurationError(problem, step, argument="request")
+    raise ConfigurationError(
+        f"{request!r:.200} is not a StartpointRequest, so it can't be written.",
+        "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…).",
+        argument="request",
+    )
 
 
 def open_startpoints(lake: Lake, app: Application) -> StartpointManager:

@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.operators.lookups import (
     ENTRY,
     MATCHED,
     NO_TIME,
-    AsOf,
     EntryLookup,
     How,
     TableLookup,
@@ -25,6 +24,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Co
 from dagster_adjunct.orchestration.operators.updates import Pairs, Update
 from dagster_adjunct.orchestration.step import lookups
 from dagster_adjunct.orchestration.step.batch_outputs import (
+    TIME_COUNTS,
     Append,
     BatchCounts,
     epochs_of_partitions,
@@ -100,25 +100,23 @@ class ArrowFrames:
         return names
 
     def columns(self, frame: pa.Table) -> Columns:
-        own = {name: kind for name, kind in self.types(frame).items() if name[:2] != "__"}
-        return Columns({name: ColumnFacts(kind) for name, kind in own.items()})
+        facts = {name: ColumnFacts(kind) for name, kind in self.types(frame).items()}
+        return Columns({name: facts[name] for name in _own_names(frame)})
 
     def types(self, frame: pa.Table) -> dict[str, str]:
         return {column.name: type_from_arrow(column) for column in frame.schema}
 
     def schema(self, frame: pa.Table) -> Schema:
-        own = [name for name in frame.column_names if name[:2] != "__"]
-        return Schema.from_arrow(frame.select(own).schema)
+        return Schema.from_arrow(frame.select(_own_names(frame)).schema)
 
     def sent_types(self, frame: pa.Table) -> dict[str, str | None]:
         types: dict[str, str | None] = {}
-        for column in frame.schema:
-            if column.name.startswith("__"):
-                continue
-            types[column.name] = type_from_arrow(column)
-            if column.name in (UPDATE, DEFAULT):
-                inside = _struct_types(column.type)
-                types |= {f"{column.name}.{name}": kind for name, kind in inside.items()}
+        for name in _own_names(frame):
+            column = frame.schema.field(name)
+            types[name] = type_from_arrow(column)
+            if name in (UPDATE, DEFAULT):
+                for inner, kind in _struct_types(column.type).items():
+                    types[f"{name}.{inner}"] = kind
         return types
 
     # -- changed records
@@ -135,8 +133,9 @@ class ArrowFrames:
                 columns.append((str(read.name), _evaluate(frame, types, text)))
                 continue
             excepted = {name.lower() for name in read.excepted}
-            kept = [name for name in frame.column_names if name.lower() not in excepted]
-            columns += [(name, frame.column(name)) for name in kept]
+            for name in frame.column_names:
+                if name.lower() not in excepted:
+                    columns.append((name, frame.column(name)))
         double = first_duplicate([name for name, _ in columns])
         if double:  # the records have more columns than planned
             raise NeedsSpark(f"two columns {double}")
@@ -186,7 +185,7 @@ class ArrowFrames:
         return frame  # it is computed already
 
     def first(self, frame: pa.Table, flags: Sequence[str]) -> Mapping[str, Any] | None:
-        flagged = frame.filter(reduce(pc.or_, [frame.column(name) for name in flags]))
+        flagged = frame.filter(reduce(pc.or_, map(frame.column, flags)))
         order = (PARTITION, OFFSET, *tie_breakers(frame.column_names))
         first = flagged.sort_by([(name, "ascending") for name in order]).slice(0, 1)
         return next(iter(first.to_pylist()), None)
@@ -199,10 +198,10 @@ class ArrowFrames:
         matched = frame.column(MATCHED)
         counts = {"rows": frame.num_rows, "unmatched": matched.null_count}
         hidden = [MATCHED]
-        if BEFORE_HISTORY in frame.column_names:
-            counts["before_history"] = pc.sum(frame.column(BEFORE_HISTORY)).as_py() or 0
-            counts["null_times"] = pc.sum(frame.column(NO_TIME)).as_py() or 0
-            hidden += [BEFORE_HISTORY, NO_TIME]
+        for flag, name in TIME_COUNTS.items():
+            if flag in frame.column_names:
+                counts[name] = pc.sum(frame.column(flag)).as_py() or 0
+                hidden.append(flag)
         self.counts.count(operator, counts)
         kept = frame.filter(matched) if how == "inner" else frame
         return kept.drop_columns(hidden)
@@ -244,14 +243,20 @@ def _evaluate(frame: pa.Table, types: dict[str, str], text: str) -> Any:
     return compiled.evaluate(frame)
 
 
+def _own_names(frame: pa.Table) -> list[str]:
+    """Return the names of the columns that are not hidden."""
+    return [name for name in frame.column_names if name[:2] != "__"]
+
+
 def _struct_types(kind: pa.DataType) -> dict[str, str]:
     """Return the types of the set and added columns of a partial update, or of the columns of a
     default record; {} if `kind` is no struct.
     """
     types: dict[str, str] = {}
-    for part in kind if pa.types.is_struct(kind) else ():
-        columns = part.type if pa.types.is_struct(part.type) else [part]
-        types |= {column.name: type_from_arrow(column) for column in columns}
+    if pa.types.is_struct(kind):
+        for part in kind:
+            columns = part.type if pa.types.is_struct(part.type) else [part]
+            types |= {column.name: type_from_arrow(column) for column in columns}
     return types
 
 
@@ -291,23 +296,16 @@ class ArrowDatasets:
         return schema_of_dataset(self.planned, dataset, over_time=over_time)
 
     def match(self, operator: str, frame: pa.Table, lookup: EntryLookup) -> pa.Table:
-        if lookup.as_of is not None:
-            return self._match_as_of(frame, lookup, lookup.as_of)
-        found = self.entries(lookup.dataset, tuple(name for _, name in lookup.on))
-        places = found.find([frame.column(stream) for stream, _ in lookup.on])
-        joined = _take_columns(frame, found.entries, places, lookup)
-        return joined.append_column(MATCHED, _true_or_null(pc.is_valid(places)))
-
-    def _match_as_of(self, frame: pa.Table, lookup: EntryLookup, as_of: AsOf) -> pa.Table:
-        found = self._timed_entries(lookup.dataset, tuple(name for _, name in lookup.on))
-        times = frame.column(as_of.column).cast(arrow_type("timestamp"))
-        places, early = found.find(
-            [frame.column(stream) for stream, _ in lookup.on],
-            times.cast("int64").to_pylist(),
-            oldest=as_of.before_history == "oldest",
-        )
-        joined = _take_columns(frame, found.entries, places, lookup)
-        joined = joined.append_column(MATCHED, _true_or_null(pc.is_valid(places)))
+        key = tuple(entry for _, entry in lookup.on)
+        columns = [frame.column(stream) for stream, _ in lookup.on]
+        if lookup.as_of is None:
+            found = self.entries(lookup.dataset, key)
+            return _take_columns(frame, found.entries, found.find(columns), lookup)
+        timed = self._timed_entries(lookup.dataset, key)
+        times = frame.column(lookup.as_of.column).cast(arrow_type("timestamp"))
+        oldest = lookup.as_of.before_history == "oldest"
+        places, early = timed.find(columns, times.cast("int64").to_pylist(), oldest=oldest)
+        joined = _take_columns(frame, timed.entries, places, lookup)
         return joined.append_column(BEFORE_HISTORY, early).append_column(NO_TIME, times.is_null())
 
     def entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
@@ -327,13 +325,13 @@ class ArrowDatasets:
 def _take_columns(
     frame: pa.Table, entries: pa.Table, places: pa.Array, lookup: EntryLookup
 ) -> pa.Table:
-    """Return the records with what the lookup takes of the entries at these places."""
+    """Return the records with what the lookup takes of the entries at these places, and MATCHED."""
     if lookup.added is None:
         whole = entries.to_struct_array().combine_chunks()
-        return frame.append_column(ENTRY, whole.take(places))
-    for item in lookup.added:
+        frame = frame.append_column(ENTRY, whole.take(places))
+    for item in lookup.added or ():
         frame = frame.append_column(item.name, entries.column(item.column).take(places))
-    return frame
+    return frame.append_column(MATCHED, _true_or_null(pc.is_valid(places)))
 
 
 @dataclass(frozen=True, slots=True)

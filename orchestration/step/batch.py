@@ -208,7 +208,7 @@ class SparkCompiler:
             explained = explain_failure(failed, operator.id, error)
             if explained is None:
                 raise
-            raise explained  # noqa: B904 - its cause is set unless that could reveal sensitive values
+            raise explained  # noqa: B904 - its cause is set, unless that reveals sensitive values
 
     def _prepare_inputs(self, operator: Operator, sources: Sequence[DataFrame]) -> list[DataFrame]:
         """Return the records of each input as the operator gets them: repartitioned, with BEHIND,

@@ -12,11 +12,11 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
+from dagster_adjunct.orchestration.batch_log.batch_log import Counters, Ranges, add_counters
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
-from dagster_adjunct.orchestration.operators.lookups import TableLookup
+from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, TableLookup
 from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.step import lookups
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
@@ -58,6 +58,8 @@ Letters = Sequence[dict[str, Any]]
 """Dead letters: rejected records, each with DEAD_LETTER_COLUMNS and the position of the
 original.
 """
+TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
+"""The counters of records by the columns that joins by time mark them with."""
 _LETTER_IDENTITY = ("table", "kind", "key", "record")
 
 
@@ -169,7 +171,7 @@ class Append:
         except (errors.StreamNotFoundError, errors.ConfigurationError):
             return None  # a custom system may not support this
 
-    def ranges(self, result: AppendResult) -> dict[SystemStreamPartition, OffsetRange]:
+    def ranges(self, result: AppendResult) -> Ranges:
         """Return the offsets of the records that were appended with this result."""
         system, name = split_stream_name(self.stream)
         ranges = {}
@@ -430,12 +432,10 @@ def naming_records(system: StreamWriter, stream: str, rows: pa.Table) -> Iterato
         yield
     except SchemaMismatchError as error:
         schema = system.info(stream).schema
-        if error.row is None or schema is None:
-            raise
-        there = schema.select([field for field in schema.names if field in rows.column_names])
-        check_readable(
-            rows.select(there.names), there, f"stream {stream!r}", stream=f"{system.name}.{stream}"
-        )
+        if error.row is not None and schema is not None:
+            there = schema.select([name for name in schema.names if name in rows.column_names])
+            what = f"stream {stream!r}"
+            check_readable(rows.select(there.names), there, what, stream=f"{system.name}.{stream}")
         raise
 
 

@@ -29,9 +29,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     ClosedBatch,
     Counters,
+    Epochs,
     Intent,
     JoinedVersions,
     LoggedState,
+    Offsets,
+    Ranges,
     Replay,
     TimeState,
     add_counters,
@@ -64,7 +67,6 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.streams.system import (
-    OffsetRange,
     SourceRange,
     Sources,
     StreamSystem,
@@ -78,7 +80,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-Spans = Mapping[SystemStreamPartition, OffsetRange]
 View = VersionReader | TransientVersion | None
 """A version of a dataset as joins read it; None if the dataset has none yet."""
 
@@ -111,7 +112,7 @@ class BatchInputs:
     arrived: Mapping[str, pa.Table] = field(default_factory=dict)
 
     @property
-    def consumed(self) -> dict[SystemStreamPartition, str] | None:
+    def consumed(self) -> Offsets | None:
         """The offsets at which the main input continues after the batch; None for a bounded
         replay and a dry run.
         """
@@ -440,7 +441,7 @@ class StepContext:
         """Return the system of a stream ("lake.flights")."""
         return self.systems[split_stream_name(stream)[0]]
 
-    def count_offsets(self, ranges: Spans) -> dict[SystemStreamPartition, int]:
+    def count_offsets(self, ranges: Ranges) -> Epochs:
         """Return the number of offsets in each of these ranges."""
         return {
             ssp: self.systems[ssp.system].distance(ssp, span.start, span.end)

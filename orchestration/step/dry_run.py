@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from dagster_adjunct.assets.declaration.dataset import LocalTable, UnboundedDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -24,7 +24,7 @@ from dagster_adjunct.assets.sources.entries import (
 )
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
@@ -67,7 +67,6 @@ from dagster_adjunct.resources.streams.system import (
     RECORD_META,
     RECORD_META_DDL,
     OffsetRange,
-    SystemStreamPartition,
     require_writer,
 )
 from dagster_adjunct.resources.tables.functions import TableFunction
@@ -109,7 +108,7 @@ class StoredColumns:
                 self.known[table] = run_blocking(_read_stored_types(function))
             except PermanentError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the batch retries, and reports what is wrong
+            except Exception as error:  # noqa: BLE001 - the batch retries, and reports it
                 _log.info("Can't read the columns of table %s now: %s", table, error)
                 self.known[table] = None
         return self.known[table]
@@ -226,27 +225,18 @@ class CheckedSinks:
         return self.frames.kept.keep(made)
 
 
-def analyze_batch(
-    context: StepContext,
-    views: Mapping[str, View],
-    starts: Mapping[SystemStreamPartition, str] | None = None,
-) -> PhysicalProof:
-    """Return what Spark would do with a batch over these dataset versions; no record is read.
-
-    Jobs run only to compare rules of time zones.
-
-    Raises the errors that creating an output stream would raise, and PlanningError for what Spark
-    rejects. Functions of the application are called with an empty DataFrame, as may happen in a
-    batch; one that fails on it is rejected. `starts` are existing offsets of the input streams;
-    they are looked up where left out.
-    """
-    return compare_plans(context, inputs_of_dry_run(context, views, starts or {}))
+def analyze_batch(context: StepContext, views: Mapping[str, View]) -> PhysicalProof:
+    """Return what Spark would do with a batch over these dataset versions; no record is read."""
+    return compare_plans(context, inputs_of_dry_run(context, views, {}))
 
 
 def inputs_of_dry_run(
-    context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
+    context: StepContext, views: Mapping[str, View], starts: Offsets
 ) -> BatchInputs:
-    """Return the inputs of a batch that reads nothing: it is number 0."""
+    """Return the inputs of a batch that reads nothing: it is number 0.
+
+    `starts` are existing offsets of the input streams; they are looked up where left out.
+    """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
     return BatchInputs(Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges), views)
 
@@ -332,9 +322,12 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
     A dataset without a version is treated as an empty one with its declared buckets. Raises the
     errors that a run raises before its first batch for mistakes in expressions and functions.
     """
-    views: dict[str, VersionReader | None] = dict.fromkeys(dataset.name for dataset in app.datasets)
-    for dataset in app.datasets if runtime.lake.exists() else ():
-        if dataset.persistent and not isinstance(dataset, LocalTable):
+    views: dict[str, VersionReader | None] = {}
+    lake_exists = runtime.lake.exists()
+    for dataset in app.datasets:
+        views[dataset.name] = None
+        is_stored = dataset.persistent and not isinstance(dataset, LocalTable)
+        if lake_exists and is_stored:
             views[dataset.name] = StoredVersions(runtime.lake, dataset).current()
     _analyze_projections(runtime, app)
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
@@ -352,17 +345,19 @@ def _analyze_projections(runtime: Runtime, app: Application) -> None:
             continue
         system, stream = split_stream_name(dataset.input)
         records = runtime.systems[system].info(stream).schema
-        parsed = [
-            parse_expression(text)
-            for _, text, is_select in iterate_dataset_sql(dataset)
-            if not is_select
-        ]
-        hidden = {
-            name.name for read in parsed for name in read.columns if name.name.startswith("__")
-        }
-        if records is not None and hidden.issubset(RECORD_META):
-            rows = records
-            if isinstance(dataset, UnboundedDataset):
-                rows = derive_row_schema(dataset, records)
-            frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")
-            entries_from_frame(dataset, frame, derive_stored_schema(dataset, records))
+        if records is None or not _hidden_columns(dataset) <= {*RECORD_META}:
+            continue
+        rows = records
+        if isinstance(dataset, UnboundedDataset):
+            rows = derive_row_schema(dataset, records)
+        frame = runtime.spark().createDataFrame([], f"{rows.ddl()}, {RECORD_META_DDL}")
+        entries_from_frame(dataset, frame, derive_stored_schema(dataset, records))
+
+
+def _hidden_columns(dataset: AdjunctDataset) -> set[str]:
+    """Return the hidden columns that the expressions of a dataset read."""
+    hidden = set()
+    for _, text, is_select in iterate_dataset_sql(dataset):
+        if not is_select:
+            hidden |= {column.name for column in parse_expression(text).columns}
+    return {name for name in hidden if name.startswith("__")}

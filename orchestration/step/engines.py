@@ -4,15 +4,15 @@ certain to be the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.step.batch import run_batch
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
-from dagster_adjunct.orchestration.step.dry_run import analyze_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
+from dagster_adjunct.orchestration.step.dry_run import compare_plans
 from dagster_adjunct.orchestration.step.in_process_batch import (
     check_in_process,
     find_spark_need,
@@ -25,14 +25,10 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote, resolve_session
 from dagster_adjunct.resources.spark.tuning import prewarm_workers
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.tables.shared_rate import list_budgets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Starts = Mapping[SystemStreamPartition, str]
-"""The first offset that a batch reads of each input partition."""
 
 
 class BatchEngine:
@@ -40,9 +36,7 @@ class BatchEngine:
     replace it.
     """
 
-    def analyze(
-        self, context: StepContext, views: Mapping[str, View], starts: Starts
-    ) -> PhysicalProof:
+    def analyze(self, context: StepContext, inputs: BatchInputs) -> PhysicalProof:
         """Check a batch over these dataset versions in a dry run; return how Spark's plans differ
         from the plan.
 
@@ -52,7 +46,7 @@ class BatchEngine:
         session = resolve_session(context.spark)
         check_credits(session, context.app)
         prewarm_workers(session)
-        return analyze_batch(context, views, starts)
+        return compare_plans(context, inputs)
 
     def run(
         self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
@@ -73,20 +67,17 @@ class SmallBatchesInProcess(BatchEngine):
 
     def __init__(self) -> None:
         self._cache = EntryCache()
-        self._unproven: tuple[Mapping[str, View], Starts] | None = None
+        self._unproven: BatchInputs | None = None
 
-    def analyze(
-        self, context: StepContext, views: Mapping[str, View], starts: Starts
-    ) -> PhysicalProof:
+    def analyze(self, context: StepContext, inputs: BatchInputs) -> PhysicalProof:
+        self._unproven = None
         try:
-            check_in_process(context, views, starts)
-        except (
-            NeedsSpark
-        ):  # other columns than planned: in a dataset's version, or since the run began
-            self._unproven = None
-            return super().analyze(context, views, starts)
-        self._unproven = views, starts
-        return PhysicalProof((), (), (), ())
+            check_in_process(context, inputs)
+        except NeedsSpark:
+            # Other columns than planned: in a dataset's version, or since the run began.
+            return super().analyze(context, inputs)
+        self._unproven = inputs
+        return PhysicalProof()
 
     def run(
         self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]
@@ -102,7 +93,7 @@ class SmallBatchesInProcess(BatchEngine):
         if context.spark is IN_PROCESS:
             raise no_session_error(context.app.name, [need])
         if self._unproven is not None:
-            super().analyze(context, *self._unproven).report_differences()
+            super().analyze(context, self._unproven).report_differences()
             self._unproven = None
         return super().run(context, inputs, before_output)
 
@@ -114,20 +105,16 @@ def check_credits(session: SparkSession, app: Application) -> None:
     That is on the server of a Spark Connect session on another machine.
     """
     limited = list_budgets(app.tables.values())
-    if (
-        limited
-        and is_remote(session)
-        and session.conf.get("spark.driver.host") not in ("127.0.0.1", "localhost")
-    ):
-        problem = (
+    if not limited or not is_remote(session):
+        return
+    if session.conf.get("spark.driver.host") not in ("127.0.0.1", "localhost"):
+        raise ConfigurationError(
             f"application {app.name!r} has tables with a rate limit ({limited[0].name}), for which"
-            " tasks "
+            " tasks ask this process. Those of a Spark Connect server on another machine can't"
+            " reach it.",
+            "Run it with a session of its own (local[*], spark://…), or remove the rate limits.",
+            application=app.name,
         )
-        problem += (
-            "ask this process. Those of a Spark Connect server on another machine can't reach it."
-        )
-        step = "Run it with a session of its own (local[*], spark://…), or remove the rate limits."
-        raise ConfigurationError(problem, step, application=app.name)
 
 
 def no_session_error(application: str, needs: Sequence[str]) -> ConfigurationError:

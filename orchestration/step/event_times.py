@@ -15,11 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent, PartitionTimes, TimeState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    Intent,
+    PartitionTimes,
+    Ranges,
+    TimeState,
+    of_stream,
+)
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
@@ -244,7 +250,8 @@ def merge_blocks(
     for number, span in iter_partitions(partition):
         before = prior.get(number, PriorTimes())
         reached = np.maximum.accumulate(np.r_[before.newest, latest[span]])
-        begun[span], mark[span] = reached[:-1], running_watermarks(before, reached[:-1], delay)
+        begun[span] = reached[:-1]
+        mark[span] = running_watermarks(before, reached[:-1], delay)
         of_partition = slice(*np.searchsorted(late_partition, [number, number + 1]))
         place[of_partition] = span.start + np.searchsorted(last[span], late_offset[of_partition])
         read_to[number] = int(last[span][-1]) + 1
@@ -355,20 +362,46 @@ def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.
     return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})
 
 
+@dataclass(frozen=True, slots=True)
+class _TimeReads:
+    """Reads of the event times in a column, of ranges of a stream."""
+
+    system: NumberedOffsets
+    ranges: Ranges
+    name: str
+
+    @property
+    def columns(self) -> list[str]:
+        return [] if self.name == TIMESTAMP else [self.name]
+
+    def read_times(self, latest: int) -> pa.Table:
+        """Return the times, read by this process; those after `latest` count as none."""
+        return extract_times(self.system.read_arrow(self.ranges, self.columns), self.name, latest)
+
+    def in_tasks(self, latest: int) -> TaskTimeReader:
+        """Return what reads the times in tasks."""
+        reads = self.system.task_reads(self.ranges, self.columns)
+        partitions = [ssp.partition for ssp in self.ranges]
+        return TaskTimeReader(reads, partitions, self.name, latest)
+
+
 _LONGEST = 2**60  # microseconds: longer than from the first time to the last
 
 
 def ranges_to_read(
     streams: StreamSystem, stream: str, intent: Intent
-) -> tuple[dict[SystemStreamPartition, OffsetRange], dict[int, int]]:
+) -> tuple[Ranges, dict[int, int]]:
     """Return the ranges that a batch reads of a stream, and the epochs of their partitions that
     are not 0.
     """
-    ranges = {ssp: span for ssp, span in intent.ranges.items() if ssp.qualified_stream == stream}
+    ranges = intent.ranges_of(stream)
     if not ranges:  # the batch replays other streams: read no records of this one
         first = streams.upcoming(streams.partitions(split_stream_name(stream)[1])[:1])
         ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
-    return ranges, {ssp.partition: epoch for ssp, epoch in intent.epochs.items() if ssp in ranges}
+    epochs = {}
+    for ssp, epoch in of_stream(intent.epochs, stream).items():
+        epochs[ssp.partition] = epoch
+    return ranges, epochs
 
 
 class BatchTimes:
@@ -436,11 +469,10 @@ class BatchTimes:
             return None
         intent = self._inputs.intent
         measured = {stream: self._measured(stream) for stream in self._declared}
-        numbered = {
-            ssp: (int(span.start), int(span.end))
-            for ssp, span in intent.ranges.items()
-            if isinstance(self._context.systems[ssp.system], NumberedOffsets)
-        }
+        numbered = {}
+        for ssp, span in intent.ranges.items():
+            if isinstance(self._context.systems[ssp.system], NumberedOffsets):
+                numbered[ssp] = (int(span.start), int(span.end))
         return times_after_batch(
             self._context.app, self._inputs.times, measured, intent.clock, numbered
         )
@@ -451,34 +483,22 @@ class BatchTimes:
 
     # -- columns
 
-    def _ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
-        return {
-            ssp: span
-            for ssp, span in self._inputs.intent.ranges.items()
-            if ssp.qualified_stream == stream
-        }
-
     def _records(self, stream: str) -> DataFrame:
         if stream in self._read:
             return self._read[stream]
-        streams = self._context.systems[split_stream_name(stream)[0]]
+        context = self._context
+        streams = context.system_of(stream)
         ranges, epochs = ranges_to_read(streams, stream, self._inputs.intent)
         if stream in self._inputs.arrived:
-            records = small_frame(self._context.spark(), self._inputs.arrived[stream])
+            records = small_frame(context.spark(), self._inputs.arrived[stream])
         else:
-            records = self._system_now(stream).read(self._context.spark(), ranges)
-        if (
-            epochs
-        ):  # they are added: records that an application wrote in a replay have an epoch already
-            records = records.withColumn(
-                EPOCH, (F.col(EPOCH) + number_by_partition(epochs)).cast("int")
-            )
-        if (
-            stream in self._declared
-            and not streams.implements("task_reads")
-            and self._offsets(stream)
-            and not self._is_replay
-        ):
+            records = self._system_now(stream).read(context.spark(), ranges)
+        if epochs:
+            # They are added: records that an application wrote in a replay have an epoch already.
+            epoch = F.col(EPOCH) + number_by_partition(epochs)
+            records = records.withColumn(EPOCH, epoch.cast("int"))
+        is_read_twice = not streams.implements("task_reads") and self._is_measured(stream)
+        if is_read_twice:
             records = self._read[stream] = self._kept.keep(records)
         return records
 
@@ -498,106 +518,108 @@ class BatchTimes:
         )
         return system
 
+    def _is_measured(self, stream: str) -> bool:
+        """Whether the batch reads records whose event times count."""
+        if stream not in self._declared or self._is_replay:
+            return False
+        return self._offsets(stream) > 0
+
     def _offsets(self, stream: str) -> int:
-        system = self._context.systems[split_stream_name(stream)[0]]
-        return sum(
-            system.distance(ssp, span.start, span.end) for ssp, span in self._ranges(stream).items()
-        )
+        ranges = self._inputs.intent.ranges_of(stream)
+        return sum(self._context.count_offsets(ranges).values())
 
     def _was_read_before(self, stream: str) -> Column:
         if self._is_replay and not self._is_dry_run:
-            return F.col(OFFSET) >= F.lit(
-                -1
-            )  # not a literal: Spark would drop the count of these records
+            # not a literal: Spark would drop the count of these records
+            return F.col(OFFSET) >= F.lit(-1)
         known = self._partition_times(stream)
-        read_to = {ssp.partition: times.read_to for ssp, times in known.items() if times.read_to}
+        read_to = {}
+        for ssp, prior in known.items():
+            if prior.read_to:
+                read_to[ssp.partition] = prior.read_to
         if not read_to and not self._is_dry_run:
             return F.lit(False)
         again = F.col(OFFSET) < number_by_partition(read_to)
         for ssp, prior in known.items():
             for low, high in prior.skipped:  # skipped before, so this is the first read
-                here = (
-                    (F.col(PARTITION) == ssp.partition)
-                    & (F.col(OFFSET) >= low)
-                    & (F.col(OFFSET) < high)
-                )
-                again = again & ~here
+                is_within = (F.col(OFFSET) >= low) & (F.col(OFFSET) < high)
+                again = again & ~(is_within & (F.col(PARTITION) == ssp.partition))
         return again
 
     def _partition_times(self, stream: str) -> Mapping[SystemStreamPartition, PartitionTimes]:
-        times = self._inputs.times.partitions.items()
-        return {ssp: prior for ssp, prior in times if ssp.qualified_stream == stream}
+        return of_stream(self._inputs.times.partitions, stream)
 
     def _measure(self, stream: str) -> Measured:
-        declared = self._declared[stream]
-        offsets = self._offsets(stream)
-        if self._is_replay or not offsets:
+        if not self._is_measured(stream):
             return Measured()
+        offsets = self._offsets(stream)
+        declared = self._declared[stream]
         records = self._records(stream)
-        prior = {
-            ssp.partition: _to_prior_times(times)
-            for ssp, times in self._partition_times(stream).items()
-        }
+        prior = {}
+        for ssp, times in self._partition_times(stream).items():
+            prior[ssp.partition] = PriorTimes(_to_prior(times.newest), _to_prior(times.watermark))
         delay = _to_micros(declared.delay)
         # Times so far in the future that their state could never expire move no watermark;
         # operators skip such records.
-        latest = MAX_MICROS - _to_micros(
-            required_retention(self._context.app.operators).get(stream, timedelta(0))
-        )
-        in_tasks = None
-        name = declared.column_name(dict(records.dtypes))
-        system = self._system_now(stream)
-        if name is not None and isinstance(system, NumberedOffsets):
-            unread = self._unread(stream)
-            columns = [] if name == TIMESTAMP else [name]
-            if unread is not None and not unread:
-                return Measured()
-            if unread is None:
-                pass  # records that were read before lie in between: Spark filters them
-            elif self._inputs.few and offsets <= DRIVER_LIMIT and system.implements("read_arrow"):
-                return find_late_in_memory(
-                    extract_times(system.read_arrow(unread, columns), name, latest), prior, delay
-                )
-            elif system.implements("task_reads"):
-                numbers = [ssp.partition for ssp in unread]
-                in_tasks = TaskTimeReader(system.task_reads(unread, columns), numbers, name, latest)
+        retention = required_retention(self._context.app.operators).get(stream, timedelta(0))
+        latest = MAX_MICROS - _to_micros(retention)
+        reads = self._plan_reads(stream, declared.column_name(dict(records.dtypes)))
+        if reads is not None and not reads.ranges:
+            return Measured()
+        is_few = self._inputs.few and offsets <= DRIVER_LIMIT
+        if reads is not None and is_few and reads.system.implements("read_arrow"):
+            return find_late_in_memory(reads.read_times(latest), prior, delay)
         time = F.unix_micros(declared.column(f"input {stream}", records))
         counting = F.when(time <= latest, time).alias(TIME)
-        times = records.where(~self._was_read_before(stream)).select(PARTITION, OFFSET, counting)
+        frame = records.where(~self._was_read_before(stream)).select(PARTITION, OFFSET, counting)
         if offsets <= DRIVER_LIMIT:
-            return find_late_in_memory(times.toArrow(), prior, delay)
-        return _find_late_by_blocks(times, prior, delay, in_tasks)
+            return find_late_in_memory(frame.toArrow(), prior, delay)
+        in_tasks = None
+        if reads is not None and reads.system.implements("task_reads"):
+            in_tasks = reads.in_tasks(latest)
+        return _find_late_by_blocks(frame, prior, delay, in_tasks)
 
-    def _unread(self, stream: str) -> dict[SystemStreamPartition, OffsetRange] | None:
+    def _plan_reads(self, stream: str, name: str | None) -> _TimeReads | None:
+        """Return how to read the column `name` of the records that were not read before; None if
+        Spark has to filter them, or computes the time.
+        """
+        system = self._system_now(stream)
+        if name is None or not isinstance(system, NumberedOffsets):
+            return None
+        unread = self._unread(stream)
+        return None if unread is None else _TimeReads(system, unread, name)
+
+    def _unread(self, stream: str) -> Ranges | None:
         """Return the parts of the batch's ranges, of numbered offsets, that were not read before.
 
         None if a partition has several such parts.
         """
         unread = {}
-        for ssp, span in self._ranges(stream).items():
-            prior = self._partition_times(stream).get(ssp)
+        known = self._partition_times(stream)
+        for ssp, span in self._inputs.intent.ranges_of(stream).items():
             start = int(span.start)
             end = int(span.end)
-            gaps = [(0, end)] if prior is None else [*prior.skipped, (prior.read_to, end)]
-            parts = [
-                (max(low, start), min(high, end))
-                for low, high in gaps
-                if max(low, start) < min(high, end)
-            ]
+            gaps = [(0, end)]
+            if ssp in known:
+                gaps = [*known[ssp].skipped, (known[ssp].read_to, end)]
+            parts = []
+            for low, high in gaps:
+                if max(low, start) < min(high, end):
+                    parts.append(OffsetRange(str(max(low, start)), str(min(high, end))))
             if len(parts) > 1:
                 return None
             if parts:
-                unread[ssp] = OffsetRange(*map(str, parts[0]))
+                unread[ssp] = parts[0]
         return unread
 
     def _with_behind(self, stream: str, records: DataFrame) -> DataFrame:
         marks = self._measured(stream).behind
         if marks is None:
             none = F.lit(None).cast("timestamp")
-            # Not a constant in a dry run: Spark would drop the branch for records that are behind.
-            return records.withColumn(
-                BEHIND, F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP)) if self._is_dry_run else none
-            )
+            if self._is_dry_run:
+                # Not a constant: Spark would drop the branch for records that are behind.
+                none = F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP))
+            return records.withColumn(BEHIND, none)
         behind = F.broadcast(self._context.spark().createDataFrame(marks))
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
 
@@ -612,11 +634,8 @@ def number_by_partition(numbers: Mapping[int, int]) -> Column:
     return F.coalesce(F.get(by_place, F.col(PARTITION)), F.lit(0))
 
 
-def _to_prior_times(times: PartitionTimes) -> PriorTimes:
-    known = (
-        NEVER if time is None else to_microseconds(time) for time in (times.newest, times.watermark)
-    )
-    return PriorTimes(*known)
+def _to_prior(time: datetime | None) -> int:
+    return NEVER if time is None else to_microseconds(time)
 
 
 def _to_micros(delay: timedelta) -> int:

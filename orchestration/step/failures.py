@@ -56,6 +56,9 @@ _DATA = re.compile(
 _RAISED = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): ?(?P<said>.*)$")
 
 
+_OTHER_KINDS = ("SparkException", "Py4JJavaError", "AnalysisException")
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What Spark reported of an expression or function that failed on a record.
@@ -92,33 +95,20 @@ class Failure:
 def parse_failure(error: Exception) -> Failure | None:
     """Return the failure of user code that a Spark error reports; None for any other error."""
     text = str(error)
-    if (
-        type(error).__name__ == "PythonException"
-        or "An exception was thrown from the Python worker" in text
-    ):
-        last = [line for line in text.strip().splitlines() if _RAISED.match(line)]
-        raised = _RAISED.match(last[-1]) if last else None
-        kind = raised["kind"].rpartition(".")[2] if raised else "an error"
-        return Failure(kind, raised["said"] if raised else "", place=failing_line_in_text(text))
-    quoted = _QUOTED.search(text)
+    kind = type(error).__name__
+    if kind == "PythonException" or "An exception was thrown from the Python worker" in text:
+        return _parse_python_failure(text)
     condition = _CONDITION.search(text)
     if condition is None:
         return None
-    if quoted is None and not _DATA.search(
-        text
-    ):  # Spark reports conditions of the data without the exception's class
-        name = type(error).__name__
-        if "Exception" not in name or name in (
-            "SparkException",
-            "Py4JJavaError",
-            "AnalysisException",
-        ):
-            return None
-    message = (
-        first_message_line(error)
-        .partition(" SQLSTATE")[0]
-        .partition(' If necessary set "spark.sql')[0]
-    )
+    quoted = _QUOTED.search(text)
+    # Spark reports conditions of the data without the exception's class.
+    is_of_data = quoted is not None or _DATA.search(text) is not None
+    is_of_expression = "Exception" in kind and kind not in _OTHER_KINDS
+    if not is_of_data and not is_of_expression:
+        return None
+    message = first_message_line(error).partition(" SQLSTATE")[0]
+    message = message.partition(' If necessary set "spark.sql')[0]
     message = message.removeprefix("org.apache.spark.SparkException: ")
     if quoted is None:
         return Failure(condition["condition"], message)
@@ -127,31 +117,35 @@ def parse_failure(error: Exception) -> Failure | None:
     return Failure(condition["condition"], message, quoted["text"].strip().strip("."), part)
 
 
+def _parse_python_failure(text: str) -> Failure:
+    """Return the failure whose traceback is in the text; its last line has the error."""
+    place = failing_line_in_text(text)
+    for line in reversed(text.strip().splitlines()):
+        raised = _RAISED.match(line)
+        if raised:
+            return Failure(raised["kind"].rpartition(".")[2], raised["said"], place=place)
+    return Failure("an error", "", place=place)
+
+
 def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
     """Return those of the operators `before` that most likely failed; [] if it may be any of
     them.
     """
     if failure.quoted is not None:
         for wanted in (failure.quoted, failure.part or ""):
-            quoting = [
-                candidate
-                for candidate in before
-                if any(
-                    wanted in part for part in _iter_parts(candidate.spec) if isinstance(part, str)
-                )
-            ]
+            quoting = [candidate for candidate in before if _quotes(candidate.spec, wanted)]
             if quoting:
                 return quoting
     if failure.of_expression:
         return []
-    calling = [candidate for candidate in before if _functions(candidate.spec)]
+    calling = []
     at_line = []
-    if (place := failure.place) is not None:
-        at_line = [
-            one
-            for one in calling
-            if any(place.line in _lines(f, place.file) for f in _functions(one.spec))
-        ]
+    for candidate in before:
+        functions = _functions(candidate.spec)
+        if functions:
+            calling.append(candidate)
+        if any(_has_line(function, failure.place) for function in functions):
+            at_line.append(candidate)
     return at_line or calling
 
 
@@ -171,6 +165,11 @@ def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
             waiting.extend(here.inputs)
 
 
+def _quotes(spec: Any, text: str) -> bool:
+    """Return whether an expression of an operator has this text."""
+    return any(isinstance(part, str) and text in part for part in _iter_parts(spec))
+
+
 def _functions(spec: Any) -> list[Callable[..., Any]]:
     return [part for part in _iter_parts(spec) if callable(part) and not isinstance(part, type)]
 
@@ -186,20 +185,22 @@ def _iter_parts(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _lines(function: Callable[..., Any], file: str) -> set[int]:
-    """Return the lines of a function in this file, including functions defined inside it."""
+def _has_line(function: Callable[..., Any], place: CodeLine | None) -> bool:
+    """Return whether this line is in a function, or in a function that is defined inside it."""
     inner = getattr(function, "__wrapped__", getattr(function, "func", function))
-    code = getattr(inner, "__code__", None) or getattr(
-        type(inner).__dict__.get("__call__"), "__code__", None
-    )
-    lines: set[int] = set()
-    waiting = [code] if isinstance(code, CodeType) else []
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        code = getattr(type(inner).__dict__.get("__call__"), "__code__", None)
+    waiting = [code]
     while waiting:
         here = waiting.pop()
-        if here.co_filename == file:
-            lines |= {line for _, _, line in here.co_lines() if line is not None}
-        waiting.extend(constant for constant in here.co_consts if isinstance(constant, CodeType))
-    return lines
+        if place is None or not isinstance(here, CodeType):
+            continue
+        lines = {line for _, _, line in here.co_lines()}
+        if here.co_filename == place.file and place.line in lines:
+            return True
+        waiting.extend(here.co_consts)
+    return False
 
 
 SEARCH_SECONDS = 60.0
@@ -237,21 +238,24 @@ def _bisect_records(
 
     Each half is computed again: a batch of 100,000 records takes some twenty small jobs.
     """
-    places = [
-        (row[0], row[1])
-        for row in arriving.select(PARTITION, OFFSET).distinct().limit(_MAX_POSITIONS + 1).collect()
-    ]
-    if len(places) > _MAX_POSITIONS:
+    rows = arriving.select(PARTITION, OFFSET).distinct().limit(_MAX_POSITIONS + 1).collect()
+    if len(rows) > _MAX_POSITIONS:
         return None
-    places.sort()
+    places = sorted((row[0], row[1]) for row in rows)
     while len(places) > 1:
         if time.monotonic() > ends:
             return None
-        half = places[: len(places) // 2]
-        places = half if _fails(probe(_filter_range(arriving, half)), same) else places[len(half) :]
-    if not places or not _fails(probe(_filter_range(arriving, places)), same):
+        middle = len(places) // 2
+        if _fails(probe(_filter_range(arriving, places[:middle])), same):
+            places = places[:middle]
+        else:
+            places = places[middle:]
+    if not places:
         return None
-    row = _filter_range(arriving, places).first()
+    found = _filter_range(arriving, places)
+    if not _fails(probe(found), same):
+        return None
+    row = found.first()
     return None if row is None else (*places[0], row.asDict())
 
 
@@ -311,11 +315,13 @@ def explain_failure(
         return None
     before = list(iter_upstream(batch.planned.app, operator))
     suspects = _find_suspects(before, failure)
-    is_known = len(suspects) == 1
+    failed = None
     # Unless one operator is known, Spark's text may quote a column of any of them.
-    quoted = suspects if is_known else before
-    failed = suspects[0] if is_known else None
-    if failed is None and failure.of_expression:
+    quoted = before
+    if len(suspects) == 1:
+        failed = suspects[0]
+        quoted = suspects
+    elif failure.of_expression:
         failed = _find_failing_operator(batch, suspects or before, failure)
     hidden = frozenset[str]().union(*(batch.sensitive(one.id) for one in quoted))
     if failed is None:
@@ -343,21 +349,21 @@ def _explain_broken_promise(
     """Return the error that blames the functions with keeps_partitioning=True; None if there is
     none.
     """
-    promising = [
-        one for one in iter_upstream(batch.planned.app, operator) if one.spec.keeps_partitioning
-    ]
+    upstream = iter_upstream(batch.planned.app, operator)
+    promising = [one for one in upstream if one.spec.keeps_partitioning]
     if not promising:
         return None
     names = " or ".join(sorted(one.id for one in promising))
+    about: dict[str, Any] = {"operator": promising[0].id}
     place = promising[0].declared_at
-    line = "" if place is None else f" ({place.describe()})"
+    if place is not None:
+        names += f" ({place.describe()})"
+        about |= {"file": place.file, "line": place.line}
     explained = errors.OperatorFailedError(
-        f"{names}{line} breaks its promise keeps_partitioning=True: {error.problem}",
+        f"{names} breaks its promise keeps_partitioning=True: {error.problem}",
         "Nothing of it was committed. Remove keeps_partitioning=True, and use partition_by(…) after"
         " the function.",
-        operator=promising[0].id,
-        file=None if place is None else place.file,
-        line=None if place is None else place.line,
+        **about,
     )
     explained.__cause__ = error
     return explained
@@ -377,16 +383,20 @@ def _find_failing_operator(
     def same(error: Exception) -> bool:
         return _is_alike(parse_failure(error), failure)
 
+    def fails(candidate: Operator, arriving: DataFrame, _: float) -> bool:
+        return _fails(probe_operator(batch, candidate, arriving), same)
+
     for candidate in batch.planned.app.operators:  # if one fails, those before it did not
-        spec = candidate.spec
-        if candidate.id in wanted and len(candidate.inputs) == 1 and (spec.sql or _functions(spec)):
-            (arriving,) = batch.arrived[candidate.id]
-            probe = partial(probe_operator, batch, candidate)
-            left = ends - time.monotonic()
-            if left <= 0:
-                return None
-            if _run_with_timeout(arriving, lambda _: _fails(probe(arriving), same), left):  # noqa: B023 - called now
-                return candidate
+        if candidate.id not in wanted or len(candidate.inputs) != 1:
+            continue
+        if not candidate.spec.sql and not _functions(candidate.spec):
+            continue
+        (arriving,) = batch.arrived[candidate.id]
+        left = ends - time.monotonic()
+        if left <= 0:
+            return None
+        if _run_with_timeout(arriving, partial(fails, candidate, arriving), left):
+            return candidate
     return None
 
 
@@ -407,7 +417,6 @@ def _explain_with_sample(
     if failure.part is None and functions:
         what = f"{failed.id}: {function_label(functions[0])}"
     seen = [failure]
-    sample = None
 
     def same(other: Exception) -> bool:
         again = parse_failure(other)
@@ -416,6 +425,7 @@ def _explain_with_sample(
         seen.append(again)  # the last one is of the sample, whose value the text may quote
         return True
 
+    sample = None
     arriving = batch.arrived[failed.id]
     if len(arriving) == 1:
         probe = partial(probe_operator, batch, failed)
@@ -423,24 +433,19 @@ def _explain_with_sample(
             arriving[0], lambda ends: _bisect_records(arriving[0], probe, same, ends)
         )
     about: dict[str, Any] = {"operator": failed.id}
-    if sample is None:
-        problem = failure.problem(what, show_text=not hidden)
-        record = None
-    else:
+    record = None
+    if sample is not None:
         partition, offset, record = sample
-        problem = seen[-1].problem(what, show_text=not hidden)
-        about |= {
-            "stream": batch.planned.stream_of(failed.inputs[0]),
-            "partition": partition,
-            "offset": str(offset),
-        }
-    return operator_failed_error(
-        problem, failure.place or failed.declared_at, record, hidden, **about
-    )
+        failure = seen[-1]
+        about["stream"] = batch.planned.stream_of(failed.inputs[0])
+        about |= {"partition": partition, "offset": str(offset)}
+    problem = failure.problem(what, show_text=not hidden)
+    place = failure.place or failed.declared_at
+    return operator_failed_error(problem, place, record, hidden, **about)
 
 
 _WITHOUT_EFFECT = frozenset(
-    {
+    [
         "call_frame",
         "columns",
         "filter",
@@ -449,7 +454,7 @@ _WITHOUT_EFFECT = frozenset(
         "select",
         "select_update",
         "with_columns",
-    }
+    ]
 )
 """What an operator may do with records while it is probed."""
 
@@ -506,19 +511,20 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame
 
+    label = function_label(function)
     try:
         result: object = function(frame)
     except (errors.AdjunctError, AnalysisException):
         raise
     except Exception as error:
-        raise function_failed_error(operator, function_label(function), function, error) from error
+        raise function_failed_error(operator, label, function, error) from error
     if not isinstance(result, DataFrame):
         returned = "None" if result is None else type(result).__name__
-        problem = (
-            f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
+        raise errors.PlanningError(
+            f"{operator}: {label} returned {returned}: expected a DataFrame.",
+            "Return a DataFrame made from the given records, with other columns or fewer rows.",
+            operator=operator,
         )
-        step = "Return a DataFrame made from the given records, with other columns or fewer rows."
-        raise errors.PlanningError(problem, step, operator=operator)
     lost = [name for name in list_hidden_columns(frame.columns) if name not in result.columns]
     if lost:
         raise errors.PlanningError(
@@ -530,17 +536,22 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
         )
     double = first_duplicate(result.columns)
     if double is not None:
-        problem = f"{operator}: {function_label(function)} returned two columns called {double!r}."
-        step = "Rename or drop one of them; Spark's names ignore case."
-        raise errors.PlanningError(problem, step, column=double, operator=operator)
+        raise errors.PlanningError(
+            f"{operator}: {label} returned two columns called {double!r}.",
+            "Rename or drop one of them; Spark's names ignore case.",
+            column=double,
+            operator=operator,
+        )
     return result
 
 
 def analysis_error(operator: Operator, error: AnalysisException) -> errors.PlanningError:
     problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
     place = failing_line(error) or operator.declared_at
+    if place is not None:
+        problem += f" ({place.describe()})"
     return errors.PlanningError(
-        f"{operator.id}: {problem}{f' ({place.describe()})' if place else ''}.",
+        f"{operator.id}: {problem}.",
         "Correct the expression or function; adjunct plan MODULE:APP lists the operators by these"
         " names.",
         operator=operator.id,

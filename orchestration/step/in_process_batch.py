@@ -8,7 +8,7 @@ updates the same marks, so a batch that one engine has begun may be ended by the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dagster_adjunct.assets.reading.valid_time import Reader
@@ -29,21 +29,15 @@ from dagster_adjunct.orchestration.step.batch_outputs import (
     TableLookups,
     WrittenOutputs,
 )
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
-from dagster_adjunct.orchestration.step.dry_run import (
-    CheckedLookups,
-    CheckedOutputs,
-    StoredColumns,
-    inputs_of_dry_run,
-)
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
+from dagster_adjunct.orchestration.step.dry_run import CheckedLookups, CheckedOutputs, StoredColumns
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache, count_stored_rows
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.small_work import SMALL_DATASETS
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
-from dagster_adjunct.resources.streams.system import POSITION, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import POSITION
 from dagster_adjunct.resources.threads import call_in_threads
 
 
@@ -95,16 +89,14 @@ def _rehearse(planned: PlannedBatch, cache: EntryCache, rehearsed: Rehearsed) ->
     return counts
 
 
-def check_in_process(
-    context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
-) -> None:
+def check_in_process(context: StepContext, inputs: BatchInputs) -> None:
     """Raise the errors that creating an output stream, or writing a table, would raise; nothing is
     read or written.
 
     Raises NeedsSpark if this process can't compute the batch with the columns that streams and
     datasets have now.
     """
-    planned = PlannedBatch.of(context, inputs_of_dry_run(context, views, starts), gathered=True)
+    planned = PlannedBatch.of(context, inputs, gathered=True)
     frames = ArrowFrames(planned, BatchCounts())
     stored = StoredColumns()
     outputs = CheckedOutputs(planned, frames, stored, _inspect_nothing)
@@ -134,15 +126,18 @@ def _read_at_once(frames: ArrowFrames, datasets: ArrowDatasets) -> None:
     other.
     """
     planned = frames.planned
-    specs = [operator.spec for operator in planned.operators]
-    streams = {spec.reads for spec in specs if spec.reads is not None}
-    matches = [spec.match for spec in specs if spec.match is not None]
-    joined = {match.dataset for match in matches if match.dataset and match.as_of is None}
-    call_in_threads(
-        *(partial(frames.read, stream) for stream in streams),
-        *(partial(datasets.entries, name, planned.app.dataset(name).key) for name in joined),
-        at_once=requests_at_once(planned.context.lake.store),
-    )
+    streams = set()
+    joined = set()
+    for operator in planned.operators:
+        match = operator.spec.match
+        if operator.spec.reads is not None:
+            streams.add(operator.spec.reads)
+        if match is not None and match.dataset and match.as_of is None:
+            joined.add(match.dataset)
+    calls: list[Callable[[], object]] = [partial(frames.read, stream) for stream in streams]
+    for name in joined:
+        calls.append(partial(datasets.entries, name, planned.app.dataset(name).key))
+    call_in_threads(*calls, at_once=planned.context.at_once)
 
 
 def _compute_operator(

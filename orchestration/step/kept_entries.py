@@ -37,20 +37,22 @@ class KeyedEntries:
         entries = entries.combine_chunks()
         if len(key) == 1:
             return KeyedEntries(entries, key, None)
-        columns = [entries.column(name).to_pylist() for name in key]
-        return KeyedEntries(
-            entries, key, {values: row for row, values in enumerate(zip(*columns, strict=True))}
-        )
+        keys = _zip_columns([entries.column(name) for name in key])
+        return KeyedEntries(entries, key, {values: row for row, values in enumerate(keys)})
 
     def find(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
         """Return the row number of each key's entry, null for a key without one; `columns` are
         those of the keys.
         """
-        if self.rows is None:
-            found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
-            return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-        values = zip(*(column.to_pylist() for column in columns), strict=True)
-        return pa.array([self.rows.get(value) for value in values], pa.int32())
+        if self.rows is not None:
+            return pa.array(map(self.rows.get, _zip_columns(columns)), pa.int32())
+        found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
+        return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _zip_columns(columns: Sequence[pa.ChunkedArray]) -> list[tuple[Any, ...]]:
+    """Return the values of these columns, a tuple for each row."""
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,11 @@ class TimedEntries:
         rows: pa.Table, schema: Schema, key: tuple[str, ...], known_from: int | None
     ) -> TimedEntries:
         """Index rows from `read_rows_over_time` by these columns of their key."""
-        columns = [rows.column(name).to_pylist() for name in key]
-        keys = list(zip(*columns, strict=True))
-        starts = [row for row, values in enumerate(keys) if not row or values != keys[row - 1]]
+        keys = _zip_columns([rows.column(name) for name in key])
+        starts = []
+        for row, values in enumerate(keys):
+            if not row or values != keys[row - 1]:
+                starts.append(row)
         return TimedEntries(
             KeyedEntries.of(rows.select(key).take(pa.array(starts, pa.int64())), key),
             rows.select(schema.names).combine_chunks(),
@@ -113,17 +117,16 @@ class TimedEntries:
         """
         known = reduce(pc.and_, [column.is_valid() for column in columns]).to_pylist()
         numbers = self.keys.find(columns).to_pylist()
-        found = [
-            (
-                self._find(number, time, oldest=oldest)
-                if has_key and time is not None
-                else (None, False)
-            )
-            for number, time, has_key in zip(numbers, times, known, strict=True)
-        ]
-        return pa.array([row for row, _ in found], pa.int64()), pa.array(
-            [early for _, early in found], pa.bool_()
-        )
+        rows: list[int | None] = []
+        early: list[bool] = []
+        for number, time, has_key in zip(numbers, times, known, strict=True):
+            row = None
+            is_early = False
+            if has_key and time is not None:
+                row, is_early = self._find(number, time, oldest=oldest)
+            rows.append(row)
+            early.append(is_early)
+        return pa.array(rows, pa.int64()), pa.array(early, pa.bool_())
 
     def _find(self, number: int | None, time: int, *, oldest: bool) -> tuple[int | None, bool]:
         is_unknown = self.known_from is not None and time < self.known_from
@@ -138,8 +141,11 @@ class TimedEntries:
             return row if self.there[row] else None, False
         if not self.firsts[first]:
             return None, is_unknown
-        row = next((place for place in range(first, end) if self.there[place]), first)
-        return row if oldest and self.there[row] else None, True
+        if oldest:
+            for place in range(first, end):
+                if self.there[place]:
+                    return place, True
+        return None, True
 
 
 class EntryCache:

@@ -11,9 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
 from hashlib import sha256
-from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
@@ -88,22 +86,6 @@ def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, 
     return asked
 
 
-def collect_distinct_keys(
-    operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False
-) -> pa.Table:
-    """Return the distinct keys of the records, in the columns `key_columns(…)`; keys with a null
-    are left out.
-    """
-    keys = frame.select(
-        *[
-            named_column(name).alias(key)
-            for name, key in zip(lookup.keys, key_columns(lookup), strict=True)
-        ]
-    )
-    # Collected with duplicates: a shuffle would cost more than the few extra bytes.
-    return distinct_keys(operator, keys.dropna().toArrow(), lookup, sensitive=sensitive)
-
-
 def distinct_keys(
     operator: str, keys: pa.Table, lookup: TableLookup, *, sensitive: bool
 ) -> pa.Table:
@@ -113,14 +95,15 @@ def distinct_keys(
     9999. The error omits the value if the key is `sensitive`.
     """
     distinct = keys.group_by(key_columns(lookup)).aggregate([])
-    if (found := first_unreadable(distinct.rename_columns(list(lookup.keys)))) is not None:
+    found = first_unreadable(distinct.rename_columns(list(lookup.keys)))
+    if found is not None:
         place = f"a record to look up in table {lookup.table}"
         raise found.error(operator, place, hidden=sensitive, operator=operator, table=lookup.table)
-    fields = [
-        pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(part.type) else part.type
-        for part in distinct.schema
-    ]
-    return distinct.cast(pa.schema(list(zip(distinct.schema.names, fields, strict=True))))
+    fields = []
+    for part in distinct.schema:
+        is_time = pa.types.is_timestamp(part.type)
+        fields.append((part.name, pa.timestamp("us", tz="UTC") if is_time else part.type))
+    return distinct.cast(pa.schema(fields))
 
 
 def answer_keys(
@@ -133,17 +116,23 @@ def answer_keys(
     records an answer decides for all. The columns are `key_columns(…)`, FOUND, and one for each
     column that is looked up.
     """
-    known = [_answers_schema(keys, lookup).empty_table()]
+    schema = _answers_schema(keys, lookup)
+    known = [schema.empty_table()]
+    answered: set[Any] = set()
     metrics = TableMetrics()
     turn = 1
     while True:
-        while (recorded := record.read(turn)) is not None:
-            known.append(recorded.replace_schema_metadata(None).cast(known[0].schema))
+        recorded = record.read(turn)
+        if recorded is not None:
             turn += 1
-        answered_keys = {key for part in known for key in _as_keys(part, lookup)}
-        asked = [
-            place for place, key in enumerate(_as_keys(keys, lookup)) if key not in answered_keys
-        ]
+            part = recorded.replace_schema_metadata(None).cast(schema)
+            known.append(part)
+            answered.update(_as_keys(part, lookup))
+            continue
+        asked = []
+        for place, key in enumerate(_as_keys(keys, lookup)):
+            if key not in answered:
+                asked.append(place)
         if not asked:
             return pa.concat_tables(known), metrics
         fresh = keys.take(asked)
@@ -152,8 +141,9 @@ def answer_keys(
         metrics += read.metrics
         kept = record.keep(turn, _build_answers(fresh, wanted, read.records, lookup))
         if kept is not None:
-            known.append(kept.replace_schema_metadata(None))
             turn += 1
+            known.append(kept.replace_schema_metadata(None))
+            answered.update(wanted)
 
 
 def join_answers(
@@ -167,11 +157,11 @@ def join_answers(
     """
     names = key_columns(lookup)
     side = F.broadcast(answers)
-    equal = [
-        frame[quote_name(stream)] == side[name]
-        for stream, name in zip(lookup.keys, names, strict=True)
-    ]
-    whole = reduce(and_, [named_column(stream).isNotNull() for stream in lookup.keys])
+    equal = []
+    whole = F.lit(True)
+    for stream, name in zip(lookup.keys, names, strict=True):
+        equal.append(frame[quote_name(stream)] == side[name])
+        whole = whole & named_column(stream).isNotNull()
     lacking = (
         f"{operator}: a record has a key that this batch did not look up in table {lookup.table}:"
         " the operators before the join are not deterministic."
@@ -194,16 +184,6 @@ def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
     return frame.select("*", *answers, column_for("boolean").alias("__matched"))
 
 
-def frame_from_answers(spark: SparkSession, answers: pa.Table, lookup: TableLookup) -> DataFrame:
-    """Return answers as a DataFrame whose columns have the names that they get in joined
-    records.
-    """
-    named = answers.rename_columns(
-        [*key_columns(lookup), FOUND, *(answer.name for answer in lookup.answers)]
-    )
-    return spark.createDataFrame(named)
-
-
 def key_columns(lookup: TableLookup) -> list[str]:
     """Return the names of the key's columns in tables of keys and answers."""
     return [f"__key_{place}" for place in range(len(lookup.keys))]
@@ -221,36 +201,28 @@ def _build_answers(
     keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any], lookup: TableLookup
 ) -> pa.Table:
     what = f"table {lookup.table}"
-    strange = next(
-        (record for record in records if record is not None and not isinstance(record, Mapping)),
-        None,
-    )
-    if strange is not None:
-        problem = (
-            f"{what} gave a {type(strange).__name__} for a record: expected a mapping of columns."
-        )
-        raise errors.TableError(
-            problem, "Have its function return dictionaries.", table=lookup.table
-        )
-    columns = [keys.column(place) for place in range(len(lookup.keys))]
-    columns.append(pa.array([record is not None for record in records], pa.bool_()))
+    found = []
+    for record in records:
+        if record is not None and not isinstance(record, Mapping):
+            raise errors.TableError(
+                f"{what} gave a {type(record).__name__} for a record: expected a mapping of"
+                " columns.",
+                "Have its function return dictionaries.",
+                table=lookup.table,
+            )
+        found.append(record is not None)
+    columns = [*keys.select(key_columns(lookup)).columns, pa.array(found, pa.bool_())]
     known = [one.column for one in lookup.answers]
-    columns += [
-        arrow_column_from_records(what, wanted, records, one.column, one.type, known)
-        for one in lookup.answers
-    ]
+    for one in lookup.answers:
+        columns.append(
+            arrow_column_from_records(what, wanted, records, one.column, one.type, known)
+        )
     return pa.table(columns, names=_answers_schema(keys, lookup).names)
 
 
 def _answers_schema(keys: pa.Table, lookup: TableLookup) -> pa.Schema:
-    types = [
-        *(part.type for part in keys.schema),
-        pa.bool_(),
-        *(to_arrow_type(one.type) for one in lookup.answers),
-    ]
-    names = [
-        *key_columns(lookup),
-        FOUND,
-        *(f"{place}:{one.column}" for place, one in enumerate(lookup.answers)),
-    ]
-    return pa.schema(list(zip(names, types, strict=True)))
+    fields = [(name, keys.schema.field(name).type) for name in key_columns(lookup)]
+    fields.append((FOUND, pa.bool_()))
+    for place, one in enumerate(lookup.answers):
+        fields.append((f"{place}:{one.column}", to_arrow_type(one.type)))
+    return pa.schema(fields)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -74,17 +75,13 @@ class PhysicalProof:
 
     def to_json(self) -> dict[str, Any]:
         """Return the proof as JSON values."""
-        return {
-            "joins": [asdict(join) for join in self.joins],
-            "differences": [
-                {
-                    name: getattr(difference, name)
-                    for name in ("operator", "problem", "next_step", "dataset")
-                }
-                for difference in self.differences
-            ],
-            "notes": list(self.notes),
-        }
+        differences = []
+        for found in self.differences:
+            difference = {"operator": found.operator, "problem": found.problem}
+            difference |= {"next_step": found.next_step, "dataset": found.dataset}
+            differences.append(difference)
+        joins = [asdict(join) for join in self.joins]
+        return {"joins": joins, "differences": differences, "notes": list(self.notes)}
 
     def render(self) -> str:
         """Return the proof as plain text."""
@@ -119,16 +116,19 @@ def _check_write_placement(
     """
     expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
     found = spark_plan.partitioning
-    if expected in found or (source.partitions == 1 and "singlepartition" in found.lower()):
+    if source.partitions == 1 and "singlepartition" in found.lower():
+        return None
+    if expected in found:
         return None
     if found in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
         return (
             f"{operator}: that records are partitioned by {expected} is a promise that Spark can't"
             " check."
         )
-    moving = [
-        name for name, moved in spark_plan.exchanges.items() if any(to in found for to, _ in moved)
-    ]
+    moving = []
+    for name, moved in spark_plan.exchanges.items():
+        if any(to in found for to, _ in moved):
+            moving.append(name)
     raise PlanningError(
         f"{operator}: the plan writes records without a shuffle, as already partitioned by"
         f" {expected}, but after {', '.join(moving) or source.id} their partitioning is {found}.",
@@ -192,11 +192,12 @@ def inspect_spark_plan(
     reader = _PlanReader(joins, {operator: []})
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
     while waiting:
-        node, owner, side = waiting.pop()
-        owner, sides = reader.visit(node, owner, side)
-        children = node.children()
-        for index in range(children.size() if sides else 0):
-            waiting.append((children.apply(index), owner, sides[min(index, len(sides) - 1)]))
+        node, owner, sides = reader.visit(*waiting.pop())
+        if sides:
+            children = node.children()
+            for index in range(children.size()):
+                side = sides[min(index, len(sides) - 1)]
+                waiting.append((children.apply(index), owner, side))
     return SparkPlan(reader.found, reader.exchanges, _partitioning_text(top.outputPartitioning()))
 
 
@@ -212,42 +213,35 @@ class _PlanReader:
 
     def visit(
         self, node: Any, owner: str, side: Side | None
-    ) -> tuple[str, tuple[Side | None, ...]]:
+    ) -> tuple[Any, str, tuple[Side | None, ...]]:
         """Record what a node does for the operator `owner`, on a side of its join.
 
-        Returns whose the nodes below are, and their sides, the last of which is that of all
-        further ones; none if they are not to be visited.
+        Returns the node, whose the nodes below are, and their sides, the last of which is that of
+        all further ones; none if they are not to be visited.
         """
         name = node.nodeName()
-        if name.startswith("CollectMetrics"):
-            return self._enter_operator(node, owner, side)
+        if name.startswith("CollectMetrics") and node.name().startswith(_MARK):
+            owner = node.name().removeprefix(_MARK)
+            self.exchanges.setdefault(owner, [])
+            return node, owner, (None,)
         if name.startswith(("BroadcastExchange", "ReusedExchange")):
             self._note_broadcast(name, node, owner, side)
-            return owner, ()
+            return node, owner, ()
         if name.startswith(("Exchange", "ShuffleExchange")):
             self.exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
         elif "Join" in name and owner in self.joins and owner not in self.found:
             self.found[owner] = SparkJoin(name.partition("(")[0])
-            return owner, ("stream", "dataset")
+            return node, owner, ("stream", "dataset")
         else:
             self._note_buckets(name, node, owner, side)
-        return owner, (side, side)
-
-    def _enter_operator(
-        self, node: Any, owner: str, side: Side | None
-    ) -> tuple[str, tuple[Side | None, ...]]:
-        if not node.name().startswith(_MARK):
-            return owner, (side, side)
-        entered = node.name().removeprefix(_MARK)
-        self.exchanges.setdefault(entered, [])
-        return entered, (None,)
+        return node, owner, (side,)
 
     def _note_broadcast(self, name: str, node: Any, owner: str, side: Side | None) -> None:
         join = self.found.get(owner)
-        if join is not None and side == "dataset":
-            is_new = name.startswith("Broadcast")
-            if is_new or node.child().nodeName().startswith("Broadcast"):
-                join.broadcast = True
+        if join is None or side != "dataset":
+            return
+        if name.startswith("Broadcast") or node.child().nodeName().startswith("Broadcast"):
+            join.broadcast = True
 
     def _note_buckets(self, name: str, node: Any, owner: str, side: Side | None) -> None:
         join = self.found.get(owner)
@@ -281,12 +275,11 @@ class PlanInspector:
         self._joins: list[JoinProof] = []
         self._differences: list[PlanningError] = []
         self._notes: list[str] = []
-        matches = {operator.id: operator.spec.match for operator in planned.operators}
-        self._datasets = {
-            operator: match.dataset
-            for operator, match in matches.items()
-            if match is not None and match.dataset is not None
-        }
+        self._datasets: dict[str, str] = {}
+        for operator in planned.operators:
+            match = operator.spec.match
+            if match is not None and match.dataset is not None:
+                self._datasets[operator.id] = match.dataset
 
     def proof(self, states: Iterable[LocalTable]) -> PhysicalProof:
         """Return what was found so far; `states` are the state tables that a batch writes."""
@@ -334,16 +327,15 @@ class PlanInspector:
     ) -> None:
         """Compare the join and the exchanges of one operator with the application's plan."""
         dataset = self._datasets.get(operator)
-        of_dataset = [to for to, side in moved if side == "dataset"]
-        others = [to for to, side in moved if side != "dataset"]
+        by_side: dict[Side | None, list[str]] = defaultdict(list)
+        for to, side in moved:
+            by_side[side].append(to)
+        of_dataset = by_side["dataset"]
         if dataset is not None and join is not None:
-            of_stream = sum(side == "stream" for _, side in moved)
             kind = _JOIN_NAMES.get(join.kind, join.kind)
-            reads = join.describe_scan()
-            self._joins.append(
-                JoinProof(operator, dataset, kind, reads, of_stream, len(of_dataset))
-            )
-        if of_dataset and dataset is not None:
+            counts = len(by_side["stream"]), len(of_dataset)
+            self._joins.append(JoinProof(operator, dataset, kind, join.describe_scan(), *counts))
+        if dataset is not None and of_dataset:
             problem = (
                 f"{operator}: Spark shuffles dataset {dataset}, which the plan proved to be"
                 f" co-partitioned ({', '.join(of_dataset)})."
@@ -351,12 +343,12 @@ class PlanInspector:
             step = (
                 "Compare the types of the join's keys and the number of partitions on both sides."
             )
-            self._differences.append(
-                PlanningError(problem, step, operator=operator, dataset=dataset)
-            )
-        exchanges = self._planned.exchanges.get(operator, ())
-        listed = sum(exchange.reason in _IN_FRAMES for exchange in exchanges)
-        listed += self._planned.app.operator(operator).spec.moves
+            difference = PlanningError(problem, step, operator=operator, dataset=dataset)
+            self._differences.append(difference)
+        listed = self._planned.app.operator(operator).spec.moves
+        for exchange in self._planned.exchanges.get(operator, ()):
+            listed += exchange.reason in _IN_FRAMES
+        others = [to for to, side in moved if side != "dataset"]
         self._note_unlisted(operator, dataset, others[listed:])
 
     def _note_unlisted(self, operator: str, dataset: str | None, unlisted: Sequence[str]) -> None:

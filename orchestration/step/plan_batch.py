@@ -25,8 +25,10 @@ from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
 from dagster_adjunct.orchestration.application.graph import list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
+    Epochs,
     Intent,
     JoinedVersions,
+    Ranges,
     Replay,
 )
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
@@ -48,7 +50,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
-from dagster_adjunct.orchestration.step.context import Spans, StepContext, StepState
+from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -311,9 +313,7 @@ def _plan_main_batch(
     )
 
 
-def share_by_lag(
-    lags: Mapping[SystemStreamPartition, int], limit: int
-) -> dict[SystemStreamPartition, int]:
+def share_by_lag(lags: Epochs, limit: int) -> Epochs:
     """Share `limit` records among partitions in proportion to their lags; the sum is exactly
     min(limit, all lags).
 
@@ -330,10 +330,7 @@ def share_by_lag(
 
 
 def _new_intent(
-    context: StepContext,
-    state: ApplicationState,
-    ranges: dict[SystemStreamPartition, OffsetRange],
-    **more: Any,
+    context: StepContext, state: ApplicationState, ranges: Ranges, **more: Any
 ) -> Intent:
     broadcast = any(operator.spec.role in BROADCAST for operator in context.app.operators)
     return Intent(
@@ -349,7 +346,7 @@ def _new_intent(
 def _new_replay_intent(
     context: StepContext,
     state: ApplicationState,
-    ranges: dict[SystemStreamPartition, OffsetRange],
+    ranges: Ranges,
     replays: Mapping[SystemStreamPartition, Replay],
     joined: JoinedVersions,
 ) -> Intent:
@@ -359,7 +356,7 @@ def _new_replay_intent(
     return _new_intent(context, state, ranges, replays=ids, epochs=epochs, joined=joined)
 
 
-def _limit_ranges(context: StepContext, spans: Spans) -> dict[SystemStreamPartition, OffsetRange]:
+def _limit_ranges(context: StepContext, spans: Ranges) -> Ranges:
     """Return this batch's part of these ranges: at most `max_batch_records` records, shared by
     lag.
     """
@@ -375,7 +372,7 @@ def _limit_ranges(context: StepContext, spans: Spans) -> dict[SystemStreamPartit
     return limited
 
 
-def _are_all_empty(context: StepContext, spans: Spans) -> bool:
+def _are_all_empty(context: StepContext, spans: Ranges) -> bool:
     """Return whether all ranges are empty."""
     return all(context.compare(ssp, span.start, span.end) == 0 for ssp, span in spans.items())
 
@@ -420,15 +417,13 @@ def snapshot_open_inputs(
     return streams
 
 
-def find_lost_ranges(
-    context: StepContext, intent: Intent
-) -> dict[SystemStreamPartition, OffsetRange]:
+def find_lost_ranges(context: StepContext, intent: Intent) -> Ranges:
     """Return the offsets of the batch that its streams no longer have: [its start, the oldest
     left).
 
     Raises OffsetOutOfRangeError if a stream ends before the batch does.
     """
-    lost: dict[SystemStreamPartition, OffsetRange] = {}
+    lost: Ranges = {}
     for name in sorted(intent.streams):
         spans = intent.ranges_of(name)
         system = context.system_of(name)
@@ -444,7 +439,7 @@ def find_lost_ranges(
     return lost
 
 
-def _truncate_batch(context: StepContext, intent: Intent, deleted: Spans, lost: Spans) -> Intent:
+def _truncate_batch(context: StepContext, intent: Intent, deleted: Ranges, lost: Ranges) -> Intent:
     """Return the intent without the offsets that retention has `deleted`; `lost` are those to
     report.
     """

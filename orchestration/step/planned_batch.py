@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
@@ -14,11 +15,11 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
-from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.orchestration.operators.stream_facts import Sources as ColumnSources
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.planner.planned import PlannedOperator
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -62,14 +63,12 @@ def merge_origins(origins: Sequence[Origin]) -> Origin:
     if len(origins) == 1:  # `streams` are shared: after a merge of many inputs there may be many
         return origins[0]
     streams: dict[str, str] = {}
+    positions: set[str | None] = set()
     for origin in origins:
         streams |= origin.streams
-    held_in = {origin.positions for origin in origins}
-    return Origin(
-        streams,
-        made_of=origins[0].made_of if len(streams) == 1 else None,
-        positions=held_in.pop() if len(held_in) == 1 else None,
-    )
+        positions.add(origin.positions)
+    made_of = origins[0].made_of if len(streams) == 1 else None
+    return Origin(streams, made_of, positions.pop() if len(positions) == 1 else None)
 
 
 def _origin_after(
@@ -136,21 +135,23 @@ class PlannedBatch:
         exchanges: dict[str, list[Exchange]] = defaultdict(list)
         for exchange in context.plan.exchanges:
             exchanges[exchange.operator].append(exchange)
-        consumers = Counter(source for operator in app.operators for source in operator.inputs)
-        reading_late = [operator for operator in app.operators if operator.spec.reads_late_records]
+        consumers: Counter[str] = Counter()
+        late_consumed: set[str] = set()
+        for operator in app.operators:
+            consumers.update(operator.inputs)
+            if operator.spec.reads_late_records:
+                late_consumed.update(operator.inputs)
         return PlannedBatch(
             context,
             inputs,
             operators=_find_needed(app.operators),
             planned={planned.id: planned for planned in context.plan.operators},
             exchanges=exchanges,
-            origins=trace_origins(app.operators, lambda stream: system_of(context, inputs, stream)),
+            origins=trace_origins(app.operators, partial(system_of, context, inputs)),
             producers=name_producers(app, context.writer),
             writers=name_writers(app, context.writer),
             consumers=consumers,
-            late_consumed=frozenset(
-                source for operator in reading_late for source in operator.inputs
-            ),
+            late_consumed=frozenset(late_consumed),
             gathered=gathered,
         )
 
@@ -198,16 +199,17 @@ class PlannedBatch:
         """Return whether several operators use this one's records, which no stream or table
         stores.
         """
-        spec = operator.spec
-        is_stored = spec.reads is not None or spec.writes is not None
-        return self.consumers.get(operator.id, 0) > 1 and not is_stored
+        if operator.spec.reads is not None or operator.spec.writes is not None:
+            return False
+        return self.consumers.get(operator.id, 0) > 1
 
     def moves(self, operator: str) -> list[Exchange]:
         """Return the plan's auto_repartition exchanges before an operator."""
-        if self.gathered:
-            return []
-        before = self.exchanges.get(operator, ())
-        return [move for move in before if move.reason == "auto_repartition"]
+        moves = []
+        for exchange in self.exchanges.get(operator, ()):
+            if exchange.reason == "auto_repartition" and not self.gathered:
+                moves.append(exchange)
+        return moves
 
     def is_partitioned(self, operator: str) -> bool:
         """Whether the records that an operator writes arrive in the partitions of its output."""
@@ -235,21 +237,24 @@ class PlannedBatch:
     def sensitive(self, operator: str, *arriving: Collection[str]) -> frozenset[str]:
         compiled = self.app.operator(operator)
         match = compiled.spec.match
-        joined = None if match is None or match.dataset is None else match.node
-        names = frozenset(name for node, name in self.context.sensitive if node == joined)
+        names: set[str] = set()
+        for node, name in self.context.sensitive:
+            if match is not None and match.dataset is not None and node == match.node:
+                names.add(name)
         for source, columns in zip(compiled.inputs, arriving, strict=True):
-            own = [name for name in columns if not name.startswith("__")]
-            names |= sensitive_columns(self.context, source, own)
-        return names
+            names |= sensitive_columns(self.context, source, columns)
+        return frozenset(names)
 
 
 def _find_needed(operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """Return the operators whose records reach an output."""
     needed: set[str] = set()
+    found = []
     for operator in reversed(operators):
         if operator.spec.writes is not None or operator.id in needed:
-            needed |= {operator.id, *operator.inputs}
-    return tuple(operator for operator in operators if operator.id in needed)
+            needed.update(operator.inputs)
+            found.append(operator)
+    return tuple(reversed(found))
 
 
 def system_of(context: StepContext, inputs: BatchInputs, stream: str) -> StreamSystem:
@@ -261,38 +266,40 @@ def sensitive_columns(
     context: StepContext, operator: str, columns: Iterable[str]
 ) -> frozenset[str]:
     """Return which columns of an operator's records hold values that a schema or a dataset marks as
-    sensitive.
+    sensitive; none of the hidden ones does.
 
     If anything is sensitive, a column of unknown origin counts as sensitive too.
     """
-    sensitive = context.sensitive
-    if not sensitive:
+    if not context.sensitive:
         return frozenset()
-    names = {name for _, name in sensitive}
+    names = {name for _, name in context.sensitive}
     sources = context.plan.columns[operator].sources
-    return frozenset(
-        name
-        for name in columns
-        if name.lower() in names or _may_be_sensitive(context, sensitive, sources.get(name, ()))
-    )
+    found = set()
+    for name in columns:
+        if name.startswith("__"):
+            continue
+        if name.lower() in names or _may_be_sensitive(context, sources.get(name, ())):
+            found.add(name)
+    return frozenset(found)
 
 
-def _may_be_sensitive(
-    context: StepContext, sensitive: Collection[tuple[LineageNode, str]], sources: ColumnSources
-) -> bool:
+def _may_be_sensitive(context: StepContext, sources: ColumnSources) -> bool:
     """Whether a column made of these sources may hold sensitive values; an output's column holds
     what is sent to it.
     """
-    app = context.app
-    plan = context.plan
-    sent = [
-        operator.spec.written(plan.columns[operator.inputs[0]]).sources.get(column, ())
-        for node, column in sources
-        for operator in app.operators
-        if operator.spec.role == "output" and operator.spec.target(app) == node
-    ]
-    known = not sources or any((node, column.lower()) in sensitive for node, column in sources)
-    return known or any(_may_be_sensitive(context, sensitive, those) for those in sent)
+    if not sources:
+        return True
+    columns = context.plan.columns
+    for node, column in sources:
+        if (node, column.lower()) in context.sensitive:
+            return True
+        for operator in context.app.operators:
+            if operator.spec.role != "output" or operator.spec.target(context.app) != node:
+                continue
+            sent = operator.spec.written(columns[operator.inputs[0]])
+            if _may_be_sensitive(context, sent.sources.get(column, ())):
+                return True
+    return False
 
 
 def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = False) -> Schema:
@@ -304,7 +311,9 @@ def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = 
     is_own = planned.is_dry_run or declared.is_owned_by(planned.app.name)
     if isinstance(declared.input, OwnedBy) and is_own:
         return declared.input.schema
-    read = reader_over_time(planned, dataset)[0] if over_time else planned.inputs.views[dataset]
+    read: Reader | View = planned.inputs.views[dataset]
+    if over_time:
+        read, _ = reader_over_time(planned, dataset)
     return _declared_schema(planned, declared) if read is None else read.schema
 
 

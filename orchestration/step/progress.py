@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     Intent,
+    Offsets,
     PartitionTimes,
     TimeState,
     of_stream,
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-Partitions = Mapping[SystemStreamPartition, str]
-
-
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
     """How far an application has come in one input stream.
@@ -60,7 +58,7 @@ class StreamProgress:
     """
 
     lag: int = 0
-    unread: Mapping[SystemStreamPartition, str] = field(default_factory=dict)
+    unread: Offsets = field(default_factory=dict)
     due: str = ""
 
 
@@ -97,30 +95,34 @@ def measure_stream_progress(
     for ssp, start in state.offsets.resolved.items():
         known[ssp] = start.offset
     starts = {ssp: known[ssp] for ssp in ssps if ssp in known}
-    due = ""
+    due = _describe_lost_end(system, starts, upcoming)
     if info.was_recreated(state.offsets.streams.get(source.stream)):
         due = f"{source.stream} was deleted and recreated"
-    else:
-        due = _describe_lost_end(system, starts, upcoming)
     fresh = [ssp for ssp in ssps if ssp not in known]
     if fresh and choose_default_offset(source, info, system) == "oldest":
         starts |= system.oldest(fresh)
     elif fresh:
         due = due or f"{source.stream}: no position is stored yet"
-    lag = 0
     unread = {}
+    lag = 0
     for ssp, offset in starts.items():
         behind = system.distance(ssp, offset, upcoming[ssp])
         lag += behind
         if behind:
             unread[ssp] = offset
+    return StreamProgress(lag + _count_replayed(system, source, state), unread, due)
+
+
+def _count_replayed(system: StreamSystem, source: InputSpec, state: ApplicationState) -> int:
+    """Return the number of offsets of a stream that replays have still to read."""
+    count = 0
     for replay in state.offsets.replays.values():
         if replay.ssp.qualified_stream == source.stream:
-            lag += system.distance(replay.ssp, replay.next, replay.until)
-    return StreamProgress(lag, unread, due)
+            count += system.distance(replay.ssp, replay.next, replay.until)
+    return count
 
 
-def _describe_lost_end(system: StreamSystem, starts: Partitions, upcoming: Partitions) -> str:
+def _describe_lost_end(system: StreamSystem, starts: Offsets, upcoming: Offsets) -> str:
     """Return why a run is needed if a partition ends before its position; "" if none does."""
     for ssp, start in starts.items():
         if system.compare(start, upcoming[ssp]) > 0:
@@ -133,12 +135,12 @@ def position_to_json(app: Application, state: ApplicationState) -> dict[str, obj
     startpoint.
     """
     offsets = state.offsets
+    checkpoint = {}
+    for ssp, at in state.checkpoint.items():
+        if ssp.qualified_stream in app.inputs:
+            checkpoint[str(ssp)] = at
     return {
-        "checkpoint": {
-            str(ssp): at
-            for ssp, at in state.checkpoint.items()
-            if ssp.qualified_stream in app.inputs
-        },
+        "checkpoint": checkpoint,
         "resolved": {str(ssp): start.id for ssp, start in offsets.resolved.items()},
         "replays": {key: replay.next for key, replay in offsets.replays.items()},
         "opened": {str(ssp): epoch for ssp, epoch in offsets.opened.items()},

@@ -9,7 +9,7 @@ answers of the first run count for all. They are deleted after the batch is clos
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -157,28 +157,19 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     name = call.name
     returns = call.returns
     function = call.shipped.here()
+    partition = 0
+    attempt = 0
     task = TaskContext.get()
-    partition, attempt = (task.partitionId(), task.attemptNumber()) if task is not None else (0, 0)
+    if task is not None:
+        partition = task.partitionId()
+        attempt = task.attemptNumber()
     for number, records in enumerate(part for part in batches if part.num_rows):
         check_readable_records(records, operator, name, call.stream, call.sensitive)
         context = SinkContext(
             call.application, call.batch, partition, number, attempt, fence=call.fence
         )
+        result = _call_once(call, function, records, context)
         count = records.num_rows
-        context.check_lease()
-        try:
-            result = function(records, context)
-        except errors.TransientError:  # of `check_lease`
-            raise
-        except Exception as error:  # noqa: BLE001 - it is a user's function
-            about = {
-                "record": records.slice(0, 1).to_pylist()[0],
-                "sensitive": call.sensitive,
-                "among": count,
-            }
-            about |= record_position(records, 0, call.stream)
-            failed = function_failed_error(operator, name, function, error, **about)
-            raise failed from (None if call.sensitive else error)
         if returns is None:
             if result is not None:
                 what = f"returned {type(result).__name__}, but the sink declares no returns="
@@ -187,10 +178,30 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
             continue
         made = cast_result(operator, name, result, count, returns, show_values=not call.sensitive)
         own = [pa.array([value] * count, pa.int32()) for value in (partition, number)]
+        columns = [records.column(column) for column in kept]
         yield pa.RecordBatch.from_arrays(
-            [*(records.column(column) for column in kept), *made, *own],
-            [*kept, *returns.names, PLACE, _CALL],
+            [*columns, *made, *own], [*kept, *returns.names, PLACE, _CALL]
         )
+
+
+def _call_once(
+    call: SinkCall, function: Callable[..., Any], records: pa.RecordBatch, context: SinkContext
+) -> Any:
+    """Return what the function returns for these records, after a look at the run's lease."""
+    context.check_lease()
+    try:
+        return function(records, context)
+    except errors.TransientError:  # of `check_lease`
+        raise
+    except Exception as error:  # noqa: BLE001 - it is a user's function
+        about = {
+            "record": records.slice(0, 1).to_pylist()[0],
+            "sensitive": call.sensitive,
+            "among": records.num_rows,
+        }
+        about |= record_position(records, 0, call.stream)
+        failed = function_failed_error(call.operator, call.name, function, error, **about)
+        raise failed from (None if call.sensitive else error)
 
 
 def cast_result(
@@ -219,16 +230,17 @@ def cast_result(
         raise wrong(f"{result.num_rows} rows for {rows} records: expected one for each")
     columns = []
     for each in returns.to_arrow():
-        given = result.schema.field(each.name).type
-        if pa.types.is_timestamp(each.type) and not is_same_family(given, each.type):
-            raise wrong(f"{each.name!r} as {given}, expected a timestamp with a time zone")
+        column = result.column(each.name)
+        if pa.types.is_timestamp(each.type) and not is_same_family(column.type, each.type):
+            raise wrong(f"{each.name!r} as {column.type}, expected a timestamp with a time zone")
         try:
-            columns.append(result.column(each.name).cast(each.type))
+            columns.append(column.cast(each.type))
         except pa.ArrowException as error:
+            what = f"{each.name!r} as {column.type}, which is no {returns.field(each.name).type}"
             reason = f": {error}" if show_values else ""
-            what = f"{each.name!r} as {given}, which is no {returns.field(each.name).type}{reason}"
-            raise wrong(what) from (error if show_values else None)
-    if (found := first_unreadable(pa.table(columns, names=list(returns.names)))) is not None:
+            raise wrong(what + reason) from (error if show_values else None)
+    found = first_unreadable(pa.table(columns, names=list(returns.names)))
+    if found is not None:
         raise wrong(f"a result whose {found.problem(hidden=not show_values)}")
     return columns
 
@@ -269,6 +281,7 @@ class RecordedAnswers:
             data = self.lake.store.get(key).data
         except errors.ObjectNotFoundError:
             return None
+        abandon = f"adjunct checkpoint abandon {self.application} --reason …"
         try:
             table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
             about = json.loads((table.schema.metadata or {})[_ABOUT])
@@ -276,27 +289,18 @@ class RecordedAnswers:
             raise errors.MalformedDocumentError(
                 f"the answers of {self.operator} in batch {self.batch} of application"
                 f" {self.application!r} can't be read: {error}.",
-                "Restore that object from a backup, or abandon the batch: adjunct checkpoint"
-                f" abandon {self.application} --reason ….",
+                f"Restore that object from a backup, or abandon the batch: {abandon}.",
                 document=key,
             ) from error
         if about != self.about:
-            before, now = (
-                ", ".join(f"{name} {value}" for name, value in it.items())
-                for it in (about, self.about)
-            )
-            problem = (
-                f"{self.operator}: batch {self.batch} of application {self.application!r} was"
-                f" started by another version of the code, which asked for {before}; this one asks"
-                f" for {now}."
-            )
-            abandon = f"adjunct checkpoint abandon {self.application} --reason …"
-            step = (
-                "Let that version finish the batch, then deploy this one; or abandon it:"
-                f" {abandon}."
-            )
             raise errors.ConfigurationError(
-                problem, step, application=self.application, operator=self.operator
+                f"{self.operator}: batch {self.batch} of application {self.application!r} was"
+                " started by another version of the code, which asked for"
+                f" {_describe_asked(about)}; this one asks for {_describe_asked(self.about)}.",
+                "Let that version finish the batch, then deploy this one; or abandon it:"
+                f" {abandon}.",
+                application=self.application,
+                operator=self.operator,
             )
         return table
 
@@ -320,16 +324,19 @@ class RecordedAnswers:
         return f"{_prefix(self.lake, self.application)}{self.batch}/{self.operator}/{turn}.arrow"
 
 
+def _describe_asked(about: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in about.items())
+
+
 def purge_answers(lake: Lake, application: str, closed: int) -> None:
     """Delete the recorded answers of batches up to `closed`, which never run again."""
     prefix = _prefix(lake, application)
-    batches = (
-        (info.key, info.key.removeprefix(prefix).partition("/")[0])
-        for info in lake.store.list(prefix)
-    )
-    lake.store.delete_many(
-        [key for key, batch in batches if batch.isdecimal() and int(batch) <= closed]
-    )
+    old = []
+    for info in lake.store.list(prefix):
+        batch = info.key.removeprefix(prefix).partition("/")[0]
+        if batch.isdecimal() and int(batch) <= closed:
+            old.append(info.key)
+    lake.store.delete_many(old)
 
 
 def _prefix(lake: Lake, application: str) -> str:

@@ -208,11 +208,10 @@ def advance_datasets(
     called in declaration order by the calling thread, `on_stage` by one thread at a time.
     """
     applied = apply_startpoints(runtime, app, plan, on_report=on_report)
-    able = [
-        dataset
-        for dataset in app.datasets
-        if is_advanced_by_runs(dataset) and dataset.name not in applied.failed
-    ]
+    able = []
+    for dataset in app.datasets:
+        if is_advanced_by_runs(dataset) and dataset.name not in applied.failed:
+            able.append(dataset)
     units = group_datasets(able, f"application {app.name!r}")
     lock = threading.Lock()
     stage_lock = threading.Lock()
@@ -238,10 +237,10 @@ def advance_datasets(
                 done = future.result()
             except Exception as error:  # noqa: BLE001 - raised when the others have ended
                 errors.append(find_adjunct_error(error) or error)
-            else:
-                for report in done:
-                    on_report(report)
-                reports += done
+                continue
+            for report in done:
+                on_report(report)
+            reports += done
     finally:
         # After Ctrl-C do not wait for the others: they end with the session.
         pool.shutdown(wait=False, cancel_futures=True)

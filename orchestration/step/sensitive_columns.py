@@ -40,10 +40,13 @@ def list_sensitive_columns(
     for operator in app.operators:  # results of functions: matched by column name
         names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))
         found[LineageNode("stream", operator.id)] = names
-    return frozenset((node, name) for node, names in found.items() for name in names)
+    columns: set[tuple[LineageNode, str]] = set()
+    for node, names in found.items():
+        columns |= {(node, name) for name in names}
+    return frozenset(columns)
 
 
 def _sensitive_names(schema: Schema | None) -> frozenset[str]:
-    return frozenset(
-        field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive
-    )
+    if schema is None:
+        return frozenset()
+    return frozenset(field.name.lower() for field in schema.fields if field.sensitive)

@@ -45,18 +45,16 @@ def classify_batch(app: Application, inputs: BatchInputs) -> BatchInputs:
     Datasets that are broadcast are read whole by every task, however many there are; so are the
     records of broadcast inputs.
     """
-    broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
-    all_rows = 0
-    rows = 0
-    size = 0
-    for name, view in inputs.views.items():
-        all_rows += _count_rows(view)
-        if name not in broadcast:
-            rows += _count_rows(view)
-            size += _count_bytes(view)
+    partitioned = dict(inputs.views)
+    for dataset in app.datasets:
+        if dataset.broadcast:
+            partitioned.pop(dataset.name, None)
+    rows = sum(map(_count_rows, partitioned.values()))
+    size = sum(map(_count_bytes, partitioned.values()))
     records = inputs.records * (inputs.intent.tasks or 1)
     if records > app.few_records or rows > SMALL_DATASETS or size > SMALL_BYTES:
         return inputs
+    all_rows = sum(map(_count_rows, inputs.views.values()))
     interpreted = all_rows <= SMALL_ROWS and not inputs.over_time
     return replace(inputs, few=True, interpreted=interpreted)
 

@@ -4,11 +4,9 @@ time of the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
-from operator import and_
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable
@@ -90,14 +88,14 @@ class SparkDatasets:
         return schema_of_dataset(self.planned, dataset, over_time=over_time)
 
     def match(self, operator: str, frame: DataFrame, lookup: EntryLookup) -> DataFrame:
-        is_broadcast = self.planned.gathered or self.planned.app.dataset(lookup.dataset).broadcast
-        hint: Callable[[DataFrame], DataFrame] = (
-            F.broadcast if is_broadcast else lambda side: side.hint("merge")
-        )
+        dataset = self.planned.app.dataset(lookup.dataset)
+        hint: Callable[[DataFrame], DataFrame] = _hint_merge
+        if self.planned.gathered or dataset.broadcast:
+            hint = F.broadcast
         if lookup.as_of is None:
             return join_entries(frame, *self.entries(lookup.dataset), lookup, hint)
-        is_scattered = not self.planned.app.dataset(lookup.dataset).partition_by
         rows = self.over_time(lookup.dataset)
+        is_scattered = not dataset.partition_by
         return AsOfMatch(lookup, lookup.as_of, rows, is_scattered).join(frame, hint)
 
     # -- entries
@@ -165,6 +163,10 @@ class SparkDatasets:
         return kept.persisted(rows, versions, lambda: frame().coalesce(1))
 
 
+def _hint_merge(side: DataFrame) -> DataFrame:
+    return side.hint("merge")
+
+
 def join_entries(
     frame: DataFrame,
     entries: DataFrame,
@@ -173,14 +175,18 @@ def join_entries(
     hint: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
     """Return all records with what the lookup takes of their entries, and MATCHED."""
+    added = _added_columns(lookup)
     if lookup.added is None:
         added = [F.struct(*map(named_column, schema.names)).alias(ENTRY)]
-    else:
-        added = [named_column(chosen.column).alias(chosen.name) for chosen in lookup.added]
     keys = _key_names(lookup.on)
     side = entries.select(*_key_columns(lookup.on), *added, F.lit(True).alias(MATCHED))
     joined = frame.join(hint(side), _same_key(frame, side, lookup.on), "left")
     return joined.drop(*keys)
+
+
+def _added_columns(lookup: EntryLookup) -> list[Column]:
+    """Return the chosen columns of entries, under the names that they get in joined records."""
+    return [named_column(chosen.column).alias(chosen.name) for chosen in lookup.added or ()]
 
 
 def _key_names(on: Pairs) -> list[str]:
@@ -194,11 +200,10 @@ def _key_columns(on: Pairs) -> list[Column]:
 
 
 def _same_key(frame: DataFrame, side: DataFrame, on: Pairs) -> Column:
-    names = _key_names(on)
-    equal = [
-        frame[quote_name(stream)] == side[key] for (stream, _), key in zip(on, names, strict=True)
-    ]
-    return reduce(and_, equal)
+    is_same = F.lit(True)
+    for (stream, _), key in zip(on, _key_names(on), strict=True):
+        is_same = is_same & (frame[quote_name(stream)] == side[key])
+    return is_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +237,14 @@ class AsOfMatch:
         row = F.col(_ROW_ENTRY)
         early = row.isNotNull() & (time < F.col(_FROM))
         entry = row if self.as_of.before_history == "oldest" else row & ~early
-        taken = {chosen.name for chosen in self.lookup.added or ()}
-        unused = {*_key_names(on), _FROM, _TO, _BEGINS, _ROW_ENTRY}
-        columns = [
-            F.when(entry, named_column(name)).alias(name) if name in taken else named_column(name)
-            for name in joined.columns
-            if name not in unused
-        ]
         is_before = F.coalesce(early | self._pruned(row, time), F.lit(False))
+        columns = {name: named_column(name) for name in joined.columns}
+        for unused in (*_key_names(on), _FROM, _TO, _BEGINS, _ROW_ENTRY):
+            del columns[unused]
+        for chosen in self.lookup.added or ():
+            columns[chosen.name] = F.when(entry, columns[chosen.name]).alias(chosen.name)
         return joined.select(
-            *columns,
+            *columns.values(),
             F.when(entry, True).alias(MATCHED),
             is_before.alias(BEFORE_HISTORY),
             time.isNull().alias(NO_TIME),
@@ -254,7 +257,7 @@ class AsOfMatch:
         on = self.lookup.on
         side = self.rows.frame.select(
             *_key_columns(on),
-            *[named_column(one.column).alias(one.name) for one in self.lookup.added or ()],
+            *_added_columns(self.lookup),
             F.col(VALID_FROM).alias(_FROM),
             F.col(VALID_TO).alias(_TO),
             F.col(IS_FIRST).alias(_FIRST),
@@ -262,7 +265,8 @@ class AsOfMatch:
         )
         begins = F.when(F.col(_FIRST), F.col(_FROM))
         if self.as_of.before_history == "oldest":
-            side = side.coalesce(1) if self.scattered else side
+            if self.scattered:
+                side = side.coalesce(1)
             of_key = Window.partitionBy(*_key_names(on))
             first_entry = F.min(F.when(F.col(_ROW_ENTRY), F.col(_FROM))).over(of_key)
             oldest = F.coalesce(first_entry, F.min(_FROM).over(of_key))
@@ -275,5 +279,7 @@ class AsOfMatch:
         """
         if self.rows.known_from is None:
             return F.lit(False)
-        whole: Sequence[Column] = [named_column(name).isNotNull() for name, _ in self.lookup.on]
-        return row.isNull() & reduce(and_, whole) & (time < F.lit(self.rows.known_from))
+        is_pruned = row.isNull() & (time < F.lit(self.rows.known_from))
+        for name, _ in self.lookup.on:
+            is_pruned = is_pruned & named_column(name).isNotNull()
+        return is_pruned

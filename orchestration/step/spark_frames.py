@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.operators.lookups import (
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.operators.updates import Update
 from dagster_adjunct.orchestration.step import lookups
-from dagster_adjunct.orchestration.step.batch_outputs import Append, add_positions
+from dagster_adjunct.orchestration.step.batch_outputs import TIME_COUNTS, Append, add_positions
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
@@ -42,8 +42,6 @@ from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, writ
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
-
-_TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,7 @@ class SparkFrames:
     def keep_matches(self, operator: str, frame: DataFrame, how: How) -> DataFrame:
         # An inner join is a left join whose unmatched records are counted and then dropped.
         conditions = {"rows": F.lit(True), "unmatched": F.col(MATCHED).isNull()}
-        for flag, name in _TIME_COUNTS.items():
+        for flag, name in TIME_COUNTS.items():
             if flag in frame.columns:
                 conditions[name] = F.col(flag)
         counted = self.count_records(operator, frame, conditions)
@@ -214,12 +212,17 @@ class SparkFrames:
     def distinct_keys(
         self, operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool
     ) -> pa.Table:
-        return lookups.collect_distinct_keys(operator, frame, lookup, sensitive=sensitive)
+        keys = frame.select(*map(named_column, lookup.keys)).dropna()
+        # Collected with duplicates: a shuffle would cost more than the few extra bytes.
+        named = keys.toArrow().rename_columns(lookups.key_columns(lookup))
+        return lookups.distinct_keys(operator, named, lookup, sensitive=sensitive)
 
     def add_answers(
         self, operator: str, frame: DataFrame, lookup: TableLookup, answers: pa.Table
     ) -> DataFrame:
-        answered = lookups.frame_from_answers(self.session, answers, lookup)
+        names = [answer.name for answer in lookup.answers]
+        named = answers.rename_columns([*lookups.key_columns(lookup), lookups.FOUND, *names])
+        answered = self.session.createDataFrame(named)
         return lookups.join_answers(operator, frame, lookup, answered)
 
     def add_unknown_answers(
@@ -235,9 +238,11 @@ def _struct_types(kind: Any) -> dict[str, str]:
     from pyspark.sql.types import StructType
 
     types: dict[str, str] = {}
-    for part in kind.fields if isinstance(kind, StructType) else ():
-        columns = part.dataType.fields if isinstance(part.dataType, StructType) else [part]
-        types |= {column.name: column.dataType.simpleString() for column in columns}
+    if isinstance(kind, StructType):
+        for part in kind.fields:
+            inside = part.dataType
+            columns = inside.fields if isinstance(inside, StructType) else [part]
+            types |= {column.name: column.dataType.simpleString() for column in columns}
     return types
 
 

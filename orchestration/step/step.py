@@ -46,6 +46,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     Counters,
     Intent,
     LoggedState,
+    Ranges,
     add_counters,
     check_not_renamed,
 )
@@ -54,11 +55,11 @@ from dagster_adjunct.orchestration.step.check_stores import check_stores
 from dagster_adjunct.orchestration.step.context import (
     BatchInputs,
     BatchMetrics,
-    Spans,
     StepContext,
     StepState,
     View,
 )
+from dagster_adjunct.orchestration.step.dry_run import inputs_of_dry_run
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
@@ -340,7 +341,7 @@ class _RunningStep:
         context.report("analysis", intent.batch)
         check_stores(context.app)
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
-        proof = self.engine.analyze(context, datasets, starts)
+        proof = self.engine.analyze(context, inputs_of_dry_run(context, datasets, starts))
         for dataset in proof.states:
             create_state(context.runtime, dataset)
         proof.report_differences()
@@ -509,8 +510,10 @@ def _announce_run(context: StepContext) -> None:
     fence = context.fence
     if lease is None or fence is None or not lease.has_unfenced:
         return
-    sends = (operator.spec.send for operator in context.app.operators)
-    names = {send.table for send in sends if send is not None}
+    names = set()
+    for operator in context.app.operators:
+        if operator.spec.send is not None:
+            names.add(operator.spec.send.table)
 
     async def announce() -> None:
         for name in sorted(names):
@@ -564,7 +567,7 @@ def _forget_old_batches(context: StepContext) -> None:
         _log.warning("the batch log of %s keeps old commits for now: %s", context.app.name, error)
 
 
-def _count_lost(context: StepContext, lost: Spans) -> Counters:
+def _count_lost(context: StepContext, lost: Ranges) -> Counters:
     """Return the number of lost offsets of each stream, as counters."""
     counters: Counters = {}
     for ssp, number in context.count_offsets(lost).items():

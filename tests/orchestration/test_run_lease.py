@@ -76,7 +76,8 @@ def lease(lake: Lake, run: str = "mine", claim: Claim = AT_ONCE) -> RunLease:
 
 
 def holder(process: Process, **more: object) -> Holder:
-    given = {"id": "x", "run": "r", "process": process, "since": BEGAN, "ttl": 120.0, "epoch": 1}
+    by = {"run": "r", "process": process, "since": BEGAN, "dagster": more.pop("dagster", "")}
+    given = {"id": "x", "by": by, "ttl": 120.0, "epoch": 1}
     return Holder.model_validate({**given, **more})
 
 
@@ -377,7 +378,11 @@ def test_who_takes_over_from_a_run_that_may_live_waits_until_that_can_write_no_m
     stored = read_lease(lake.store, KEY)
     assert stored is not None
     assert stored.holder is not None
-    assert (stored.holder.run, stored.holder.ended, stored.holder.unfenced) == ("third", True, True)
+    assert (stored.holder.by.run, stored.holder.ended, stored.holder.unfenced) == (
+        "third",
+        True,
+        True,
+    )
 
 
 def test_who_finds_no_lease_of_an_application_that_has_run_waits_as_for_a_lease(lake: Lake) -> None:

@@ -64,8 +64,9 @@ def test_what_a_run_held_that_dagster_has_ended_is_taken_when_it_can_not_write(
 ) -> None:
     lost = DagsterRun("copy")
     elsewhere = Process(host="gone", pid=7, boot="b", namespace="n", started="1")
-    held = {"id": "x", "run": lost.run_id, "dagster": lost.run_id, "epoch": 1, "ttl": 8.0}
-    holder = Holder.model_validate({**held, "process": elsewhere, "since": datetime.now(UTC)})
+    by = {"run": lost.run_id, "dagster": lost.run_id, "process": elsewhere}
+    by["since"] = datetime.now(UTC)
+    holder = Holder.model_validate({"id": "x", "by": by, "epoch": 1, "ttl": 8.0})
     lake.store.put("applications/copy/run.json", holder.model_dump_json().encode())
     instance.add_run(lost)
     assert not run(lake, instance, {"wait_seconds": 0}).success, "it may be alive, elsewhere"
