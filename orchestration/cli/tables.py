@@ -23,7 +23,9 @@ from dagster_adjunct.orchestration.application.table_registry import (
 )
 from dagster_adjunct.orchestration.cli import output
 from dagster_adjunct.orchestration.cli.options import (
+    confirm,
     confirm_at_terminal,
+    flag,
     lake_options,
     limit_option,
     user_option,
@@ -68,6 +70,10 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
 }
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 table = click.Group("table")
 
 
@@ -86,9 +92,9 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
     ]
     values = list(key_from_text(f"table {remote.name!r}", fields, list(key)))
     for place, column in enumerate(remote.key):
-        parse = _PARSERS.get(kinds.get(column, Kind.STRING))
+        parse: Callable[[Any], Any] = _PARSERS.get(kinds.get(column, Kind.STRING), _unchanged)
         try:
-            values[place] = values[place] if parse is None else parse(values[place])
+            values[place] = parse(values[place])
         except (ArithmeticError, LookupError, ValueError) as error:
             problem = (
                 f"table {remote.name!r}: key column {column!r} is {columns[column]}, not"
@@ -190,14 +196,17 @@ class _Entries:
             within["start"] = self.parse_key(start, "--start")
         if end is not None:
             within["end"] = self.parse_key(end, "--end")
+        if prefix is not None:
+            within["prefix"] = prefix
         if prefix and self.key_type == "json":
             within["prefix"] = prefix.encode()
-        elif prefix is not None:
-            within["prefix"] = prefix and self.parse_key(prefix, "--prefix")
-        if self.family is None and within:
-            option = next(f"--{name}" for name in ("prefix", "start", "end") if name in within)
-            problem = f"{option} needs --family: only the keys within a family are ordered."
-            raise ConfigurationError(problem, "Add --family.", setting=option)
+        elif prefix:
+            within["prefix"] = self.parse_key(prefix, "--prefix")
+        for name in ("prefix", "start", "end"):
+            if self.family is None and name in within:
+                option = f"--{name}"
+                problem = f"{option} needs --family: only the keys within a family are ordered."
+                raise ConfigurationError(problem, "Add --family.", setting=option)
         return within
 
     def to_json(
@@ -253,6 +262,8 @@ def _entry_command(
     return command_of
 
 
+# By option that chooses a backend: the setting that its value is for, if it has one.
+_BACKENDS = {"sqlite": "path", "postgres": "dsn_env", "dynamodb": None, "objects": None}
 # By option that only one backend has: that backend.
 _DETAILS = {
     "schema": "postgres",
@@ -268,40 +279,39 @@ def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend |
     """
     # An empty text counts as given, and the backend rejects it: its shell variable is probably not
     # set.
-    chosen = [
-        name
-        for name in ("sqlite", "postgres", "dynamodb", "objects")
-        if given[name] not in (None, False)
-    ]
+    chosen = [name for name in _BACKENDS if given[name] not in (None, False)]
     if len(chosen) > 1:
         problem = f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend."
         raise ConfigurationError(problem, "Give only one of them.", setting=f"--{chosen[1]}")
-    settings = {name: given[name] for name in _DETAILS if given[name] is not None}
-    for name in settings:
-        if _DETAILS[name] not in chosen:
+    settings = {}
+    for name, backend in _DETAILS.items():
+        if given[name] is None:
+            continue
+        settings[name] = given[name]
+        if backend not in chosen:
             option = f"--{name.replace('_', '-')}"
-            needed = f"--{_DETAILS[name]}"
+            needed = f"--{backend}"
             raise ConfigurationError(f"{option} needs {needed}.", f"Add {needed}.", setting=option)
     if not chosen:
         return None
-    if chosen == ["objects"]:
+    (backend,) = chosen
+    if backend == "objects":
         return backend_from(resolve_lake_backend(lake, IN_OBJECTS))
-    own = {"sqlite": {"path": given["sqlite"]}, "postgres": {"dsn_env": given["postgres"]}}.get(
-        chosen[0], {}
-    )
-    return backend_from({"backend": chosen[0], **own, **settings})
+    place = _BACKENDS[backend]
+    if place is not None:
+        settings[place] = given[backend]
+    return backend_from({"backend": backend, **settings})
 
 
 def _split_table_name(table: str) -> tuple[str, str]:
     """Split SCOPE/TABLE into the scope and the table name."""
     scope, slash, name = table.partition("/")
     if not slash:
+        problem = f"{table!r} has no scope: expected SCOPE/TABLE."
         step = (
             "List scopes with adjunct kv scope list, and their tables with adjunct kv list SCOPE."
         )
-        raise ConfigurationError(
-            f"{table!r} has no scope: expected SCOPE/TABLE.", step, argument="table"
-        )
+        raise ConfigurationError(problem, step, argument="table")
     return scope, name
 
 
@@ -314,13 +324,14 @@ def _parse_value(kind: str, text: str, what: str) -> Any:
             return int(text)
         if kind == "json":
             return json.loads(text)
-        return base64.b64decode(text, validate=True) if kind == "bytes" else text
+        if kind == "bytes":
+            return base64.b64decode(text, validate=True)
+        return text
     except (ValueError, binascii.Error, RecursionError) as error:
         expected = {"int": "a whole number", "json": "JSON", "bytes": "base64"}[kind]
+        problem = f"{what} {text!r:.80} is not {expected}: {error}."
         step = f"Give {expected}, or choose another type (--key-type, --value-type)."
-        raise ConfigurationError(
-            f"{what} {text!r:.80} is not {expected}: {error}.", step, setting=what
-        ) from error
+        raise ConfigurationError(problem, step, setting=what) from error
 
 
 def _format_cell(kind: str, value: Any) -> str:
@@ -342,11 +353,9 @@ def _parse_state(text: str) -> IteratorState:
     try:
         return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
     except (ValueError, binascii.Error) as error:
-        raise ConfigurationError(
-            f"--state {text!r:.80} is not a state: {error}.",
-            "Give a state that iterate printed.",
-            setting="--state",
-        ) from error
+        problem = f"--state {text!r:.80} is not a state: {error}."
+        step = "Give a state that iterate printed."
+        raise ConfigurationError(problem, step, setting="--state") from error
 
 
 @_entry_command("get")
@@ -356,44 +365,38 @@ def get_entries(entries: _Entries, keys: tuple[str, ...]) -> None:
     wanted = [entries.parse_key(key) for key in keys]
     with entries.open() as reading:
         found = reading.get_all(wanted, family=entries.family)
-    shown = [None if one is None else entries.to_json(one.key, one) for one in found]
-    entries.show_json(entries=shown)
-    rows = [
-        (
-            [key, "", "no entry"]
-            if one is None
-            else [key, _format_cell(entries.value_type, one["value"]), one["version"]]
-        )
-        for key, one in zip(keys, shown, strict=True)
-    ]
+    entries.show_json(entries=[one and entries.to_json(one.key, one) for one in found])
+    rows = []
+    for key, one in zip(keys, found, strict=True):
+        row = [key, "", "no entry"]
+        if one is not None:
+            row[1:] = _format_cell(entries.value_type, one.value), str(one.key.version)
+        rows.append(row)
     output.show_table(entries.title, ["key", "value", "version"], rows, own=True)
-    output.fail_if_missing(shown)
+    output.fail_if_missing(found)
 
 
 @_entry_command("put")
 @click.argument("key", metavar="KEY")
 @click.argument("value", metavar="VALUE")
-@click.option("--if-absent", is_flag=True, help="Only if the key does not exist.")
+@flag("--if-absent", "Only if the key does not exist.")
 @click.option("--version", metavar="VERSION", help="Only if the key has this version.")
 def put_entry(
     entries: _Entries, key: str, value: str, if_absent: bool, version: str | None
 ) -> None:
     """Write an entry, and print its new version."""
     if if_absent and version is not None:
-        raise ConfigurationError(
-            "--if-absent and --version can't both hold.",
-            "Give only one of them.",
-            setting="--if-absent",
-        )
+        problem = "--if-absent and --version can't both hold."
+        raise ConfigurationError(problem, "Give only one of them.", setting="--if-absent")
     name = entries.parse_key(key)
     content = _parse_value(entries.value_type, value, "value")
     with entries.open() as writing:
         if version is not None:
             written = writing.replace(name, content, _parse_version(version), family=entries.family)
+        elif if_absent:
+            written = writing.put_if_absent(name, content, family=entries.family)
         else:
-            written = (writing.put_if_absent if if_absent else writing.put)(
-                name, content, family=entries.family
-            )
+            written = writing.put(name, content, family=entries.family)
     entries.show_json(key=name, version=str(written))
     output.show_line(f"{key} has version {written}.")
 
@@ -406,27 +409,29 @@ def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None
     atomically.
     """
     family = entries.family
-    if len(keys) > 1 and (version is not None or family is None):
-        problem = (
-            f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}:"
-            " expected one key."
-        )
-        step = "Give one key, or several keys of one --family without --version."
-        raise ConfigurationError(
-            problem, step, setting="--family" if version is None else "--version"
-        )
+    if len(keys) > 1:
+        _check_several(len(keys), family, version)
     wanted = [entries.parse_key(key) for key in keys]
     with entries.open() as writing:
         if len(wanted) > 1 and family is not None:
             writing.remove_all(wanted, family=family)
         else:
-            writing.remove(
-                wanted[0],
-                version=None if version is None else _parse_version(version),
-                family=family,
-            )
+            expected = None if version is None else _parse_version(version)
+            writing.remove(wanted[0], version=expected, family=family)
     entries.show_json(removed=wanted)
-    output.show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
+    verb = "is" if len(keys) == 1 else "are"
+    output.show_line(f"{', '.join(keys)} {verb} removed.")
+
+
+def _check_several(number: int, family: str | None, version: str | None) -> None:
+    """Raise ConfigurationError unless several keys can be removed together."""
+    step = "Give one key, or several keys of one --family without --version."
+    if version is not None:
+        problem = f"{number} keys with --version: expected one key."
+        raise ConfigurationError(problem, step, setting="--version")
+    if family is None:
+        problem = f"{number} keys with no --family: expected one key."
+        raise ConfigurationError(problem, step, setting="--family")
 
 
 @_entry_command("iterate", "Only entries of this family, in key order. Default: the whole table.")
@@ -437,7 +442,7 @@ def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None
 )
 @click.option("--start", metavar="KEY", help="With --family: the first key (inclusive).")
 @click.option("--end", metavar="KEY", help="With --family: the end key (exclusive).")
-@click.option("--keys-only", is_flag=True, help="Omit values.")
+@flag("--keys-only", "Omit values.")
 @click.option(
     "--page-size",
     type=click.IntRange(1),
@@ -483,16 +488,14 @@ def iterate_entries(
     if not found:
         output.show_line("No entries." if state is None else "No more entries.")
         return
-    columns = ["family", "key", "version"]
     rows = []
     for one in found:
-        key = _format_cell(entries.key_type, one["key"])
-        rows.append([one["family"] or "", key, one["version"]])
-    if not keys_only:
-        columns.insert(2, "value")
-        for row, one in zip(rows, found, strict=True):
-            row.insert(2, _format_cell(entries.value_type, one["value"]))
-    output.show_table(entries.title, columns, rows, own=True)
+        row = {"family": one["family"] or "", "key": _format_cell(entries.key_type, one["key"])}
+        if not keys_only:
+            row["value"] = _format_cell(entries.value_type, one["value"])
+        rows.append({**row, "version": one["version"]})
+    cells = [list(row.values()) for row in rows]
+    output.show_table(entries.title, list(rows[0]), cells, own=True)
     output.show_line("End of entries." if ended else f"Continue with --state {at}")
 
 
@@ -515,11 +518,8 @@ _longest_value = click.option(
 def create_scope(lake: Lake, scope: str) -> None:
     """Create a scope; an existing one is kept."""
     created = KeyValueTableManager(lake).create_scope(scope)
-    _show_change(
-        {"scope": scope, "created": created},
-        f"Scope {scope}",
-        "created" if created else "exists already",
-    )
+    outcome = "created" if created else "exists already"
+    _show_change({"scope": scope, "created": created}, f"Scope {scope}", outcome)
 
 
 @scope.command("list")
@@ -539,11 +539,8 @@ def list_scopes(lake: Lake, after: str | None, limit: int | None) -> None:
 def delete_scope(lake: Lake, scope: str) -> None:
     """Delete an empty scope."""
     deleted = KeyValueTableManager(lake).delete_scope(scope)
-    _show_change(
-        {"scope": scope, "deleted": deleted},
-        f"Scope {scope}",
-        "deleted" if deleted else "does not exist",
-    )
+    outcome = "deleted" if deleted else "does not exist"
+    _show_change({"scope": scope, "deleted": deleted}, f"Scope {scope}", outcome)
 
 
 @kv.command()
@@ -556,7 +553,7 @@ def delete_scope(lake: Lake, scope: str) -> None:
 )
 @_longest_key
 @_longest_value
-@click.option("--create-scope", is_flag=True, help="Create the scope if it does not exist.")
+@flag("--create-scope", "Create the scope if it does not exist.")
 @click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file.")
 @click.option(
     "--postgres",
@@ -564,11 +561,11 @@ def delete_scope(lake: Lake, scope: str) -> None:
     help="Store it in PostgreSQL; names the environment variable with its DSN.",
 )
 @click.option("--schema", metavar="NAME", help="With --postgres: the schema.")
-@click.option("--dynamodb", is_flag=True, help="Store it in DynamoDB; credentials come from boto3.")
+@flag("--dynamodb", "Store it in DynamoDB; credentials come from boto3.")
 @click.option("--region", metavar="NAME", help="With --dynamodb: the region.")
 @click.option("--endpoint-url", metavar="URL", help="With --dynamodb: the endpoint URL.")
 @click.option("--prefix", metavar="TEXT", help="With --dynamodb: prefix of its table names.")
-@click.option("--objects", is_flag=True, help="Store it in objects of the lake.")
+@flag("--objects", "Store it in objects of the lake.")
 @lake_options(create=True)
 def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
     """Create a table; an existing one must have the same configuration.
@@ -593,16 +590,12 @@ def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
 @lake_options()
 def list_tables(lake: Lake, scope: str, after: str | None, limit: int | None) -> None:
     """List the tables of a scope, ordered by name."""
-    tables = [
-        _facts(table) for table in KeyValueTableManager(lake).list(scope, after=after, limit=limit)
-    ]
+    tables = list(map(_facts, KeyValueTableManager(lake).list(scope, after=after, limit=limit)))
     output.show_json(tables)
     columns = ["name", "state", "partitions", "backend", "created_at"]
-    output.show_items(
-        f"key-value tables of {scope}",
-        columns + ["problem"] * any(one["problem"] for one in tables),
-        tables,
-    )
+    if any(one["problem"] for one in tables):
+        columns.append("problem")
+    output.show_items(f"key-value tables of {scope}", columns, tables)
 
 
 @kv.command("show")
@@ -615,10 +608,8 @@ def show_key_value_table(lake: Lake, table: str) -> None:
     facts = _facts(manager.describe(*names))
     segments = [asdict(segment) for segment in manager.segments(*names)]
     output.show_json({**facts, "segments": segments})
-    output.show_facts(
-        f"key-value table {table}",
-        {name: value for name, value in facts.items() if name != "problem"},
-    )
+    facts.pop("problem")
+    output.show_facts(f"key-value table {table}", facts)
     output.show_items("segments", ["partition", "location"], segments)
 
 
@@ -658,27 +649,24 @@ def seal(lake: Lake, table: str, yes: bool) -> None:
 
 @kv.command()
 @_table_name
-@click.option(
-    "--unregister",
-    is_flag=True,
-    help="Only remove the lake's entry; the backend keeps the table's data.",
-)
-@click.option("--yes", is_flag=True, help="Do not ask before.")
+@flag("--unregister", "Only remove the lake's entry; the backend keeps the table's data.")
+@yes_option
 @lake_options()
 def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
     """Delete a table and all its entries permanently."""
     manager = KeyValueTableManager(lake)
     names = _split_table_name(table)
-    if not yes:
-        what = "the lake's entry for key-value table" if unregister else "key-value table"
-        click.confirm(f"Delete {what} {table} permanently?", abort=True, err=True)
-    deleted = (manager.unregister if unregister else manager.delete)(*names)
-    done = "forgotten" if unregister else "deleted"
-    _show_change(
-        {"table": table, done: deleted},
-        f"Key-value table {table}",
-        done if deleted else "does not exist",
-    )
+    what = f"key-value table {table}"
+    act = manager.delete
+    done = "deleted"
+    if unregister:
+        what = f"the lake's entry for {what}"
+        act = manager.unregister
+        done = "forgotten"
+    confirm(f"Delete {what} permanently?", yes=yes)
+    deleted = act(*names)
+    outcome = done if deleted else "does not exist"
+    _show_change({"table": table, done: deleted}, f"Key-value table {table}", outcome)
 
 
 def _show_change(facts: dict[str, Any], what: str, outcome: str) -> None:
