@@ -123,7 +123,9 @@ def plan(
             document = {"plan": shown.document, "spark": proof.to_json()}
             text = f"{shown.text}\n{proof.render()}\n"
             shown = _ShownPlan(what, document, text, differs=bool(proof.differences))
-    text = f"{output.format_json(shown.document)}\n" if form == "json" else shown.text
+    text = shown.text
+    if form == "json":
+        text = f"{output.format_json(shown.document)}\n"
     _emit(text, file, shown.what)
     if shown.differs:
         raise click.exceptions.Exit(DIFFERS)

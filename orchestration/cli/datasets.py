@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
+from operator import attrgetter
 from typing import Any
 
 import click
@@ -355,9 +356,7 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
     output.show_json(differences.to_json())
-    retyped = [
-        f"{column} ({before} to {after})" for column, before, after in differences.columns_retyped
-    ]
+    retyped = list(starmap("{} ({} to {})".format, differences.columns_retyped))
     facts = {
         "added": differences.added,
         "removed": differences.removed,
@@ -395,7 +394,8 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
         values = [column for column in opened.schema.names if column not in opened.sealed.key]
     newest = every[-limit:]
     slots = ("valid_from", "valid_to", "is_current", "entry")
-    output.show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
+    documents = [dict(zip(slots, attrgetter(*slots)(part), strict=True)) for part in newest]
+    output.show_json(documents)
     if not every:
         output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
         output.fail_if_missing([None])
@@ -412,7 +412,9 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
 
 
 def _format_utc(time: datetime | None) -> str:
-    return "" if time is None else str(time.astimezone(UTC).replace(tzinfo=None))
+    if time is None:
+        return ""
+    return str(time.astimezone(UTC).replace(tzinfo=None))
 
 
 def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
@@ -453,8 +455,9 @@ def _change_command(
                 options.confirm_at_terminal(question, yes=yes)
             _show_change(store, action, before, change(store, **given))
 
-        asking = (options.yes_option,) if asks else ()
-        for option in reversed((click.argument("name"), *extra, *asking)):
+        if asks:
+            command = options.yes_option(command)
+        for option in reversed((click.argument("name"), *extra)):
             command = option(command)
         return dataset.command(action, help=change.__doc__)(command)
 

@@ -117,7 +117,7 @@ def advance(
         if reporter is not None:
             for report in reports:
                 reporter.add_advance(report, partition)
-    output.show_json([report.to_json() for report in reports])
+    output.show_json_of(reports)
     for report in reports:
         output.show_line(report.summary())
     output.fail_if_rejected(reports)
@@ -324,7 +324,7 @@ def expire(
             collect_metadata(lake)
     except AdjunctError as error:
         errors.append(error)
-    output.show_json([report.to_json() for report in reports])
+    output.show_json_of(reports)
     for report in reports:
         _show_discarded(report)
     raise_first(errors)
@@ -382,7 +382,7 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
                 raise
             continue  # discarded meanwhile, not damaged
         reports.append(report)
-    output.show_json([report.to_json() for report in reports])
+    output.show_json_of(reports)
     for report in reports:
         output.show_line(report.summary())
         for damage in report.damaged:

@@ -35,7 +35,7 @@ _TIME_IN_TEXT = re.compile(
 )
 # Columns that hold sentences: they are printed below the table if they do not fit into it.
 SENTENCE_COLUMNS = ("what happens", "error", "message", "why", "reason", "by")
-_NOTHING = ("", "-")
+_NOTHING = {"", "-"}
 
 
 def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -70,7 +70,7 @@ def short_ids(ids: set[str]) -> dict[str, str]:
             needed = 0
             while any(other[:needed] == suffix[:needed] for other in others):
                 needed += 1
-            short[f"{number}-{suffix}"] = f"{number}-{suffix[:needed]}" if needed else number
+            short[f"{number}-{suffix}"] = f"{number}-{suffix[:needed]}".rstrip("-")
     return short
 
 
@@ -134,14 +134,16 @@ def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
     without wrapping.
     """
     moved: list[str] = []
+    left = list(columns)
     for name in SENTENCE_COLUMNS:
-        if natural_width([c for c in columns if c not in moved], columns, rows) <= width:
+        if natural_width(left, columns, rows) <= width:
             break
         if name not in columns[1:]:
             continue
-        at = columns.index(name)
-        if any(row[at] not in _NOTHING for row in rows):
+        cells = set(map(itemgetter(columns.index(name)), rows))
+        if not cells <= _NOTHING:
             moved.append(name)
+            left.remove(name)
     return moved
 
 
@@ -214,6 +216,11 @@ def fail_if_missing(answers: Iterable[object]) -> None:
     """Exit with NOT_FOUND if a key that was looked up does not exist."""
     if any(answer is None for answer in answers):
         raise click.exceptions.Exit(NOT_FOUND)
+
+
+def show_json_of(reports: Iterable[Report]) -> None:
+    """Print reports as one JSON document if --json is given."""
+    show_json([report.to_json() for report in reports])
 
 
 def show_json(value: Any) -> None:
@@ -308,16 +315,21 @@ def _show_sentences(
 ) -> None:
     """Print the cells of the columns `below` a table, a line for each row."""
     for row in cells:
-        values = dict(zip(columns, row, strict=False))
-        sentences = [f"{name}: {values[name]}" for name in below if values[name] not in _NOTHING]
+        sentences = []
+        for name in below:
+            text = row[columns.index(name)]
+            if text not in _NOTHING:
+                sentences.append(f"{name}: {text}")
         if sentences:
             show_line(f"{columns[0]} {row[0]}: {', '.join(sentences)}".strip())
 
 
 def _justify(rows: Sequence[Sequence[Any]], at: int) -> Literal["left", "right"]:
     """Return "right" for a column that has nothing but numbers."""
-    is_numeric = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
-    return "right" if is_numeric else "left"
+    for row in rows:
+        if not isinstance(row[at], int | float):
+            return "left"
+    return "right" if rows else "left"
 
 
 def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> None:
@@ -382,7 +394,8 @@ def _show_error(error: Exception) -> int:
         _errors.print("This error is unexpected; set ADJUNCT_DEBUG=1 for the traceback.")
         return 2
     place = ours.facts.get("declared_at")
-    _show_problem(ours, f"{place}: {ours.problem}" if place else ours.problem)
+    problem = f"{place}: {ours.problem}" if place else ours.problem
+    _show_problem(ours, problem)
     for text in filter(None, [ours.next_step, *getattr(ours, "__notes__", ())]):
         _errors.print(text, markup=False, highlight=False)
     return CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1

@@ -69,11 +69,17 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     state. With MODULE:APP, also show where the streams end, and which partitions hold watermarks
     back or are idle.
     """
-    app = load_application(name) if ":" in name else None
-    application = name if app is None else app.name
+    app = None
+    application = name
+    ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
+    inputs: Sequence[InputTimes] = ()
+    if ":" in name:
+        app = load_application(name)
+        application = app.name
     last = _read_checkpoint(lake, app or application)
-    ends = {} if app is None else _stream_ends(lake, app, last)
-    inputs = () if app is None else measure_input_times(app, last.times, lake.now())
+    if app is not None:
+        ends = _stream_ends(lake, app, last)
+        inputs = measure_input_times(app, last.times, lake.now())
     times = _times_to_json(lake, app, last, inputs)
     document = {"application": application, **last.to_json(), **times}
     if ends:
@@ -182,7 +188,9 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
 
 
 def _describe_batch(intent: Intent) -> str:
-    what = "a replay" if intent.replays else f"{len(intent.ranges)} partitions"
+    what = f"{len(intent.ranges)} partitions"
+    if intent.replays:
+        what = "a replay"
     return f"batch {intent.batch} of {what}, begun by {intent.run} at {format_time(intent.clock)}"
 
 
@@ -379,7 +387,10 @@ def set_startpoint(
         f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one"
         f" if it is on; otherwise: adjunct run {reference}."
     )
-    show_json({**asked.to_json(), "next": next_step} if asked.written else asked.to_json())
+    document = asked.to_json()
+    if asked.written:
+        document["next"] = next_step
+    show_json(document)
     _show_requested(asked)
     if asked.written:
         hours = app.startpoints_expire_after / timedelta(hours=1)

@@ -56,11 +56,10 @@ stream = click.Group("stream")
 def list_streams(lake: Lake) -> None:
     """List the streams with their partitions and records."""
     streams = LakeStreams(lake)
-    descriptions = [streams.describe(name) for name in streams.list_streams()]
+    descriptions = list(map(streams.describe, streams.list_streams()))
     show_json(descriptions)
-    show_items(
-        "streams", ["name", "partitions", "key", "records", "bytes", "segments"], descriptions
-    )
+    columns = ["name", "partitions", "key", "records", "bytes", "segments"]
+    show_items("streams", columns, descriptions)
 
 
 @stream.command("show")
@@ -69,7 +68,7 @@ def list_streams(lake: Lake) -> None:
 def show_stream(lake: Lake, name: str) -> None:
     """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
     facts = LakeStreams(lake).describe(_lake_stream(name))
-    named = [asdict(reader) for reader in readers.list_readers(lake, _lake_stream(name))]
+    named = list(map(asdict, readers.list_readers(lake, _lake_stream(name))))
     show_json({**facts, "readers": named})
     schema = facts.pop("schema")
     show_facts(f"stream {name}", facts)
@@ -130,8 +129,10 @@ def export(
         **options,
     )
     records, files = export_records(parts, target, records_per_file=records_per_file)
-    inside = "" if records_per_file is None else f" in {files} files"
-    show_line(f"{records:,} records of {name} written to {target}{inside}.")
+    written = f"{records:,} records of {name} written to {target}"
+    if records_per_file is not None:
+        written += f" in {files} files"
+    show_line(f"{written}.")
 
 
 @stream.command()
@@ -162,13 +163,15 @@ def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bo
         problem = "the standard input is named twice (-), and can be read only once."
         raise ConfigurationError(problem, "Write - once.", argument="FILE")
     with tempfile.TemporaryDirectory(prefix="adjunct-") as folder:
-        paths = [_saved_input(Path(folder), form) if file == "-" else Path(file) for file in files]
+        paths = []
+        for file in files:
+            paths.append(_saved_input(Path(folder), form) if file == "-" else Path(file))
         done = append_files(lake, _lake_stream(name), paths, format=form, dry_run=dry_run)
         names = dict(zip(map(str, paths), files, strict=True))
     items = []
-    for file in done:
-        own = {"file": names[file.file], "same_as": names.get(file.same_as or "")}
-        items.append({**file.to_json(), **own})
+    for appended in done:
+        own = {"file": names[appended.file], "same_as": names.get(appended.same_as or "")}
+        items.append({**appended.to_json(), **own})
     show_json({"stream": f"lake.{_lake_stream(name)}", "dry_run": dry_run, "files": items})
     verb = "would be appended" if dry_run else "appended"
     for item in items:
@@ -228,7 +231,7 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
     while readers and writers work.
     """
     streams = LakeStreams(lake)
-    for name in [_lake_stream(name) for name in names] or streams.list_streams():
+    for name in list(map(_lake_stream, names)) or streams.list_streams():
         done = streams.maintain(name)
         show_line(
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by"

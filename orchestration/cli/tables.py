@@ -146,8 +146,9 @@ class _Entries:
 
     @property
     def title(self) -> str:
-        family = "" if self.family is None else f", family {self.family}"
-        return f"key-value table {self.table}{family}"
+        if self.family is None:
+            return f"key-value table {self.table}"
+        return f"key-value table {self.table}, family {self.family}"
 
     def parse_key(self, text: str, what: str = "key") -> Any:
         return _parse_value(self.key_type, text, what)
@@ -213,16 +214,19 @@ class _Entries:
         self, key: TableKey[Any], entry: TableEntry[Any, Any] | None = None
     ) -> dict[str, Any]:
         """Convert an entry, or a key alone, to JSON."""
-        value = {} if entry is None else {"value": entry.value}
-        version = None if key.version is None else str(key.version)
-        return {"family": key.family, "key": key.key, **value, "version": version}
+        document = {"family": key.family, "key": key.key}
+        if entry is not None:
+            document["value"] = entry.value
+        return {**document, "version": key.version and str(key.version)}
 
     def list_as_json(self, page: IteratorPage[Any]) -> list[dict[str, Any]]:
         """Convert a page of entries, or of keys, to JSON."""
         listed = []
         for item in page.items:
-            is_entry = isinstance(item, TableEntry)
-            listed.append(self.to_json(item.key, item) if is_entry else self.to_json(item))
+            if isinstance(item, TableEntry):
+                listed.append(self.to_json(item.key, item))
+            else:
+                listed.append(self.to_json(item))
         return listed
 
     def show_json(self, **facts: Any) -> None:
@@ -336,7 +340,9 @@ def _parse_value(kind: str, text: str, what: str) -> Any:
 
 def _format_cell(kind: str, value: Any) -> str:
     """Format a key or value for a table cell."""
-    return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)
+    if kind == "json":
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
 
 
 def _parse_version(text: str) -> KeyVersion:
@@ -362,7 +368,7 @@ def _parse_state(text: str) -> IteratorState:
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 def get_entries(entries: _Entries, keys: tuple[str, ...]) -> None:
     """Look up entries by key, with their versions. Exits with 6 if a key does not exist."""
-    wanted = [entries.parse_key(key) for key in keys]
+    wanted = list(map(entries.parse_key, keys))
     with entries.open() as reading:
         found = reading.get_all(wanted, family=entries.family)
     entries.show_json(entries=[one and entries.to_json(one.key, one) for one in found])
@@ -411,7 +417,7 @@ def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None
     family = entries.family
     if len(keys) > 1:
         _check_several(len(keys), family, version)
-    wanted = [entries.parse_key(key) for key in keys]
+    wanted = list(map(entries.parse_key, keys))
     with entries.open() as writing:
         if len(wanted) > 1 and family is not None:
             writing.remove_all(wanted, family=family)
@@ -518,8 +524,8 @@ _longest_value = click.option(
 def create_scope(lake: Lake, scope: str) -> None:
     """Create a scope; an existing one is kept."""
     created = KeyValueTableManager(lake).create_scope(scope)
-    outcome = "created" if created else "exists already"
-    _show_change({"scope": scope, "created": created}, f"Scope {scope}", outcome)
+    facts = {"scope": scope, "created": created}
+    _show_change(f"Scope {scope}", facts, "created", "exists already")
 
 
 @scope.command("list")
@@ -539,8 +545,8 @@ def list_scopes(lake: Lake, after: str | None, limit: int | None) -> None:
 def delete_scope(lake: Lake, scope: str) -> None:
     """Delete an empty scope."""
     deleted = KeyValueTableManager(lake).delete_scope(scope)
-    outcome = "deleted" if deleted else "does not exist"
-    _show_change({"scope": scope, "deleted": deleted}, f"Scope {scope}", outcome)
+    facts = {"scope": scope, "deleted": deleted}
+    _show_change(f"Scope {scope}", facts, "deleted", "does not exist")
 
 
 @kv.command()
@@ -580,7 +586,7 @@ def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
         manager.create_scope(names[0])
     created = manager.create(*names, KeyValueTableConfiguration(**limits))
     facts = {"table": table, "created": created, **_facts(manager.describe(*names))}
-    _show_change(facts, f"Key-value table {table}", "created" if created else "exists already")
+    _show_change(f"Key-value table {table}", facts, "created", "exists already")
 
 
 @kv.command("list")
@@ -606,7 +612,7 @@ def show_key_value_table(lake: Lake, table: str) -> None:
     manager = KeyValueTableManager(lake)
     names = _split_table_name(table)
     facts = _facts(manager.describe(*names))
-    segments = [asdict(segment) for segment in manager.segments(*names)]
+    segments = list(map(asdict, manager.segments(*names)))
     output.show_json({**facts, "segments": segments})
     facts.pop("problem")
     output.show_facts(f"key-value table {table}", facts)
@@ -630,9 +636,7 @@ def update(lake: Lake, table: str, longest_key: int | None, longest_value: int |
         *names, KeyValueTableConfiguration(partitions, longest_key, longest_value)
     )
     facts = {"table": table, "updated": updated, **_facts(manager.describe(*names))}
-    _show_change(
-        facts, f"Key-value table {table}", "updated" if updated else "has these limits already"
-    )
+    _show_change(f"Key-value table {table}", facts, "updated", "has these limits already")
 
 
 @kv.command()
@@ -643,8 +647,8 @@ def seal(lake: Lake, table: str, yes: bool) -> None:
     """Make a table read-only, permanently."""
     confirm_at_terminal(f"Make {table} read-only for good?", yes=yes)
     sealed = KeyValueTableManager(lake).seal(*_split_table_name(table))
-    what = "sealed" if sealed else "is sealed already"
-    _show_change({"table": table, "sealed": sealed}, f"Key-value table {table}", what)
+    facts = {"table": table, "sealed": sealed}
+    _show_change(f"Key-value table {table}", facts, "sealed", "is sealed already")
 
 
 @kv.command()
@@ -665,12 +669,14 @@ def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
         done = "forgotten"
     confirm(f"Delete {what} permanently?", yes=yes)
     deleted = act(*names)
-    outcome = done if deleted else "does not exist"
-    _show_change({"table": table, done: deleted}, f"Key-value table {table}", outcome)
+    facts = {"table": table, done: deleted}
+    _show_change(f"Key-value table {table}", facts, done, "does not exist")
 
 
-def _show_change(facts: dict[str, Any], what: str, outcome: str) -> None:
+def _show_change(what: str, facts: dict[str, Any], done: str, otherwise: str) -> None:
+    """Print what was done, if the fact of that name says so, or why nothing was done."""
     output.show_json(facts)
+    outcome = done if facts[done] else otherwise
     output.show_line(f"{what} {outcome}.")
 
 

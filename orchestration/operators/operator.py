@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     LineageNode,
     Partitioner,
 )
-from dagster_adjunct.orchestration.operators.updates import ChangedColumns, TableSend
+from dagster_adjunct.orchestration.operators.updates import EVERY_COLUMN, ChangedColumns, TableSend
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -302,13 +302,12 @@ class Spec(ABC):
         """
         return ()
 
-    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns | None:
-        """Return the columns of the remote table that it changes; None for all of them, or if that
-        is unknown.
+    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns:
+        """Return the columns of the remote table that it changes; all of them if that is unknown.
 
         `arriving` are the columns of its input.
         """
-        return None
+        return EVERY_COLUMN
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
         """Return the declared partition count of the stream that begins at this operator, and where

@@ -168,13 +168,8 @@ class PlannedAdvance:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedApplication:
-    """What the planner has found out of an application.
-
-    `columns` are those after each operator, by its id; the JSON has only their names. With the
-    `engine` "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
-    batches are. `advances` says that of each dataset that is made from a source.
-    """
+class PlannedPartitions:
+    """The operators of an application, and the partitions that their records are in."""
 
     application: str
     operators: tuple[PlannedOperator, ...]
@@ -182,6 +177,17 @@ class PlannedApplication:
     join_groups: tuple[JoinGroup, ...]
     exchanges: tuple[Exchange, ...]
     tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedApplication(PlannedPartitions):
+    """What the planner has found out of an application.
+
+    `columns` are those after each operator, by its id; the JSON has only their names. With the
+    `engine` "auto", `needs_spark` says why no batch is computed without Spark; it is empty if small
+    batches are. `advances` says that of each dataset that is made from a source.
+    """
+
     notes: tuple[str, ...]
     tables: tuple[PlannedTable, ...]
     fed: tuple[FedDataset, ...]
