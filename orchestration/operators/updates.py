@@ -39,7 +39,9 @@ class Update:
     @property
     def kinds(self) -> AbstractSet[str]:
         """The kinds of change that an update makes, with "remove"."""
-        return self.parts.keys() | ({"remove"} if self.remove else set())
+        if not self.remove:
+            return self.parts.keys()
+        return {*self.parts, "remove"}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -61,8 +63,10 @@ class Update:
         default record.
         """
         structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
-        # Spark has no struct without fields: an update that only removes columns is a boolean.
-        update = f"named_struct({', '.join(structs)})" if structs else "true"
+        update = f"named_struct({', '.join(structs)})"
+        if not structs:
+            # Spark has no struct without fields: an update that only removes columns is a boolean.
+            update = "true"
         return (f"{update} as {UPDATE}", *default_expression(self.if_missing))
 
 
@@ -70,9 +74,10 @@ def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
     """Return the expression by which `map` makes the default record; () if `pairs` is None."""
     if pairs is None:
         return ()
-    # Spark has no struct without fields: a default record without columns is a boolean.
-    made = struct_expression(pairs) if pairs else "(true)"
-    return (f"{made} as {DEFAULT}",)
+    if not pairs:
+        # Spark has no struct without fields: a default record without columns is a boolean.
+        return (f"(true) as {DEFAULT}",)
+    return (f"{struct_expression(pairs)} as {DEFAULT}",)
 
 
 def struct_expression(pairs: Pairs) -> str:
