@@ -235,10 +235,8 @@ def rename(lake: Lake, old: str, new: str, dry_run: bool, yes: bool, reason: str
     show_default=True,
     help="How long to wait for another run to end; 0m does not wait.",
 )
-@click.option(
-    "--follow",
-    metavar="TIME",
-    help="Stay for this long: go on when there is something new, e.g. 30m.",
+@options.option(
+    "--follow", "TIME", "Stay for this long: go on when there is something new, e.g. 30m."
 )
 @options.flag(
     "--take-over",
@@ -356,9 +354,7 @@ def _show_advanced(app: Application, reference: str, reports: Sequence[AdvanceRe
 
 @click.command()
 @options.lake_url_option
-@click.option(
-    "--postgres", metavar="DSN", help="Keep the aircraft in this PostgreSQL instead of SQLite."
-)
+@options.option("--postgres", "DSN", "Keep the aircraft in this PostgreSQL instead of SQLite.")
 @options.master_option
 def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None:
     """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and

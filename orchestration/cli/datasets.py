@@ -78,20 +78,20 @@ def show_datasets(lake: Lake) -> None:
             output.show_line(f"{item['name']} is unreadable: {item['unreadable']}")
 
 
-_version = click.option(
+_version = options.option(
     "--version",
-    metavar="VERSION",
-    help="A version id or name, also of a rejected version. Default: the served version.",
+    "VERSION",
+    "A version id or name, also of a rejected version. Default: the served version.",
 )
-_as_of = click.option(
+_as_of = options.option(
     "--as-of",
-    metavar="TIME",
-    help="Read what was served then: an ISO time with its zone, or a commit number or id.",
+    "TIME",
+    "Read what was served then: an ISO time with its zone, or a commit number or id.",
 )
 
 
 @dataset.command("show")
-@click.argument("name")
+@options.name_argument
 @click.argument("version", required=False)
 @_as_of
 @options.lake_options()
@@ -135,7 +135,7 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
 
 
 @dataset.command("get")
-@click.argument("name")
+@options.name_argument
 @click.argument("key", nargs=-1, required=True)
 @_version
 @_as_of
@@ -167,7 +167,7 @@ def _key_fields(opened: Dataset) -> list[Field]:
 
 
 @dataset.command("items")
-@click.argument("name")
+@options.name_argument
 @click.option(
     "--prefix",
     multiple=True,
@@ -261,7 +261,7 @@ dataset.add_command(options.deletion_command(_DELETE, delete_dataset))
 
 
 @dataset.command("versions")
-@click.argument("name")
+@options.name_argument
 @options.lake_options()
 def list_versions(lake: Lake, name: str) -> None:
     """List the retained versions, oldest first, with their states and reasons."""
@@ -320,7 +320,7 @@ def _show_version(store: StoredVersions, version: str) -> None:
 
 
 @dataset.command("history")
-@click.argument("name")
+@options.name_argument
 @click.argument("key", nargs=-1)
 @options.limit_option(20, "Maximum number of commits or intervals, newest first.")
 @options.lake_options()
@@ -341,7 +341,7 @@ def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> Non
 
 
 @dataset.command("diff")
-@click.argument("name")
+@options.name_argument
 @click.argument("old")
 @click.argument("new")
 @click.option(
@@ -467,13 +467,11 @@ def _change_command(
 @_change_command(
     "pin",
     _VERSION,
-    click.option(
+    options.option(
         "--expires",
-        metavar="TIME",
-        help=(
-            "How long (2h, 7d) or until when (an ISO time with its zone). The next advance or"
-            " expire then ends it."
-        ),
+        "TIME",
+        "How long (2h, 7d) or until when (an ISO time with its zone). The next advance or"
+        " expire then ends it.",
     ),
 )
 def pin(store: StoredVersions, version: str, expires: str | None, **audit: str) -> BoundedManifest:

@@ -57,12 +57,10 @@ from dagster_adjunct.resources.streams.lake.streams import open_system
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @options.app_reference
-@click.option(
-    "--partition",
-    metavar="VERSION",
-    help="Build the version of this name, if versions are partitions.",
+@options.option(
+    "--partition", "VERSION", "Build the version of this name, if versions are partitions."
 )
 @options.flag("--make-current", "With --partition: serve it even if a newer version is served.")
 @options.master_option
@@ -165,7 +163,7 @@ def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @options.lake_options()
 def lag(lake: Lake, name: str) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and its bootstrap
@@ -229,7 +227,7 @@ def show_lag(facts: Mapping[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @click.option(
     "--level",
     type=click.Choice(["minor", "major"]),
@@ -251,7 +249,7 @@ def compact(
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @options.app_reference
 @options.master_option
 @options.audit_options
@@ -360,7 +358,7 @@ def _show_discarded(report: DiscardReport) -> None:
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @click.argument("version", required=False)
 @options.flag("--deep", "Also check rows, columns, key order and buckets.")
 @options.lake_options()
@@ -401,7 +399,7 @@ def _list_sealed(store: StoredVersions) -> list[VersionReader]:
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @click.argument("key", nargs=-1)
 @click.option(
     "--keys-from",

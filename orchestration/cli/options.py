@@ -38,6 +38,7 @@ master_option = click.option(
         " starts no Spark session. Default: ADJUNCT_SPARK_MASTER, else all cores here."
     ),
 )
+name_argument = click.argument("name")
 app_reference = click.argument("reference", metavar="MODULE:APP")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask before.")
 user_option = click.option(
@@ -45,6 +46,11 @@ user_option = click.option(
     callback=lambda context, option, by: resolve_user(by),
     help="Who does it. Default: the user of this machine.",
 )
+
+
+def option(name: str, metavar: str, text: str) -> Callable[[C], C]:
+    """Return an option with a value, which the help calls `metavar`; `text` is its help."""
+    return click.option(name, metavar=metavar, help=text)
 
 
 def flag(name: str, text: str) -> Callable[[C], C]:
@@ -229,7 +235,7 @@ def deletion_command(
     """
 
     @click.command("delete", help=text)
-    @click.argument("name")
+    @name_argument
     @flag("--force", "Delete even if readers find out only at their next read.")
     @flag("--dry-run", "Only show what would be deleted, and who reads it.")
     @yes_option
@@ -265,7 +271,7 @@ def repartition_command(
     """
 
     @click.command("repartition", help=text)
-    @click.argument("name")
+    @name_argument
     @click.option(
         "--partitions", required=True, type=click.IntRange(1), help="The new number of partitions."
     )

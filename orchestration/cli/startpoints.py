@@ -27,6 +27,8 @@ from dagster_adjunct.orchestration.cli.options import (
     flag,
     lake_options,
     limit_option,
+    name_argument,
+    option,
     yes_option,
 )
 from dagster_adjunct.orchestration.cli.output import (
@@ -116,7 +118,7 @@ def show_checkpoint(lake: Lake, name: str) -> None:
 
 
 @checkpoint.command("history")
-@click.argument("name")
+@name_argument
 @click.argument("partition", required=False)
 @limit_option(20, "Maximum number of changes, newest first.")
 @lake_options()
@@ -142,7 +144,7 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
 
 
 @checkpoint.command("abandon")
-@click.argument("name")
+@name_argument
 @flag("--skip", "Count its records as read: outputs that lack their results never get them.")
 @yes_option
 @audit_options
@@ -328,16 +330,10 @@ startpoint = click.Group("startpoint")
 @click.argument("partitions", metavar="PARTITION...", nargs=-1, required=True)
 @flag("--oldest", "Start at the oldest record that can still be read.")
 @flag("--upcoming", "Start at the next record that will arrive.")
-@click.option("--timestamp", metavar="T", help=_TIME)
-@click.option(
-    "--offset", metavar="N", help="Start at this offset, in the format of the stream system."
-)
-@click.option(
-    "--until-timestamp", metavar="T", help="Replay records before this time (a bounded replay)."
-)
-@click.option(
-    "--until-offset", metavar="N", help="Replay records before this offset (a bounded replay)."
-)
+@option("--timestamp", "T", _TIME)
+@option("--offset", "N", "Start at this offset, in the format of the stream system.")
+@option("--until-timestamp", "T", "Replay records before this time (a bounded replay).")
+@option("--until-offset", "N", "Replay records before this offset (a bounded replay).")
 @flag("--until-upcoming", "Replay records up to the current end of the stream (a bounded replay).")
 @click.option(
     "--versions",

@@ -25,6 +25,7 @@ from dagster_adjunct.orchestration.cli.options import (
     flag,
     lake_option,
     lake_options,
+    name_argument,
     repartition_command,
     yes_option,
 )
@@ -63,7 +64,7 @@ def list_streams(lake: Lake) -> None:
 
 
 @stream.command("show")
-@click.argument("name")
+@name_argument
 @lake_options()
 def show_stream(lake: Lake, name: str) -> None:
     """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
@@ -78,7 +79,7 @@ def show_stream(lake: Lake, name: str) -> None:
 
 
 @stream.command()
-@click.argument("name")
+@name_argument
 @click.option(
     "--to",
     "target",
@@ -136,7 +137,7 @@ def export(
 
 
 @stream.command()
-@click.argument("name")
+@name_argument
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--format",
@@ -249,7 +250,7 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
 
 
 @stream.command("remove-reader")
-@click.argument("name")
+@name_argument
 @click.argument("reader")
 @yes_option
 @lake_option()

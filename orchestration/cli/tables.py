@@ -28,6 +28,8 @@ from dagster_adjunct.orchestration.cli.options import (
     flag,
     lake_options,
     limit_option,
+    name_argument,
+    option,
     user_option,
     yes_option,
 )
@@ -78,7 +80,7 @@ table = click.Group("table")
 
 
 @table.command("get")
-@click.argument("name")
+@name_argument
 @click.argument("key", nargs=-1, required=True)
 @lake_options()
 def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
@@ -110,7 +112,7 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
 
 
 @table.command("allow-recreate")
-@click.argument("name")
+@name_argument
 @user_option
 @lake_options()
 def allow_recreate(lake: Lake, name: str, by: str) -> None:
@@ -249,7 +251,7 @@ def _entry_command(
     def command_of(act: Callable[..., None]) -> click.Command:
         @kv.command(name)
         @_table_name
-        @click.option("--family", metavar="FAMILY", help=family)
+        @option("--family", "FAMILY", family)
         @lake_options()
         @click.option("--key-type", **choice, help="Type of the keys; bytes are written in base64.")
         @click.option(
@@ -386,7 +388,7 @@ def get_entries(entries: _Entries, keys: tuple[str, ...]) -> None:
 @click.argument("key", metavar="KEY")
 @click.argument("value", metavar="VALUE")
 @flag("--if-absent", "Only if the key does not exist.")
-@click.option("--version", metavar="VERSION", help="Only if the key has this version.")
+@option("--version", "VERSION", "Only if the key has this version.")
 def put_entry(
     entries: _Entries, key: str, value: str, if_absent: bool, version: str | None
 ) -> None:
@@ -409,7 +411,7 @@ def put_entry(
 
 @_entry_command("remove")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@click.option("--version", metavar="VERSION", help="Only if the key has this version.")
+@option("--version", "VERSION", "Only if the key has this version.")
 def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None) -> None:
     """Remove entries, or one entry of a given version. Several keys of one family are removed
     atomically.
@@ -441,13 +443,11 @@ def _check_several(number: int, family: str | None, version: str | None) -> None
 
 
 @_entry_command("iterate", "Only entries of this family, in key order. Default: the whole table.")
-@click.option(
-    "--prefix",
-    metavar="TEXT",
-    help="With --family: keys with this prefix (JSON as stored; bytes in base64).",
+@option(
+    "--prefix", "TEXT", "With --family: keys with this prefix (JSON as stored; bytes in base64)."
 )
-@click.option("--start", metavar="KEY", help="With --family: the first key (inclusive).")
-@click.option("--end", metavar="KEY", help="With --family: the end key (exclusive).")
+@option("--start", "KEY", "With --family: the first key (inclusive).")
+@option("--end", "KEY", "With --family: the end key (exclusive).")
 @flag("--keys-only", "Omit values.")
 @click.option(
     "--page-size",
@@ -456,7 +456,7 @@ def _check_several(number: int, family: str | None, version: str | None) -> None
     show_default=True,
     help="Maximum number of entries.",
 )
-@click.option("--state", metavar="STATE", help="Continue after the page that printed this state.")
+@option("--state", "STATE", "Continue after the page that printed this state.")
 @click.option("--all", "whole", is_flag=True, help="Print all remaining pages.")
 def iterate_entries(
     entries: _Entries,
@@ -505,7 +505,7 @@ def iterate_entries(
     output.show_line("End of entries." if ended else f"Continue with --state {at}")
 
 
-_after = click.option("--after", metavar="NAME", help="Start after this name.")
+_after = option("--after", "NAME", "Start after this name.")
 _limit = limit_option(None, "Maximum number.")
 _longest_key = click.option(
     "--longest-key",
@@ -560,17 +560,15 @@ def delete_scope(lake: Lake, scope: str) -> None:
 @_longest_key
 @_longest_value
 @flag("--create-scope", "Create the scope if it does not exist.")
-@click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file.")
-@click.option(
-    "--postgres",
-    metavar="VARIABLE",
-    help="Store it in PostgreSQL; names the environment variable with its DSN.",
+@option("--sqlite", "FILE", "Store it in this SQLite file.")
+@option(
+    "--postgres", "VARIABLE", "Store it in PostgreSQL; names the environment variable with its DSN."
 )
-@click.option("--schema", metavar="NAME", help="With --postgres: the schema.")
+@option("--schema", "NAME", "With --postgres: the schema.")
 @flag("--dynamodb", "Store it in DynamoDB; credentials come from boto3.")
-@click.option("--region", metavar="NAME", help="With --dynamodb: the region.")
-@click.option("--endpoint-url", metavar="URL", help="With --dynamodb: the endpoint URL.")
-@click.option("--prefix", metavar="TEXT", help="With --dynamodb: prefix of its table names.")
+@option("--region", "NAME", "With --dynamodb: the region.")
+@option("--endpoint-url", "URL", "With --dynamodb: the endpoint URL.")
+@option("--prefix", "TEXT", "With --dynamodb: prefix of its table names.")
 @flag("--objects", "Store it in objects of the lake.")
 @lake_options(create=True)
 def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
