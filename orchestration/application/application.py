@@ -125,7 +125,9 @@ class Application:
         self.name = check_name("application", name)
         self.declared_at = find_calling_line()
         self.description = description
-        self.owners = (owners,) if isinstance(owners, str) else tuple(owners)
+        self.owners = tuple(owners)
+        if isinstance(owners, str):
+            self.owners = (owners,)
         self.auto_repartition = auto_repartition
         if intermediate_partitions == -1:
             intermediate_partitions = None
@@ -336,8 +338,11 @@ class Application:
     @property
     def max_staleness(self) -> dict[str, timedelta]:
         """The declared `max_staleness` by dataset name, for datasets that have one."""
-        limits = {name: table.max_staleness for name, table in self._datasets.items()}
-        return {name: limit for name, limit in limits.items() if limit is not None}
+        limits = {}
+        for name, table in self._datasets.items():
+            if table.max_staleness is not None:
+                limits[name] = table.max_staleness
+        return limits
 
     @property
     def tables(self) -> Mapping[str, AnyTable]:
@@ -488,8 +493,10 @@ def _import_error(module: str, error: BaseException) -> ConfigurationError:
     if isinstance(error, SyntaxError):
         where = f"{error.filename}, line {error.lineno}"
         problem = f"{error.msg}: {(error.text or '').strip()}"
-    missing = f"Install {error.name!r}, or fix" if isinstance(error, ModuleNotFoundError) else "Fix"
-    step = f"{missing} the import there; ADJUNCT_DEBUG=1 shows the whole traceback."
+    act = "Fix"
+    if isinstance(error, ModuleNotFoundError):
+        act = f"Install {error.name!r}, or fix"
+    step = f"{act} the import there; ADJUNCT_DEBUG=1 shows the whole traceback."
     return ConfigurationError(
         f"module {module!r} can't be imported: {problem} at {where}.", step, module=module
     )

@@ -92,8 +92,9 @@ def advances_between_batches(dataset: AdjunctDataset, fed: Collection[str | None
     That is if batches do not wait for its bootstrap, or if it is among `fed`, the datasets that the
     application itself sends records to.
     """
-    followed = not dataset.bootstrap or dataset.name in fed
-    return dataset.follows_changes and followed and is_advanced_by_runs(dataset)
+    if dataset.bootstrap and dataset.name not in fed:
+        return False
+    return dataset.follows_changes and is_advanced_by_runs(dataset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +158,9 @@ class OperatorGraph:
     def next_id(self, kind: str, name: str = "") -> str:
         """Return the id that the next operator gets if it has this kind and name."""
         number = f"{kind}-{len(self.operators) + 1}"
-        return f"{number}-{name}" if name else number
+        if not name:
+            return number
+        return f"{number}-{name}"
 
     def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
         """Add an operator after the operators `inputs`, and return its id; `name` ends the id.

@@ -144,7 +144,9 @@ def dataset_source(dataset: AdjunctDataset) -> LineageNode | None:
     """
     if isinstance(dataset.input, FileSource):
         return LineageNode("files", dataset.input.url)
-    return None if dataset.stream is None else LineageNode("stream", dataset.stream)
+    if dataset.stream is None:
+        return None
+    return LineageNode("stream", dataset.stream)
 
 
 def find_sources(app: Application) -> tuple[LineageNode, ...]:

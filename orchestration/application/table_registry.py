@@ -350,8 +350,9 @@ async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
 
 def _presence_in(commit: Commit | None) -> Presence:
     """Return what a table's store said last, as a commit of its log has it."""
-    stored = None if commit is None else commit.body.get("presence")
-    return NO_TABLE if stored is None else Presence(exists=True, **stored)
+    if commit is None or commit.body.get("presence") is None:
+        return NO_TABLE
+    return Presence(exists=True, **commit.body["presence"])
 
 
 def _place_of(description: dict[str, Any]) -> str:

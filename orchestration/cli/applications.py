@@ -77,9 +77,7 @@ DIFFERS = 4
     type=click.Path(path_type=Path),
     help="Show the differences from a plan that --format json wrote to this file.",
 )
-@click.option(
-    "--verify", is_flag=True, help="Ask Spark for its physical plan, over no records, and compare."
-)
+@options.flag("--verify", "Ask Spark for its physical plan, over no records, and compare.")
 @options.master_option
 @options.lake_options(create=True)
 def plan(
@@ -125,7 +123,9 @@ def plan(
             document = {"plan": shown.document, "spark": proof.to_json()}
             text = f"{shown.text}\n{proof.render()}\n"
             shown = _ShownPlan(what, document, text, differs=bool(proof.differences))
-    text = f"{output.format_json(shown.document)}\n" if form == "json" else shown.text
+    text = shown.text
+    if form == "json":
+        text = f"{output.format_json(shown.document)}\n"
     _emit(text, file, shown.what)
     if shown.differs:
         raise click.exceptions.Exit(DIFFERS)
@@ -137,11 +137,8 @@ def _check_plan_options(form: str, against: Path | None, *, verify: bool) -> Non
         problem = f"{option} can't be combined with --format mermaid."
         raise ConfigurationError(problem, "Choose --format text or json.", setting="--format")
     if verify and against is not None:
-        raise ConfigurationError(
-            "--verify can't be combined with --against.",
-            "Give only one of them.",
-            setting="--verify",
-        )
+        problem = "--verify can't be combined with --against."
+        raise ConfigurationError(problem, "Give only one of them.", setting="--verify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +174,13 @@ def _read_plan(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        problem = f"--against {path} is not a JSON document: {error}."
         if isinstance(error, OSError):
-            problem = f"can't be read: {error.strerror}"
-        else:
-            problem = f"is not a JSON document: {error}"
+            problem = f"--against {path} can't be read: {error.strerror}."
         step = (
             "Write the plan to compare with: adjunct plan MODULE:APP --format json --output FILE."
         )
-        raise ConfigurationError(
-            f"--against {path} {problem}.", step, setting="--against"
-        ) from error
+        raise ConfigurationError(problem, step, setting="--against") from error
     ExecutionPlan.from_json(document)
     return document
 
@@ -200,9 +194,8 @@ def _emit(text: str, file: Path | None, what: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         problem = f"--output {file} can't be written: {error.strerror}."
-        raise ConfigurationError(
-            problem, "Name a writable file in an existing folder.", setting="--output"
-        ) from error
+        step = "Name a writable file in an existing folder."
+        raise ConfigurationError(problem, step, setting="--output") from error
     output.show_json({"output": str(file)})
     output.show_line(f"{what} is in {file}.")
 
@@ -213,10 +206,8 @@ app = click.Group("app")
 @app.command()
 @click.argument("old")
 @click.argument("new")
-@click.option(
-    "--dry-run", is_flag=True, help="Only show what would be renamed, and what prevents it."
-)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@options.flag("--dry-run", "Only show what would be renamed, and what prevents it.")
+@options.yes_option
 @options.audit_options
 @options.lake_options()
 def rename(lake: Lake, old: str, new: str, dry_run: bool, yes: bool, reason: str, by: str) -> None:
@@ -228,11 +219,8 @@ def rename(lake: Lake, old: str, new: str, dry_run: bool, yes: bool, reason: str
     """
     if not dry_run and not yes:
         planned = rename_application(lake, old, new, reason=reason, by=by, dry_run=True)
-        click.confirm(
-            f"{planned.summary()}. Its old name can't be used again. Rename it?",
-            abort=True,
-            err=True,
-        )
+        question = f"{planned.summary()}. Its old name can't be used again. Rename it?"
+        options.confirm(question, yes=yes)
     output.show_report(rename_application(lake, old, new, reason=reason, by=by, dry_run=dry_run))
 
 
@@ -247,27 +235,18 @@ def rename(lake: Lake, old: str, new: str, dry_run: bool, yes: bool, reason: str
     show_default=True,
     help="How long to wait for another run to end; 0m does not wait.",
 )
-@click.option(
-    "--follow",
-    metavar="TIME",
-    help="Stay for this long: go on when there is something new, e.g. 30m.",
+@options.option(
+    "--follow", "TIME", "Stay for this long: go on when there is something new, e.g. 30m."
 )
-@click.option(
+@options.flag(
     "--take-over",
-    is_flag=True,
-    help=(
-        "Take the lease of another run, even if it is alive, and begin when that one can't write"
-        " any more: after its lease's two minutes and the longest time limit of a request, at once"
-        " if its process has ended."
-    ),
+    "Take the lease of another run, even if it is alive, and begin when that one can't write"
+    " any more: after its lease's two minutes and the longest time limit of a request, at once"
+    " if its process has ended.",
 )
-@click.option(
+@options.flag(
     "--adopt",
-    is_flag=True,
-    help=(
-        "Let a first run write to outputs that another application has written from the same"
-        " inputs."
-    ),
+    "Let a first run write to outputs that another application has written from the same inputs.",
 )
 @options.lake_options(create=True)
 def run(
@@ -297,9 +276,8 @@ def run(
                 reporter.add_advance(event)
 
         if not runs_batches:
-            runtime = Runtime(
-                lake, systems, session_factory(spark), run, few_in_process=app.engine == "auto"
-            )
+            in_process = app.engine == "auto"
+            runtime = Runtime(lake, systems, session_factory(spark), run, few_in_process=in_process)
             advanced = advance_datasets(runtime, app, on_report=report_event, on_stage=show_stage)
             _show_advanced(app, reference, advanced.reports)
             return
@@ -328,9 +306,8 @@ def _parse_stay(follow: str | None) -> timedelta | None:
         return None
     stay = options.parse_duration("--follow", follow, "for example 30m or 8h")
     if not stay:
-        raise ConfigurationError(
-            "--follow is 0: expected a time.", "Give for example 30m.", setting="--follow"
-        )
+        problem = "--follow is 0: expected a time."
+        raise ConfigurationError(problem, "Give for example 30m.", setting="--follow")
     return stay
 
 
@@ -377,9 +354,7 @@ def _show_advanced(app: Application, reference: str, reports: Sequence[AdvanceRe
 
 @click.command()
 @options.lake_url_option
-@click.option(
-    "--postgres", metavar="DSN", help="Keep the aircraft in this PostgreSQL instead of SQLite."
-)
+@options.option("--postgres", "DSN", "Keep the aircraft in this PostgreSQL instead of SQLite.")
 @options.master_option
 def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None:
     """Run the main job on real data: 336,776 flights joined with planes, weather, airlines and
@@ -388,10 +363,9 @@ def demo(lake_url: str | None, postgres: str | None, master: str | None) -> None
     try:
         module: Any = importlib.import_module("dagster_adjunct.examples.flights.demo")
     except ModuleNotFoundError as error:
+        problem = f"the demo can't be loaded: {error}."
         step = 'Install it: pip install "dagster-adjunct[demo]".'
-        raise ConfigurationError(
-            f"the demo can't be loaded: {error}.", step, package=error.name
-        ) from error
+        raise ConfigurationError(problem, step, package=error.name) from error
     module.run_demo(lake_url=lake_url, postgres=postgres, master=master)
 
 
@@ -419,11 +393,10 @@ def ui(port: int, lake_url: str | None) -> None:
     if lake_url:
         environment["ADJUNCT_LAKE"] = lake_url
     arguments = [sys.executable, "-m", "dagster", "dev", "-h", "127.0.0.1", "-p", str(port)]
-    arguments += (
-        ["-w", "workspace.yaml"]
-        if Path("workspace.yaml").exists()
-        else ["-m", "dagster_adjunct.orchestration.definitions"]
-    )
+    if Path("workspace.yaml").exists():
+        arguments += ["-w", "workspace.yaml"]
+    else:
+        arguments += ["-m", "dagster_adjunct.orchestration.definitions"]
     output.console.print(f"Dagster UI: http://127.0.0.1:{port}")
     # A script's background process inherits an ignored SIGINT, for which Dagster would ignore
     # SIGTERM, too.

@@ -32,8 +32,10 @@ def find_dagster_home() -> Path | None:
     home = os.environ.get("DAGSTER_HOME")
     if home:
         return Path(home).absolute()
-    found = (Path(place) for place in _PLACES if (Path(place) / "dagster.yaml").is_file())
-    return next((place.resolve() for place in found), None)
+    for place in map(Path, _PLACES):
+        if (place / "dagster.yaml").is_file():
+            return place.resolve()
+    return None
 
 
 @contextmanager

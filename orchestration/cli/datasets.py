@@ -4,9 +4,11 @@ change their versions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from functools import partial
+from itertools import islice, starmap
+from operator import attrgetter
 from typing import Any
 
 import click
@@ -27,7 +29,7 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
     as_follower,
 )
-from dagster_adjunct.assets.versions.version import VersionRef
+from dagster_adjunct.assets.versions.version import Verdict, VersionRef
 from dagster_adjunct.orchestration.cli import maintenance, options, output
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
@@ -37,6 +39,7 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.times import utc_now
 
 dataset = click.Group("dataset")
@@ -61,13 +64,13 @@ def show_datasets(lake: Lake) -> None:
             rows.append([name, "unreadable", None, None, None, None])
             continue
         descriptions.append(item)
-        declaration = item["declaration"]
+        declared = item["declaration"]
         version = item["version"] or {}
-        spread = declaration["partitions"] or "broadcast"
-        count = "merged when read" if version.get("rows") is None else version["rows"]
-        rows.append(
-            [name, declaration["kind"], declaration["input"], spread, version.get("id"), count]
-        )
+        spread = declared["partitions"] or "broadcast"
+        count = version.get("rows")
+        if count is None:
+            count = "merged when read"
+        rows.append([name, declared["kind"], declared["input"], spread, version.get("id"), count])
     output.show_json(descriptions)
     output.show_table("datasets", ["name", "kind", "input", "partitions", "version", "rows"], rows)
     for item in descriptions:
@@ -75,20 +78,20 @@ def show_datasets(lake: Lake) -> None:
             output.show_line(f"{item['name']} is unreadable: {item['unreadable']}")
 
 
-_version = click.option(
+_version = options.option(
     "--version",
-    metavar="VERSION",
-    help="A version id or name, also of a rejected version. Default: the served version.",
+    "VERSION",
+    "A version id or name, also of a rejected version. Default: the served version.",
 )
-_as_of = click.option(
+_as_of = options.option(
     "--as-of",
-    metavar="TIME",
-    help="Read what was served then: an ISO time with its zone, or a commit number or id.",
+    "TIME",
+    "Read what was served then: an ISO time with its zone, or a commit number or id.",
 )
 
 
 @dataset.command("show")
-@click.argument("name")
+@options.name_argument
 @click.argument("version", required=False)
 @_as_of
 @options.lake_options()
@@ -106,35 +109,33 @@ def show_dataset(lake: Lake, name: str, version: str | None, as_of: str | None) 
     if table is not None:
         try:
             facts["lag"] = maintenance.lag_facts(lake, table)
-        except (
-            AdjunctError
-        ) as error:  # its stream may be deleted, or registered only by the application's module
+        # Its stream may be deleted, or registered only by the application's module.
+        except AdjunctError as error:
             facts["lag"] = {"unknown": str(error)}
     output.show_json(facts)
     served = facts.get("version") or {}
     schema = served.pop("columns", [])
     output.show_facts(f"dataset {name}", facts["declaration"])
-    if served:
-        output.show_facts(
-            "version served",
-            {key: value for key, value in served.items() if value not in ({}, None, [])},
-        )
-    for what, title in {"pin": "pinned", "awaited": "waiting", "offsets": "next offsets"}.items():
-        if facts.get(what):
-            output.show_facts(title, facts[what])
+    parts = {
+        "version served": output.drop_empty(served),
+        "pinned": facts.get("pin"),
+        "waiting": facts.get("awaited"),
+        "next offsets": facts.get("offsets"),
+    }
+    for title, part in parts.items():
+        if part:
+            output.show_facts(title, part)
     for lost in manifest.lost[-3:]:
         output.show_line(f"{lost.at:%Y-%m-%d %H:%M} UTC: {lost.summary()}.")
     if facts.get("lag"):
         maintenance.show_lag(facts["lag"])
     if facts.get("versions"):
         _show_versions(name, manifest)
-    output.show_table(
-        "schema", ["column", "type"], [[field["name"], field["type"]] for field in schema]
-    )
+    output.show_schema(schema)
 
 
 @dataset.command("get")
-@click.argument("name")
+@options.name_argument
 @click.argument("key", nargs=-1, required=True)
 @_version
 @_as_of
@@ -145,23 +146,28 @@ def get_dataset_entries(lake: Lake, name: str, key: tuple[str, ...], **at: str |
     Exits with 6 if an entry does not exist.
     """
     with _open(lake, name, **at) as opened:
-        fields = [opened.schema.field(column) for column in opened.sealed.key]
-        what = f"dataset {name!r}, version {opened.version}"
+        fields = _key_fields(opened)
+        read = opened.version
+        what = f"dataset {name!r}, version {read}"
         texts_of_keys = options.split_keys(name, opened.sealed.key, key)
         keys = [key_from_text(what, fields, texts) for texts in texts_of_keys]
         entries = opened.get_all(keys)
-        read = opened.version
-    answers = [
-        (texts, entries.get(asked)) for texts, asked in zip(texts_of_keys, keys, strict=True)
-    ]
-    output.show_json([{"key": texts, "version": read, "entry": entry} for texts, entry in answers])
-    for texts, entry in answers:
+    answers = list(map(entries.get, keys))
+    shown = []
+    for texts, entry in zip(texts_of_keys, answers, strict=True):
+        shown.append({"key": texts, "version": read, "entry": entry})
+    output.show_json(shown)
+    for texts, entry in zip(texts_of_keys, answers, strict=True):
         output.show_record(f"{name} {', '.join(texts)} (version {read})", entry, "no entry")
-    output.fail_if_missing(entry for _, entry in answers)
+    output.fail_if_missing(answers)
+
+
+def _key_fields(opened: Dataset) -> list[Field]:
+    return list(map(opened.schema.field, opened.sealed.key))
 
 
 @dataset.command("items")
-@click.argument("name")
+@options.name_argument
 @click.option(
     "--prefix",
     multiple=True,
@@ -196,31 +202,21 @@ def list_entries(
 ) -> None:
     """List entries in key order: all of them, a prefix, or a range."""
     with _open(lake, name, **at) as opened:
-        fields = [opened.schema.field(column) for column in opened.sealed.key]
         if prefix and (start or end):
-            raise ConfigurationError(
-                "--prefix and a range are both given.",
-                "Give --prefix, or --from and --to.",
-                setting="--prefix",
-            )
-        leading: Any = options.parse_leading_values(name, fields, prefix)
+            problem = "--prefix and a range are both given."
+            step = "Give --prefix, or --from and --to."
+            raise ConfigurationError(problem, step, setting="--prefix")
+        parse = partial(options.parse_leading_values, name, _key_fields(opened))
+        leading: Any = parse(prefix) or None
         if len(prefix) == 1 and isinstance(leading[0], str):
             leading = leading[0]  # a prefix of the first column's text
-        in_order = opened.items(
-            leading if prefix else None,
-            start=options.parse_leading_values(name, fields, start) if start else None,
-            end=options.parse_leading_values(name, fields, end) if end else None,
-        )
+        in_order = opened.items(leading, start=parse(start) or None, end=parse(end) or None)
         entries = [entry for _, entry in islice(in_order, limit)]
         read = opened.version
         columns = list(opened.schema.names)
     output.show_json({"dataset": name, "version": read, "entries": entries})
-    output.show_table(
-        f"{name} (version {read})",
-        columns,
-        [[entry[c] for c in columns] for entry in entries],
-        own=True,
-    )
+    rows = [list(map(entry.__getitem__, columns)) for entry in entries]
+    output.show_table(f"{name} (version {read})", columns, rows, own=True)
 
 
 def _open(lake: Lake, name: str, version: str | None, as_of: str | None) -> Dataset:
@@ -228,16 +224,10 @@ def _open(lake: Lake, name: str, version: str | None, as_of: str | None) -> Data
     taking a lease.
     """
     if version is not None and as_of is not None:
-        raise ConfigurationError(
-            "a version and --as-of are both given.", "Give only one of them.", setting="--as-of"
-        )
-    return open_dataset(
-        lake,
-        name,
-        version=version,
-        as_of=None if as_of is None else _parse_as_of(as_of),
-        lease=False,
-    )
+        problem = "a version and --as-of are both given."
+        raise ConfigurationError(problem, "Give only one of them.", setting="--as-of")
+    moment = None if as_of is None else _parse_as_of(as_of)
+    return open_dataset(lake, name, version=version, as_of=moment, lease=False)
 
 
 def _parse_as_of(as_of: str) -> datetime | int | str:
@@ -252,10 +242,8 @@ def _parse_as_of(as_of: str) -> datetime | int | str:
 
 
 def _repartition_details(report: RebucketReport) -> list[str]:
-    return [
-        *(f"the old copy is kept for now: {pending}" for pending in report.pending),
-        *(f"prevented by {reader}" for reader in report.holding),
-    ]
+    details = [f"the old copy is kept for now: {pending}" for pending in report.pending]
+    return [*details, *(f"prevented by {reader}" for reader in report.holding)]
 
 
 _REPARTITION = (
@@ -273,7 +261,7 @@ dataset.add_command(options.deletion_command(_DELETE, delete_dataset))
 
 
 @dataset.command("versions")
-@click.argument("name")
+@options.name_argument
 @options.lake_options()
 def list_versions(lake: Lake, name: str) -> None:
     """List the retained versions, oldest first, with their states and reasons."""
@@ -284,11 +272,14 @@ def list_versions(lake: Lake, name: str) -> None:
 
 def _show_versions(name: str, manifest: DatasetManifest) -> None:
     """Print the retained versions as a table, oldest first."""
-    facts = [_facts(manifest, ref) for ref in manifest.listed]
-    dated = ["valid from"] if any(fact.get("valid_from") for fact in facts) else []
-    columns = ["id", "name", *dated, "rows", "bytes", "sealed at", "state", "reason"]
-    marked = [fact | {"state": ", ".join([fact["state"], *fact["marks"]])} for fact in facts]
-    rows = [[fact.get(column.replace(" ", "_")) for column in columns] for fact in marked]
+    columns = ["id", "name", "valid from", "rows", "bytes", "sealed at", "state", "reason"]
+    if not any(ref.valid_from for ref in manifest.listed):
+        columns.remove("valid from")
+    rows = []
+    for ref in manifest.listed:
+        facts = _facts(manifest, ref)
+        facts["state"] = ", ".join([facts["state"], *facts["marks"]])
+        rows.append([facts.get(column.replace(" ", "_")) for column in columns])
     output.show_table(f"versions of {name}, sealed in UTC", columns, rows)
 
 
@@ -296,6 +287,7 @@ def _show_version(store: StoredVersions, version: str) -> None:
     """Print one version: its content, offsets and validator results."""
     manifest = store.require_manifest()
     ref = manifest.ref(version)
+    verdicts: Sequence[Verdict] = ()
     if ref is None:  # unbounded datasets do not list their versions
         view = store.version(version)
         facts: dict[str, Any] = {
@@ -303,37 +295,32 @@ def _show_version(store: StoredVersions, version: str) -> None:
             "columns": view.schema.to_json(),
             "offsets": view.sealed.offsets,
         }
-        verdicts: list[dict[str, Any]] = []
     else:
         facts = _facts(manifest, ref)
-        verdicts = [verdict.model_dump(mode="json") for verdict in ref.verdicts]
+        verdicts = ref.verdicts
         if ref.document is not None:
             sealed = store.log.read_version(ref)
-            verdicts = [verdict.model_dump(mode="json") for verdict in sealed.verdicts]
+            verdicts = sealed.verdicts
             facts |= {
                 "columns": sealed.columns.to_json(),
                 "offsets": sealed.offsets,
                 "counters": sealed.counters,
             }
-    output.show_json(facts | {"verdicts": verdicts})
+    document = [verdict.model_dump(mode="json") for verdict in verdicts]
+    output.show_json(facts | {"verdicts": document})
     schema = facts.pop("columns", [])
-    output.show_facts(
-        f"version {facts['id']} of {store.name}",
-        {k: v for k, v in facts.items() if v not in ({}, [], "", None)},
-    )
-    if verdicts:
-        rows = [
-            [v["name"], "passed" if v["passed"] else "failed", v["severity"], v["message"]]
-            for v in verdicts
-        ]
+    output.show_facts(f"version {facts['id']} of {store.name}", output.drop_empty(facts))
+    rows = []
+    for verdict in verdicts:
+        result = "passed" if verdict.passed else "failed"
+        rows.append([verdict.name, result, verdict.severity, verdict.message])
+    if rows:
         output.show_table("validators", ["name", "result", "severity", "message"], rows)
-    output.show_table(
-        "schema", ["column", "type"], [[field["name"], field["type"]] for field in schema]
-    )
+    output.show_schema(schema)
 
 
 @dataset.command("history")
-@click.argument("name")
+@options.name_argument
 @click.argument("key", nargs=-1)
 @options.limit_option(20, "Maximum number of commits or intervals, newest first.")
 @options.lake_options()
@@ -354,7 +341,7 @@ def show_history(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> Non
 
 
 @dataset.command("diff")
-@click.argument("name")
+@options.name_argument
 @click.argument("old")
 @click.argument("new")
 @click.option(
@@ -369,27 +356,20 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
     output.show_json(differences.to_json())
-    facts: dict[str, Any] = {
+    retyped = list(starmap("{} ({} to {})".format, differences.columns_retyped))
+    facts = {
         "added": differences.added,
         "removed": differences.removed,
         "changed": differences.changed,
         "unchanged": differences.unchanged,
+        "columns added": list(differences.columns_added),
+        "columns removed": list(differences.columns_removed),
+        "columns retyped": retyped,
     }
-    retyped = tuple(
-        f"{column} ({before} to {after})" for column, before, after in differences.columns_retyped
-    )
-    for what, columns in (
-        ("columns added", differences.columns_added),
-        ("columns removed", differences.columns_removed),
-        ("columns retyped", retyped),
-    ):
-        if columns:
-            facts[what] = columns
-    output.show_facts(f"{name}: {differences.old} to {differences.new}", facts)
-    for what, keys in (
-        ("added", differences.added_sample),
-        ("removed", differences.removed_sample),
-    ):
+    title = f"{name}: {differences.old} to {differences.new}"
+    output.show_facts(title, output.drop_empty(facts))
+    samples = {"added": differences.added_sample, "removed": differences.removed_sample}
+    for what, keys in samples.items():
         if keys:
             output.show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
     for entry in differences.changed_sample:
@@ -409,12 +389,13 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
                 f"dataset {name!r}: {len(texts)} keys were given, but history shows one entry."
             )
             raise ConfigurationError(problem, "Give one key.", dataset=name)
-        fields = [opened.schema.field(column) for column in opened.sealed.key]
-        every = opened.history_of(key_from_text(f"dataset {name!r}", fields, texts[0]))
+        key_fields = _key_fields(opened)
+        every = opened.history_of(key_from_text(f"dataset {name!r}", key_fields, texts[0]))
         values = [column for column in opened.schema.names if column not in opened.sealed.key]
     newest = every[-limit:]
     slots = ("valid_from", "valid_to", "is_current", "entry")
-    output.show_json([{slot: getattr(part, slot) for slot in slots} for part in newest])
+    documents = [dict(zip(slots, attrgetter(*slots)(part), strict=True)) for part in newest]
+    output.show_json(documents)
     if not every:
         output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")
         output.fail_if_missing([None])
@@ -431,7 +412,9 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
 
 
 def _format_utc(time: datetime | None) -> str:
-    return "" if time is None else str(time.astimezone(UTC).replace(tzinfo=None))
+    if time is None:
+        return ""
+    return str(time.astimezone(UTC).replace(tzinfo=None))
 
 
 def _facts(manifest: DatasetManifest, ref: VersionRef) -> dict[str, Any]:
@@ -468,13 +451,13 @@ def _change_command(
             store = open_stored_versions(lake, name)
             before = store.require_manifest()
             if asks:
-                options.confirm_at_terminal(
-                    f"{asks.format(given['version'], name)} That can't be undone.", yes=yes
-                )
+                question = f"{asks.format(given['version'], name)} That can't be undone."
+                options.confirm_at_terminal(question, yes=yes)
             _show_change(store, action, before, change(store, **given))
 
-        asking = (options.yes_option,) if asks else ()
-        for option in reversed((click.argument("name"), *extra, *asking)):
+        if asks:
+            command = options.yes_option(command)
+        for option in reversed((click.argument("name"), *extra)):
             command = option(command)
         return dataset.command(action, help=change.__doc__)(command)
 
@@ -484,13 +467,11 @@ def _change_command(
 @_change_command(
     "pin",
     _VERSION,
-    click.option(
+    options.option(
         "--expires",
-        metavar="TIME",
-        help=(
-            "How long (2h, 7d) or until when (an ISO time with its zone). The next advance or"
-            " expire then ends it."
-        ),
+        "TIME",
+        "How long (2h, 7d) or until when (an ISO time with its zone). The next advance or"
+        " expire then ends it.",
     ),
 )
 def pin(store: StoredVersions, version: str, expires: str | None, **audit: str) -> BoundedManifest:
@@ -528,9 +509,7 @@ def revoke(store: StoredVersions, version: str, **audit: str) -> BoundedManifest
 @_change_command(
     "accept",
     _VERSION,
-    click.option(
-        "--make-current", is_flag=True, help="Serve it even if a newer version is served."
-    ),
+    options.flag("--make-current", "Serve it even if a newer version is served."),
 )
 def accept(
     store: StoredVersions, version: str, make_current: bool, **audit: str
@@ -562,37 +541,43 @@ def _show_change(
 ) -> None:
     changed = after != before
     served = after.version
-    pin = after.pin
     version = None
+    note = ""
     if changed and after.change is not None:
         version = after.change.version
+    if version:
+        note = describe_unserved_version(after)
     others = sorted(set(store.log.read_all()[1]) - {store.name})
-    note = describe_unserved_version(after) if version else ""
-    output.show_json(
-        {
-            "dataset": store.name,
-            "action": action,
-            "changed": changed,
-            "version": version,
-            "served": None if served is None else served.id,
-            "others": others,
-            "head": after.head,
-            "pin": None if pin is None else pin.model_dump(mode="json"),
-            "note": note,
-        }
-    )
+    document = {
+        "dataset": store.name,
+        "action": action,
+        "changed": changed,
+        "version": version,
+        "served": served and served.id,
+        "others": others,
+        "head": after.head,
+        "pin": after.pin and after.pin.model_dump(mode="json"),
+        "note": note,
+    }
+    output.show_json(document)
     what = f"{action} {version}" if changed else f"{action}: nothing to do"
-    serves = "no version is served now"
-    if served is not None:
-        serves = f"{served.id} ({served.name}) is served now"
-    if pin is not None:
-        serves += ", pinned"
-        if pin.expires_at is not None:
-            serves += f" until {pin.expires_at:%Y-%m-%d %H:%M} UTC"
-    output.show_line(f"{store.name}: {what}; {serves}.")
+    output.show_line(f"{store.name}: {what}; {_describe_served(after)}.")
     if note:
         output.show_line(f"{note}.")
     elif others and changed and action != "abandon":
         output.show_line(
             f"{', '.join(others)} changed with it, as members of the same version set."
         )
+
+
+def _describe_served(manifest: BoundedManifest) -> str:
+    served = manifest.version
+    pin = manifest.pin
+    text = "no version is served now"
+    if served is not None:
+        text = f"{served.id} ({served.name}) is served now"
+    if pin is not None:
+        text += ", pinned"
+        if pin.expires_at is not None:
+            text += f" until {pin.expires_at:%Y-%m-%d %H:%M} UTC"
+    return text

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,18 +57,12 @@ from dagster_adjunct.resources.streams.lake.streams import open_system
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @options.app_reference
-@click.option(
-    "--partition",
-    metavar="VERSION",
-    help="Build the version of this name, if versions are partitions.",
+@options.option(
+    "--partition", "VERSION", "Build the version of this name, if versions are partitions."
 )
-@click.option(
-    "--make-current",
-    is_flag=True,
-    help="With --partition: serve it even if a newer version is served.",
-)
+@options.flag("--make-current", "With --partition: serve it even if a newer version is served.")
 @options.master_option
 @options.user_option
 @options.lake_options(create=True)
@@ -86,13 +81,12 @@ def advance(
     Exits with 3 if this command rejected a version, even if it published a later one.
     """
     if make_current and partition is None:
+        problem = "--make-current needs --partition."
         step = (
             "Add --partition. To serve an earlier version: adjunct dataset rollback"
             f" {name} --reason …."
         )
-        raise ConfigurationError(
-            "--make-current needs --partition.", step, setting="--make-current"
-        )
+        raise ConfigurationError(problem, step, setting="--make-current")
     app = load_application(reference)
     group = advance_group(app, name)
     systems = open_dataset_systems(group, lake)
@@ -108,14 +102,20 @@ def advance(
             reports = [*applied.reports, *advanced]
         else:
             _reject_partition(group)
-            place: dict[str, Any] = {"lake": lake, "systems": systems, "spark": spark, "by": by}
-            reports = [
-                advance_dataset(group[0], **place, partition=partition, make_current=make_current)
-            ]
+            report = advance_dataset(
+                group[0],
+                lake=lake,
+                systems=systems,
+                spark=spark,
+                by=by,
+                partition=partition,
+                make_current=make_current,
+            )
+            reports = [report]
         if reporter is not None:
             for report in reports:
                 reporter.add_advance(report, partition)
-    output.show_json([report.to_json() for report in reports])
+    output.show_json_of(reports)
     for report in reports:
         output.show_line(report.summary())
     output.fail_if_rejected(reports)
@@ -140,13 +140,11 @@ def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
         )
         step = "Correct the name, or declare the dataset with app.table(…)."
         raise ConfigurationError(problem, step, application=app.name, dataset=name)
-    wanted = datasets[name]
-    in_set = [
-        member
-        for member in app.datasets
-        if wanted.version_set and member.version_set == wanted.version_set
-    ]
-    return group_datasets(in_set or [wanted], f"application {app.name!r}")[0]
+    group = [datasets[name]]
+    version_set = datasets[name].version_set
+    if version_set:
+        group = [member for member in app.datasets if member.version_set == version_set]
+    return group_datasets(group, f"application {app.name!r}")[0]
 
 
 def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
@@ -156,17 +154,16 @@ def _reject_partition(group: tuple[AdjunctDataset, ...]) -> None:
     """
     dataset = group[0]
     if len(group) > 1 or dataset.follows_changes:
+        what: str = dataset.kind
         if len(group) > 1:
             what = f"a member of the version set {dataset.version_set!r}"
-        else:
-            what = f"{dataset.kind}"
         problem = f"dataset {dataset.name!r} is {what} and has no version partitions."
         step = "Omit --partition: everything that has been delivered is published."
         raise ConfigurationError(problem, step, setting="--partition", dataset=dataset.name)
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @options.lake_options()
 def lag(lake: Lake, name: str) -> None:
     """Show how far an unbounded dataset is behind its stream, by partition, and its bootstrap
@@ -198,17 +195,14 @@ def lag_facts(lake: Lake, manifest: UnboundedManifest) -> dict[str, Any]:
     system = split_stream_name(manifest.declaration.input)[0]
     systems = {system: open_system(lake, system)}
     now = lake.now()
-    lags = StreamPosition.of(systems, manifest).lags(now)
+    partitions = {}
+    for ssp, behind in StreamPosition.of(systems, manifest).lags(now).items():
+        partitions[str(ssp)] = {"next": behind.offset, "end": behind.end, **behind.to_json()}
     return {
         "caught_up_at": manifest.confirmed_at,
         "bootstrap": bootstrap_progress(systems, manifest, now).to_json(),
-        "decision": (
-            None if manifest.decision is None else manifest.decision.model_dump(mode="json")
-        ),
-        "partitions": {
-            str(ssp): {"next": behind.offset, "end": behind.end, **behind.to_json()}
-            for ssp, behind in lags.items()
-        },
+        "decision": manifest.decision and manifest.decision.model_dump(mode="json"),
+        "partitions": partitions,
     }
 
 
@@ -217,23 +211,23 @@ def show_lag(facts: Mapping[str, Any]) -> None:
     if "unknown" in facts:
         output.show_line(f"The lag is unknown: {facts['unknown']}")
         return
-    bootstrap = facts["bootstrap"]
+    bootstrap = facts["bootstrap"].items()
     output.show_facts(
-        "bootstrap", {name: value for name, value in bootstrap.items() if value not in ({}, "")}
+        "bootstrap", {name: value for name, value in bootstrap if value not in ({}, "")}
     )
     rows = []
     for ssp, lag in facts["partitions"].items():
-        seconds = lag["seconds"]
-        behind = "never caught up" if seconds is None else str(timedelta(seconds=round(seconds)))
-        rows.append(
-            [ssp, *(lag[fact] for fact in ("next", "end", "offsets", "records", "lost")), behind]
-        )
+        behind = "never caught up"
+        if lag["seconds"] is not None:
+            behind = str(timedelta(seconds=round(lag["seconds"])))
+        facts_shown = itemgetter("next", "end", "offsets", "records", "lost")(lag)
+        rows.append([ssp, *facts_shown, behind])
     columns = ["partition", "next", "end", "offsets behind", "records", "lost", "time behind"]
     output.show_table("behind its stream", columns, rows)
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @click.option(
     "--level",
     type=click.Choice(["minor", "major"]),
@@ -255,7 +249,7 @@ def compact(
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @options.app_reference
 @options.master_option
 @options.audit_options
@@ -296,7 +290,7 @@ def rebuild(
     "--grace",
     help="Keep everything younger than this, such as 90m or 7d. Default: as each dataset declares.",
 )
-@click.option("--dry-run", is_flag=True, help="Only list what would be deleted, and why.")
+@options.flag("--dry-run", "Only list what would be deleted, and why.")
 @options.user_option
 @options.lake_options()
 def expire(
@@ -328,7 +322,7 @@ def expire(
             collect_metadata(lake)
     except AdjunctError as error:
         errors.append(error)
-    output.show_json([report.to_json() for report in reports])
+    output.show_json_of(reports)
     for report in reports:
         _show_discarded(report)
     raise_first(errors)
@@ -344,11 +338,8 @@ def _parse_retention(keep: str | None, grace: str | None) -> dict[str, Any]:
     elif keep is not None:
         given["keep"] = int(keep) if keep.isdecimal() else 0
         if not given["keep"]:
-            raise ConfigurationError(
-                f"--keep {keep!r} is not a number of versions.",
-                'Give 1 or more, or "all".',
-                setting="--keep",
-            )
+            problem = f"--keep {keep!r} is not a number of versions."
+            raise ConfigurationError(problem, 'Give 1 or more, or "all".', setting="--keep")
     return given
 
 
@@ -367,9 +358,9 @@ def _show_discarded(report: DiscardReport) -> None:
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @click.argument("version", required=False)
-@click.option("--deep", is_flag=True, help="Also check rows, columns, key order and buckets.")
+@options.flag("--deep", "Also check rows, columns, key order and buckets.")
 @options.lake_options()
 def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
     """Compare every object of a version (default: all sealed versions) with its checksum.
@@ -389,7 +380,7 @@ def verify(lake: Lake, name: str, version: str | None, deep: bool) -> None:
                 raise
             continue  # discarded meanwhile, not damaged
         reports.append(report)
-    output.show_json([report.to_json() for report in reports])
+    output.show_json_of(reports)
     for report in reports:
         output.show_line(report.summary())
         for damage in report.damaged:
@@ -408,14 +399,14 @@ def _list_sealed(store: StoredVersions) -> list[VersionReader]:
 
 
 @click.command()
-@click.argument("name")
+@options.name_argument
 @click.argument("key", nargs=-1)
 @click.option(
     "--keys-from",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Read the keys from a CSV file without header, one per line.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask before.")
+@options.yes_option
 @options.audit_options
 @options.lake_options()
 def erase(
@@ -435,23 +426,17 @@ def erase(
     manifest = open_stored_versions(lake, name).require_manifest()
     declared = manifest.declaration
     if bool(key) == (keys_from is not None):
-        problem = (
-            f"the keys to erase from dataset {name!r} are {'given twice' if key else 'missing'}."
-        )
+        found = "given twice" if key else "missing"
+        problem = f"the keys to erase from dataset {name!r} are {found}."
         raise ConfigurationError(problem, "Give KEYs or --keys-from FILE, not both.", dataset=name)
-    fields = [
-        Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)
-    ]
+    fields = list(map(Field, declared.key, declared.key_types))
     if keys_from:
         texts = options.read_keys(name, declared.key, keys_from)
     else:
         texts = options.split_keys(name, declared.key, key)
     keys = [key_from_text(f"dataset {name!r}", fields, values) for values in texts]
-    if not yes:
-        question = (
-            f"Erase {len(keys)} key(s) from {manifest.stored_description} of {name} permanently?"
-        )
-        click.confirm(question, abort=True, err=True)
+    what = f"{len(keys)} key(s) from {manifest.stored_description} of {name}"
+    options.confirm(f"Erase {what} permanently?", yes=yes)
     report = erase_keys(lake, name, keys, reason=reason, by=by)
     output.show_report(report)
     output.show_line(

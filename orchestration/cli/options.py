@@ -38,12 +38,24 @@ master_option = click.option(
         " starts no Spark session. Default: ADJUNCT_SPARK_MASTER, else all cores here."
     ),
 )
+name_argument = click.argument("name")
 app_reference = click.argument("reference", metavar="MODULE:APP")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask before.")
 user_option = click.option(
     "--by",
     callback=lambda context, option, by: resolve_user(by),
     help="Who does it. Default: the user of this machine.",
 )
+
+
+def option(name: str, metavar: str, text: str) -> Callable[[C], C]:
+    """Return an option with a value, which the help calls `metavar`; `text` is its help."""
+    return click.option(name, metavar=metavar, help=text)
+
+
+def flag(name: str, text: str) -> Callable[[C], C]:
+    """Return an option without a value; `text` is its help."""
+    return click.option(name, is_flag=True, help=text)
 
 
 def limit_option(default: int | None, text: str) -> Callable[[C], C]:
@@ -102,22 +114,23 @@ def audit_options(command: C) -> C:
 
     def check(context: click.Context, option: click.Parameter, reason: str) -> str:
         if not reason.strip():
-            raise ConfigurationError(
-                "--reason is empty.", "Say why; it is recorded.", setting="--reason"
-            )
+            step = "Say why; it is recorded."
+            raise ConfigurationError("--reason is empty.", step, setting="--reason")
         return reason
 
     text = "Why; recorded with the change."
     return click.option("--reason", required=True, callback=check, help=text)(user_option(command))
 
 
-yes_option = click.option("--yes", is_flag=True, help="Do not ask before.")
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before what destroys data; without an answer, as in scripts, the command stops."""
+    if not yes:
+        click.confirm(question, abort=True, err=True)
 
 
 def confirm_at_terminal(question: str, *, yes: bool) -> None:
     """Ask before what can't be undone, if somebody is at a terminal; scripts go on."""
-    if not yes and is_at_terminal():
-        click.confirm(question, abort=True, err=True)
+    confirm(question, yes=yes or not is_at_terminal())
 
 
 def is_at_terminal() -> bool:
@@ -129,9 +142,8 @@ def parse_duration(option: str, text: str, example: str) -> timedelta:
     """Return the duration of an option, such as 30s, 90m, 2h, 7d or 1w."""
     duration = read_duration(text)
     if duration is None:
-        raise ConfigurationError(
-            f"{option} {text!r} is not a duration.", f"Give {example}.", setting=option
-        )
+        problem = f"{option} {text!r} is not a duration."
+        raise ConfigurationError(problem, f"Give {example}.", setting=option)
     return duration
 
 
@@ -146,17 +158,15 @@ def parse_expiry(text: str, now: datetime) -> datetime:
         moment = require_zone("--expires", text, datetime.fromisoformat(text)).astimezone(UTC)
     except OverflowError:
         problem = f"--expires {text!r} is outside the years 1 to 9999 in UTC."
-        raise ConfigurationError(
-            problem, "Leave it out for a pin without an end.", setting="--expires"
-        ) from None
+        step = "Leave it out for a pin without an end."
+        raise ConfigurationError(problem, step, setting="--expires") from None
     except ValueError:
         problem = f"--expires {text!r} is neither a duration nor a time with its zone."
         step = "Give for example 2h, 7d, or 2026-01-31T18:00Z."
         raise ConfigurationError(problem, step, setting="--expires") from None
     if moment <= now:
-        raise ConfigurationError(
-            f"--expires {text} is in the past.", "Give a later time.", setting="--expires"
-        )
+        problem = f"--expires {text} is in the past."
+        raise ConfigurationError(problem, "Give a later time.", setting="--expires")
     return moment
 
 
@@ -165,9 +175,8 @@ def require_zone(option: str, text: str, moment: datetime) -> datetime:
     if moment.tzinfo is None:
         written = text if ":" in text else f"{text}T00:00"
         problem = f"{option} {text} has no time zone."
-        raise ConfigurationError(
-            problem, f"Give {written}Z for UTC, or an offset: {written}+01:00.", setting=option
-        )
+        step = f"Give {written}Z for UTC, or an offset: {written}+01:00."
+        raise ConfigurationError(problem, step, setting=option)
     return moment
 
 
@@ -196,17 +205,16 @@ def read_keys(dataset: str, columns: Sequence[str], file: Path) -> list[list[str
             rows = [row for row in csv.reader(lines, strict=True) if row]
     except (UnicodeDecodeError, csv.Error) as error:
         problem = f"{file} can't be read as CSV in UTF-8: {error}."
-        raise ConfigurationError(
-            problem, "Save it as CSV in UTF-8.", setting="--keys-from"
-        ) from error
+        step = "Save it as CSV in UTF-8."
+        raise ConfigurationError(problem, step, setting="--keys-from") from error
     for number, row in enumerate(rows, 1):
         if len(row) != len(columns):
-            raise ConfigurationError(
+            problem = (
                 f"{file}: key {number} has {len(row)} fields, but the key of dataset {dataset!r} is"
-                f" ({', '.join(columns)}).",
-                "Write one key per line, its columns separated by commas, without a header.",
-                dataset=dataset,
+                f" ({', '.join(columns)})."
             )
+            step = "Write one key per line, its columns separated by commas, without a header."
+            raise ConfigurationError(problem, step, dataset=dataset)
     return rows
 
 
@@ -214,8 +222,7 @@ def parse_leading_values(
     dataset: str, fields: Sequence[Field], texts: Sequence[str]
 ) -> tuple[Any, ...]:
     """Convert texts to values of the first key columns, one text per column."""
-    known = fields[: len(texts)] if len(texts) <= len(fields) else fields
-    return key_from_text(f"dataset {dataset!r}", known, list(texts))
+    return key_from_text(f"dataset {dataset!r}", fields[: len(texts)], list(texts))
 
 
 def deletion_command(
@@ -228,14 +235,10 @@ def deletion_command(
     """
 
     @click.command("delete", help=text)
-    @click.argument("name")
-    @click.option(
-        "--force", is_flag=True, help="Delete even if readers find out only at their next read."
-    )
-    @click.option(
-        "--dry-run", is_flag=True, help="Only show what would be deleted, and who reads it."
-    )
-    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+    @name_argument
+    @flag("--force", "Delete even if readers find out only at their next read.")
+    @flag("--dry-run", "Only show what would be deleted, and who reads it.")
+    @yes_option
     @audit_options
     @lake_options()
     def delete(
@@ -243,12 +246,12 @@ def deletion_command(
     ) -> None:
         act = partial(deletion, lake, name_of(name), reason=reason, by=by, force=force)
         if not dry_run and not yes:
-            planned = act(dry_run=True)
-            click.confirm(f"{planned.summary()}. Delete it permanently?", abort=True, err=True)
+            confirm(f"{act(dry_run=True).summary()}. Delete it permanently?", yes=False)
         report = act(dry_run=dry_run)
         verdict = "needs --force" if report.dry_run else "forced"
-        prevented = [f"prevented: {reader}" for reader in report.blocking]
-        show_report(report, [*prevented, *(f"{verdict}: {reader}" for reader in report.affected)])
+        details = [f"prevented: {reader}" for reader in report.blocking]
+        details += [f"{verdict}: {reader}" for reader in report.affected]
+        show_report(report, details)
 
     return delete
 
@@ -268,13 +271,11 @@ def repartition_command(
     """
 
     @click.command("repartition", help=text)
-    @click.argument("name")
+    @name_argument
     @click.option(
         "--partitions", required=True, type=click.IntRange(1), help="The new number of partitions."
     )
-    @click.option(
-        "--dry-run", is_flag=True, help="Only show what would be done, and what prevents it."
-    )
+    @flag("--dry-run", "Only show what would be done, and what prevents it.")
     @audit_options
     @lake_options()
     def repartition(lake: Lake, name: str, partitions: int, **options: Any) -> None:

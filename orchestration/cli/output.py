@@ -11,6 +11,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import click
@@ -33,24 +35,24 @@ _TIME_IN_TEXT = re.compile(
 )
 # Columns that hold sentences: they are printed below the table if they do not fit into it.
 SENTENCE_COLUMNS = ("what happens", "error", "message", "why", "reason", "by")
-_NOTHING = ("", "-")
+_NOTHING = {"", "-"}
 
 
 def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return the rows with shorter cells: times to the minute, version ids with as few digits as
     tell them apart.
     """
-    ids: set[str] = set()
-    for row in rows:
-        ids.update(cell for cell in row if isinstance(cell, str) and _ID.fullmatch(cell))
-    short = short_ids(ids)
+    texts = [cell for cell in chain(*rows) if isinstance(cell, str)]
+    short = short_ids(set(filter(_ID.fullmatch, texts)))
 
     def shorten(cell: Any) -> Any:
-        if isinstance(cell, str) and cell in short:
-            return short[cell]
-        return format_minutes(cell) if isinstance(cell, str | datetime) else cell
+        if isinstance(cell, datetime):
+            return format_minutes(cell)
+        if isinstance(cell, str):
+            return short.get(cell) or format_minutes(cell)
+        return cell
 
-    return [[shorten(cell) for cell in row] for row in rows]
+    return [list(map(shorten, row)) for row in rows]
 
 
 def short_ids(ids: set[str]) -> dict[str, str]:
@@ -68,7 +70,7 @@ def short_ids(ids: set[str]) -> dict[str, str]:
             needed = 0
             while any(other[:needed] == suffix[:needed] for other in others):
                 needed += 1
-            short[f"{number}-{suffix}"] = f"{number}-{suffix[:needed]}" if needed else number
+            short[f"{number}-{suffix}"] = f"{number}-{suffix[:needed]}".rstrip("-")
     return short
 
 
@@ -78,14 +80,19 @@ def format_minutes(value: str | datetime) -> str:
     """
     text = value.isoformat() if isinstance(value, datetime) else value
     time = _TIME.fullmatch(text)
-    return f"{time[1]} {time[2]}" if time else _TIME_IN_TEXT.sub(r"\1Z", text)
+    if time is None:
+        return _TIME_IN_TEXT.sub(r"\1Z", text)
+    return f"{time[1]} {time[2]}"
 
 
 def format_seconds(value: Any) -> Any:
     """Format a stored time (UTC) to seconds, with its zone; anything else stays as it is."""
     text = value.isoformat() if isinstance(value, datetime) else value
-    time = _TIME.fullmatch(text) if isinstance(text, str) else None
-    return f"{time[1]} {time[2]}{time[3] or ''} UTC" if time else value
+    if isinstance(text, str):
+        time = _TIME.fullmatch(text)
+        if time is not None:
+            return f"{time[1]} {time[2]}{time[3] or ''} UTC"
+    return value
 
 
 def format_value(value: Any, *, own: bool = False) -> str:
@@ -102,14 +109,18 @@ def format_value(value: Any, *, own: bool = False) -> str:
     if isinstance(value, bool | int | float) and not own:
         return _format_number(value)
     if isinstance(value, Mapping):
-        has_parts = any(isinstance(item, Mapping | list | tuple) for item in value.values())
-        parts = [f"{name}: {format_value(item, own=own)}" for name, item in value.items()]
-        return ("; " if has_parts else ", ").join(parts)
-    if isinstance(value, list | tuple):
-        if all(isinstance(item, Mapping) for item in value):
-            return "; ".join(format_value(item, own=own) for item in value)
-        return ", ".join(map(str, value))
-    return str(value)
+        separator = ", "
+        parts = []
+        for name, item in value.items():
+            parts.append(f"{name}: {format_value(item, own=own)}")
+            if isinstance(item, Mapping | list | tuple):
+                separator = "; "
+        return separator.join(parts)
+    if not isinstance(value, list | tuple):
+        return str(value)
+    if all(isinstance(item, Mapping) for item in value):
+        return "; ".join(format_value(item, own=own) for item in value)
+    return ", ".join(map(str, value))
 
 
 def _format_number(value: bool | float) -> str:
@@ -123,14 +134,16 @@ def columns_below(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
     without wrapping.
     """
     moved: list[str] = []
+    left = list(columns)
     for name in SENTENCE_COLUMNS:
-        if natural_width([c for c in columns if c not in moved], columns, rows) <= width:
+        if natural_width(left, columns, rows) <= width:
             break
         if name not in columns[1:]:
             continue
-        at = columns.index(name)
-        if any(row[at] not in _NOTHING for row in rows):
+        cells = set(map(itemgetter(columns.index(name)), rows))
+        if not cells <= _NOTHING:
             moved.append(name)
+            left.remove(name)
     return moved
 
 
@@ -138,8 +151,11 @@ def natural_width(
     shown: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> int:
     """Return the width of a table of these columns if no cell wraps."""
-    wide = [max([len(name), *(len(row[columns.index(name)]) for row in rows)]) for name in shown]
-    return sum(wide) + 3 * len(shown) + 1
+    total = 1
+    for name in shown:
+        cells = map(itemgetter(columns.index(name)), rows)
+        total += 3 + max(map(len, (name, *cells)))
+    return total
 
 
 # Prints the output for people. It is quiet with --json, so that commands can print both forms in
@@ -202,6 +218,11 @@ def fail_if_missing(answers: Iterable[object]) -> None:
         raise click.exceptions.Exit(NOT_FOUND)
 
 
+def show_json_of(reports: Iterable[Report]) -> None:
+    """Print reports as one JSON document if --json is given."""
+    show_json([report.to_json() for report in reports])
+
+
 def show_json(value: Any) -> None:
     """Print a value as one JSON document if --json is given."""
     if console.quiet:
@@ -256,24 +277,20 @@ def show_table(
     sentences that do not fit are printed below the table.
     """
     wide = _is_wide()
-    below: list[int] = []
+    below: list[str] = []
     if own or wide:
         cells = _format_cells(rows, own=own)
     else:
         cells = _format_cells(shorten_cells(rows))
-        below = [columns.index(name) for name in columns_below(columns, cells, console.width)]
-    shown = [at for at in range(len(columns)) if at not in below]
+        below = columns_below(columns, cells, console.width)
+    shown = [at for at, name in enumerate(columns) if name not in below]
     width = natural_width([columns[at] for at in shown], columns, cells)
-    fits = width <= console.width and not own
+    is_whole = wide or (width <= console.width and not own)
     table = Table()
     for at in shown:
-        is_first = at == 0 and not own
-        table.add_column(
-            Text(columns[at]),
-            justify=_justify(rows, at),
-            overflow="fold",
-            no_wrap=wide or fits or is_first,
-        )
+        no_wrap = is_whole or (at == 0 and not own)
+        justify = _justify(rows, at)
+        table.add_column(Text(columns[at]), justify=justify, overflow="fold", no_wrap=no_wrap)
     for row in cells:
         table.add_row(*[Text(row[at]) for at in shown])
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
@@ -294,19 +311,25 @@ def _format_cells(rows: Sequence[Sequence[Any]], *, own: bool = False) -> list[l
 
 
 def _show_sentences(
-    columns: Sequence[str], below: Sequence[int], cells: Sequence[Sequence[str]]
+    columns: Sequence[str], below: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> None:
     """Print the cells of the columns `below` a table, a line for each row."""
     for row in cells:
-        sentences = [f"{columns[at]}: {row[at]}" for at in below if row[at] not in _NOTHING]
+        sentences = []
+        for name in below:
+            text = row[columns.index(name)]
+            if text not in _NOTHING:
+                sentences.append(f"{name}: {text}")
         if sentences:
             show_line(f"{columns[0]} {row[0]}: {', '.join(sentences)}".strip())
 
 
 def _justify(rows: Sequence[Sequence[Any]], at: int) -> Literal["left", "right"]:
     """Return "right" for a column that has nothing but numbers."""
-    is_numeric = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
-    return "right" if is_numeric else "left"
+    for row in rows:
+        if not isinstance(row[at], int | float):
+            return "left"
+    return "right" if rows else "left"
 
 
 def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> None:
@@ -318,11 +341,20 @@ def show_facts(title: str, facts: Mapping[str, Any], *, own: bool = False) -> No
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(
-            name,
-            Text(format_value(value, own=True) if own else format_value(format_seconds(value))),
-        )
+        shown = value if own else format_seconds(value)
+        table.add_row(name, Text(format_value(shown, own=own)))
     console.print(table)
+
+
+def show_schema(fields: Iterable[Mapping[str, Any]]) -> None:
+    """Print the columns of a schema (`Schema.to_json`) with their types."""
+    rows = [[field["name"], field["type"]] for field in fields]
+    show_table("schema", ["column", "type"], rows)
+
+
+def drop_empty(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts that have a value."""
+    return {name: value for name, value in facts.items() if value not in ({}, [], "", None)}
 
 
 def show_record(title: str, record: Mapping[str, Any] | None, missing: str) -> None:
@@ -336,9 +368,8 @@ def run_command(command: Callable[[], Any]) -> int:
     """
     try:
         ended = command()
-        return (
-            ended if isinstance(ended, int) else 0
-        )  # with standalone_mode=False, click returns exit codes
+        # With standalone_mode=False, click returns exit codes.
+        return ended if isinstance(ended, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
@@ -352,19 +383,26 @@ def run_command(command: Callable[[], Any]) -> int:
     except Exception as error:  # noqa: BLE001 - users must not see a bare traceback
         if os.environ.get("ADJUNCT_DEBUG"):
             traceback.print_exc(file=sys.stderr)
-        ours = find_adjunct_error(error)
-        if ours is None:
-            _errors.print(
-                Text.assemble((type(error).__name__, "bold red"), f": {_first_lines(error)}")
-            )
-            _errors.print("This error is unexpected; set ADJUNCT_DEBUG=1 for the traceback.")
-            return 2
-        place = ours.facts.get("declared_at")
-        problem = f"{place}: {ours.problem}" if place else ours.problem
-        _errors.print(Text.assemble((type(ours).__name__, "bold red"), f": {problem}"))
-        for text in filter(None, [ours.next_step, *getattr(ours, "__notes__", ())]):
-            _errors.print(text, markup=False, highlight=False)
-        return CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1
+        return _show_error(error)
+
+
+def _show_error(error: Exception) -> int:
+    """Print an error on stderr, and return the exit code."""
+    ours = find_adjunct_error(error)
+    if ours is None:
+        _show_problem(error, _first_lines(error))
+        _errors.print("This error is unexpected; set ADJUNCT_DEBUG=1 for the traceback.")
+        return 2
+    place = ours.facts.get("declared_at")
+    problem = f"{place}: {ours.problem}" if place else ours.problem
+    _show_problem(ours, problem)
+    for text in filter(None, [ours.next_step, *getattr(ours, "__notes__", ())]):
+        _errors.print(text, markup=False, highlight=False)
+    return CONDITIONS_NOT_MET if isinstance(ours, ConditionsNotMetError) else 1
+
+
+def _show_problem(error: Exception, problem: str) -> None:
+    _errors.print(Text.assemble((type(error).__name__, "bold red"), f": {problem}"))
 
 
 def _first_lines(error: BaseException) -> str:

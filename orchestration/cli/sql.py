@@ -112,7 +112,9 @@ def _show_table(reader: arrow.RecordBatchReader, limit: int) -> None:
     for table in _limited(reader, limit + 1):
         rows += _rows_of(table)
     shown = [list(row.values()) for row in rows[:limit]]
-    title = "1 row" if len(shown) == 1 else f"{len(shown):,} rows"
+    title = f"{len(shown):,} rows"
+    if len(shown) == 1:
+        title = "1 row"
     if len(rows) > limit:
         title = f"the first {limit:,} rows; there are more (--limit)"
     output.show_table(title, list(reader.schema.names), shown, own=True)

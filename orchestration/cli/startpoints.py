@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import click
@@ -22,10 +23,21 @@ from dagster_adjunct.orchestration.batch_log.checkpoints import (
 from dagster_adjunct.orchestration.cli.options import (
     app_reference,
     audit_options,
+    confirm,
+    flag,
     lake_options,
     limit_option,
+    name_argument,
+    option,
+    yes_option,
 )
-from dagster_adjunct.orchestration.cli.output import show_facts, show_json, show_line, show_table
+from dagster_adjunct.orchestration.cli.output import (
+    show_facts,
+    show_items,
+    show_json,
+    show_line,
+    show_table,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS
 from dagster_adjunct.orchestration.planner.planner import systems_for
 from dagster_adjunct.orchestration.startpoints.request import POSITIONS, parse_position
@@ -59,11 +71,17 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     state. With MODULE:APP, also show where the streams end, and which partitions hold watermarks
     back or are idle.
     """
-    app = load_application(name) if ":" in name else None
-    application = name if app is None else app.name
+    app = None
+    application = name
+    ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
+    inputs: Sequence[InputTimes] = ()
+    if ":" in name:
+        app = load_application(name)
+        application = app.name
     last = _read_checkpoint(lake, app or application)
-    ends = {} if app is None else _stream_ends(lake, app, last)
-    inputs = () if app is None else measure_input_times(app, last.times, lake.now())
+    if app is not None:
+        ends = _stream_ends(lake, app, last)
+        inputs = measure_input_times(app, last.times, lake.now())
     times = _times_to_json(lake, app, last, inputs)
     document = {"application": application, **last.to_json(), **times}
     if ends:
@@ -100,7 +118,7 @@ def show_checkpoint(lake: Lake, name: str) -> None:
 
 
 @checkpoint.command("history")
-@click.argument("name")
+@name_argument
 @click.argument("partition", required=False)
 @limit_option(20, "Maximum number of changes, newest first.")
 @lake_options()
@@ -112,10 +130,9 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
     changes = list(CheckpointManager(lake, name).history(limit, ssp))
     if not changes:
         _read_checkpoint(lake, name)  # raises an error if there is none
+        problem = f"application {name!r} has no retained history."
         if ssp:
             problem = f"application {name!r} has never read {ssp}."
-        else:
-            problem = f"application {name!r} has no retained history."
         step = f"See the partitions that it reads: adjunct checkpoint show {name}."
         raise ConfigurationError(problem, step, application=name)
     show_json([change.to_json() for change in changes])
@@ -127,13 +144,9 @@ def show_checkpoint_history(lake: Lake, name: str, partition: str | None, limit:
 
 
 @checkpoint.command("abandon")
-@click.argument("name")
-@click.option(
-    "--skip",
-    is_flag=True,
-    help="Count its records as read: outputs that lack their results never get them.",
-)
-@click.option("--yes", is_flag=True, help="Do not ask before.")
+@name_argument
+@flag("--skip", "Count its records as read: outputs that lack their results never get them.")
+@yes_option
 @audit_options
 @lake_options()
 def abandon_batch(lake: Lake, name: str, skip: bool, yes: bool, reason: str, by: str) -> None:
@@ -145,16 +158,14 @@ def abandon_batch(lake: Lake, name: str, skip: bool, yes: bool, reason: str, by:
     opened = _read_checkpoint(lake, name).open
     if opened is not None and not yes:
         _explain_abandon(opened, skip=skip)
-        click.confirm(
-            f"{'Skip' if skip else 'Abandon'} batch {opened.batch} of {name}?", abort=True, err=True
-        )
+        verb = "Skip" if skip else "Abandon"
+        confirm(f"{verb} batch {opened.batch} of {name}?", yes=yes)
     intent = CheckpointManager(lake, name).abandon(reason=reason, by=by, skip=skip)
     show_json({"application": name, "skipped": skip, "batch": intent.model_dump(mode="json")})
-    after = "skips its records" if skip else "reads its records again, in another batch"
-    show_line(
-        f"Batch {intent.batch} of {name} is {'skipped' if skip else 'abandoned'}; the next run"
-        f" {after}."
-    )
+    outcome = "abandoned; the next run reads its records again, in another batch"
+    if skip:
+        outcome = "skipped; the next run skips its records"
+    show_line(f"Batch {intent.batch} of {name} is {outcome}.")
 
 
 def _explain_abandon(intent: Intent, *, skip: bool) -> None:
@@ -166,19 +177,22 @@ def _explain_abandon(intent: Intent, *, skip: bool) -> None:
     show_line(
         "A run that is at work on it fails with CommitConflictError, and its results do not count."
     )
-    show_line(
-        "Its records count as read: outputs and tables that do not have their results yet never get"
-        " them."
-        if skip
-        else (
-            "Its records are read again in another batch: an output that already has their results"
-            " gets them twice."
-        )
+    effect = (
+        "Its records are read again in another batch: an output that already has their results"
+        " gets them twice."
     )
+    if skip:
+        effect = (
+            "Its records count as read: outputs and tables that do not have their results yet never"
+            " get them."
+        )
+    show_line(effect)
 
 
 def _describe_batch(intent: Intent) -> str:
-    what = "a replay" if intent.replays else f"{len(intent.ranges)} partitions"
+    what = f"{len(intent.ranges)} partitions"
+    if intent.replays:
+        what = "a replay"
     return f"batch {intent.batch} of {what}, begun by {intent.run} at {format_time(intent.clock)}"
 
 
@@ -204,17 +218,12 @@ def _times_to_json(
     """
     if not last.times.partitions:
         return {}
-    facts: dict[str, Any] = {
-        "state": {
-            name: asdict(size) for name, size in measure_state_sizes(lake, last.versions).items()
-        }
-    }
+    sizes = measure_state_sizes(lake, last.versions)
+    facts: dict[str, Any] = {"state": {name: asdict(size) for name, size in sizes.items()}}
     if app is not None:
         waited = find_holding_partitions(app, last.times, lake.now())
         facts["watermarks"] = [times.to_json() for times in inputs]
-        facts["waiting_for"] = {
-            name: None if ssp is None else str(ssp) for name, ssp in waited.items()
-        }
+        facts["waiting_for"] = {name: ssp and str(ssp) for name, ssp in waited.items()}
     return facts
 
 
@@ -226,27 +235,24 @@ def _show_times(
     """
     if not facts:
         return
-    idle = {ssp for times in inputs for ssp in times.idle}
-    rows = [
-        [
-            str(ssp),
-            *map(format_time, (times.newest, times.watermark, times.active_at)),
-            str(ssp) in idle,
-        ]
-        for ssp, times in sorted(last.times.partitions.items())
-    ]
+    idle = set(chain.from_iterable(times.idle for times in inputs))
+    # Without the application, the last columns are not known.
+    width = None if app else -1
+    rows = []
+    for ssp, known in sorted(last.times.partitions.items()):
+        moments = map(format_time, (known.newest, known.watermark, known.active_at))
+        rows.append([str(ssp), *moments, str(ssp) in idle])
     columns = ["partition", "newest record", "watermark", "last active", "idle"]
-    show_table("times of records", columns if app else columns[:-1], rows)
+    show_table("times of records", columns[:width], rows)
     for times in inputs:
         show_line(f"{times.describe()}.")
     waits_for = facts.get("waiting_for", {})
-    marks = [
-        [name, format_time(mark), waits_for.get(name)]
-        for name, mark in sorted(last.times.operators.items())
-    ]
+    marks = []
+    for name, mark in sorted(last.times.operators.items()):
+        marks.append([name, format_time(mark), waits_for.get(name)])
     if marks:
         columns = ["operator", "watermark", "waits for"]
-        show_table("watermarks of operators", columns if app else columns[:-1], marks)
+        show_table("watermarks of operators", columns[:width], marks)
     if facts["state"]:
         rows = [[name, *size.values()] for name, size in facts["state"].items()]
         show_table("state", ["table", "rows", "bytes", "kept for"], rows)
@@ -322,23 +328,13 @@ startpoint = click.Group("startpoint")
 @startpoint.command("set")
 @app_reference
 @click.argument("partitions", metavar="PARTITION...", nargs=-1, required=True)
-@click.option("--oldest", is_flag=True, help="Start at the oldest record that can still be read.")
-@click.option("--upcoming", is_flag=True, help="Start at the next record that will arrive.")
-@click.option("--timestamp", metavar="T", help=_TIME)
-@click.option(
-    "--offset", metavar="N", help="Start at this offset, in the format of the stream system."
-)
-@click.option(
-    "--until-timestamp", metavar="T", help="Replay records before this time (a bounded replay)."
-)
-@click.option(
-    "--until-offset", metavar="N", help="Replay records before this offset (a bounded replay)."
-)
-@click.option(
-    "--until-upcoming",
-    is_flag=True,
-    help="Replay records up to the current end of the stream (a bounded replay).",
-)
+@flag("--oldest", "Start at the oldest record that can still be read.")
+@flag("--upcoming", "Start at the next record that will arrive.")
+@option("--timestamp", "T", _TIME)
+@option("--offset", "N", "Start at this offset, in the format of the stream system.")
+@option("--until-timestamp", "T", "Replay records before this time (a bounded replay).")
+@option("--until-offset", "N", "Replay records before this offset (a bounded replay).")
+@flag("--until-upcoming", "Replay records up to the current end of the stream (a bounded replay).")
 @click.option(
     "--versions",
     type=click.Choice(JOIN_VERSIONS),
@@ -356,15 +352,9 @@ startpoint = click.Group("startpoint")
     show_default=True,
     help="If the position has no offset when a run starts: fail, or continue at the checkpoint.",
 )
-@click.option(
-    "--force",
-    is_flag=True,
-    help="For a dataset's stream: accept that its table gets older or incomplete.",
-)
-@click.option(
-    "--replace", is_flag=True, help="Let a replay replace a startpoint, or a startpoint a replay."
-)
-@click.option("--dry-run", is_flag=True, help="Only show what would happen.")
+@flag("--force", "For a dataset's stream: accept that its table gets older or incomplete.")
+@flag("--replace", "Let a replay replace a startpoint, or a startpoint a replay.")
+@flag("--dry-run", "Only show what would happen.")
 @audit_options
 @lake_options(create=True)
 def set_startpoint(
@@ -393,7 +383,10 @@ def set_startpoint(
         f"The next run begins there: the sensor {to_dagster_name(app.name)}_startpoints starts one"
         f" if it is on; otherwise: adjunct run {reference}."
     )
-    show_json({**asked.to_json(), "next": next_step} if asked.written else asked.to_json())
+    document = asked.to_json()
+    if asked.written:
+        document["next"] = next_step
+    show_json(document)
     _show_requested(asked)
     if asked.written:
         hours = app.startpoints_expire_after / timedelta(hours=1)
@@ -419,15 +412,12 @@ def list_requests(lake: Lake, reference: str) -> None:
         )
     for what, (title, always) in _TABLES.items():
         if facts[what]:
-            columns = (
-                *always,
-                *(["versions"] if any(fact.get("versions") for fact in facts[what]) else []),
-            )
-            show_table(
-                title,
-                columns,
-                [[fact[name.replace(" ", "_")] for name in columns] for fact in facts[what]],
-            )
+            columns = list(always)
+            if any(fact.get("versions") for fact in facts[what]):
+                columns.append("versions")
+            members = [name.replace(" ", "_") for name in columns]
+            rows = [[fact[member] for member in members] for fact in facts[what]]
+            show_table(title, columns, rows)
     if not any(facts.values()):
         show_line(f"Application {app.name}: no startpoint waits, and none was applied.")
 
@@ -449,9 +439,8 @@ def clear_requests(
         problem = "neither PARTITIONs nor --all are given."
         if everything:
             problem = "PARTITIONs and --all are both given."
-        raise ConfigurationError(
-            problem, "Give partitions, such as lake.flights.3, or --all.", setting="--all"
-        )
+        step = "Give partitions, such as lake.flights.3, or --all."
+        raise ConfigurationError(problem, step, setting="--all")
     startpoints = Startpoints(load_application(reference), lake=lake)
     if everything:
         done = startpoints.clear(**options)
@@ -514,32 +503,25 @@ def _pop_position(options: dict[str, Any], prefix: str) -> Startpoint | None:
 
 
 def _show_requested(asked: AskedStartpoints) -> None:
-    bounded = any(preview.request.until is not None for preview in asked.previews)
-    columns = [
-        "partition",
-        "task",
-        "checkpoint",
-        "from",
-        *(["until"] if bounded else []),
-        "offsets",
-        "what happens",
-    ]
-    rows = [
-        [
-            str(preview.request.ssp),
-            (
-                f"all {len(preview.tasks)} tasks"
-                if len(preview.tasks) > _MAX_TASKS
-                else ", ".join(preview.tasks) or None
-            ),
-            preview.checkpoint,
-            preview.start,
-            *([preview.end] if bounded else []),
-            preview.offsets,
-            preview.move,
-        ]
-        for preview in asked.previews
-    ]
-    show_table("requested" if asked.written else "would be requested", columns, rows)
+    columns = ["partition", "task", "checkpoint", "from", "until", "offsets", "what happens"]
+    if not any(preview.request.until is not None for preview in asked.previews):
+        columns.remove("until")
+    rows = []
+    for preview in asked.previews:
+        tasks = ", ".join(preview.tasks) or None
+        if len(preview.tasks) > _MAX_TASKS:
+            tasks = f"all {len(preview.tasks)} tasks"
+        row = {
+            "partition": str(preview.request.ssp),
+            "task": tasks,
+            "checkpoint": preview.checkpoint,
+            "from": preview.start,
+            "until": preview.end,
+            "offsets": preview.offsets,
+            "what happens": preview.move,
+        }
+        rows.append(row)
+    title = "requested" if asked.written else "would be requested"
+    show_items(title, columns, rows)
     for line in asked.describe_effects():
         show_line(line)

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict
 from itertools import count
@@ -22,8 +22,10 @@ from dagster_adjunct.assets.exchange.file_appends import append_files
 from dagster_adjunct.orchestration.cli.options import (
     confirm_at_terminal,
     deletion_command,
+    flag,
     lake_option,
     lake_options,
+    name_argument,
     repartition_command,
     yes_option,
 )
@@ -32,7 +34,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_items,
     show_json,
     show_line,
-    show_table,
+    show_schema,
 )
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream
 from dagster_adjunct.orchestration.maintenance.repartition import (
@@ -55,30 +57,29 @@ stream = click.Group("stream")
 def list_streams(lake: Lake) -> None:
     """List the streams with their partitions and records."""
     streams = LakeStreams(lake)
-    descriptions = [streams.describe(name) for name in streams.list_streams()]
+    descriptions = list(map(streams.describe, streams.list_streams()))
     show_json(descriptions)
-    show_items(
-        "streams", ["name", "partitions", "key", "records", "bytes", "segments"], descriptions
-    )
+    columns = ["name", "partitions", "key", "records", "bytes", "segments"]
+    show_items("streams", columns, descriptions)
 
 
 @stream.command("show")
-@click.argument("name")
+@name_argument
 @lake_options()
 def show_stream(lake: Lake, name: str) -> None:
     """Show a stream's schema, partitions, offsets, markers, policies and named readers."""
     facts = LakeStreams(lake).describe(_lake_stream(name))
-    named = [asdict(reader) for reader in readers.list_readers(lake, _lake_stream(name))]
+    named = list(map(asdict, readers.list_readers(lake, _lake_stream(name))))
     show_json({**facts, "readers": named})
     schema = facts.pop("schema")
     show_facts(f"stream {name}", facts)
-    show_table("schema", ["column", "type"], [[field["name"], field["type"]] for field in schema])
+    show_schema(schema)
     if named:
         show_items("readers", ["name", "behind", "lost", "committed_at", "problem"], named)
 
 
 @stream.command()
-@click.argument("name")
+@name_argument
 @click.option(
     "--to",
     "target",
@@ -99,14 +100,11 @@ def show_stream(lake: Lake, name: str) -> None:
     show_default=True,
     help="All records, or only the latest results of each source record.",
 )
-@click.option("--positions", is_flag=True, help="Add the source position of each record.")
-@click.option(
+@flag("--positions", "Add the source position of each record.")
+@flag(
     "--keep-without-position",
-    is_flag=True,
-    help=(
-        "With --epochs latest: include records without a source position, which are an error"
-        " otherwise."
-    ),
+    "With --epochs latest: include records without a source position, which are an error"
+    " otherwise.",
 )
 @lake_option()
 def export(
@@ -132,12 +130,14 @@ def export(
         **options,
     )
     records, files = export_records(parts, target, records_per_file=records_per_file)
-    inside = "" if records_per_file is None else f" in {files} files"
-    show_line(f"{records:,} records of {name} written to {target}{inside}.")
+    written = f"{records:,} records of {name} written to {target}"
+    if records_per_file is not None:
+        written += f" in {files} files"
+    show_line(f"{written}.")
 
 
 @stream.command()
-@click.argument("name")
+@name_argument
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--format",
@@ -148,11 +148,7 @@ def export(
         ".parquet, also with .gz, .bz2 or .zst."
     ),
 )
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Only read and check the files, and show what would be appended.",
-)
+@flag("--dry-run", "Only read and check the files, and show what would be appended.")
 @lake_options()
 def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bool) -> None:
     """Append the records of files to a stream, each file once.
@@ -163,6 +159,41 @@ def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bo
     interrupted append is continued: repeat the command. The last 128 files of a stream are
     remembered.
     """
+    _check_system(name)
+    if files.count("-") > 1:
+        problem = "the standard input is named twice (-), and can be read only once."
+        raise ConfigurationError(problem, "Write - once.", argument="FILE")
+    with tempfile.TemporaryDirectory(prefix="adjunct-") as folder:
+        paths = []
+        for file in files:
+            paths.append(_saved_input(Path(folder), form) if file == "-" else Path(file))
+        done = append_files(lake, _lake_stream(name), paths, format=form, dry_run=dry_run)
+        names = dict(zip(map(str, paths), files, strict=True))
+    items = []
+    for appended in done:
+        own = {"file": names[appended.file], "same_as": names.get(appended.same_as or "")}
+        items.append({**appended.to_json(), **own})
+    show_json({"stream": f"lake.{_lake_stream(name)}", "dry_run": dry_run, "files": items})
+    verb = "would be appended" if dry_run else "appended"
+    for item in items:
+        show_line(f"{item['file']}: {_describe_append(item, verb)}.")
+
+
+def _describe_append(item: Mapping[str, Any], verb: str) -> str:
+    records = item["records"]
+    appended = item["appended"]
+    if item["same_as"] is not None:
+        return f"nothing appended: the same contents as {item['same_as']}"
+    if not appended and records:
+        return f"nothing appended: its {records:,} records were appended before"
+    what = f"{appended:,} records {verb}"
+    if appended < records:
+        what += f", {records - appended:,} were before"
+    return what
+
+
+def _check_system(name: str) -> None:
+    """Raise ConfigurationError for a stream of another system than the lake."""
     system, dot, _ = name.partition(".")
     if dot and system != LAKE:
         problem = (
@@ -174,27 +205,6 @@ def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bo
             " of the lake to it."
         )
         raise ConfigurationError(problem, step, stream=name, system=system)
-    if files.count("-") > 1:
-        problem = "the standard input is named twice (-), and can be read only once."
-        raise ConfigurationError(problem, "Write - once.", argument="FILE")
-    with tempfile.TemporaryDirectory(prefix="adjunct-") as folder:
-        paths = [_saved_input(Path(folder), form) if file == "-" else Path(file) for file in files]
-        done = append_files(lake, _lake_stream(name), paths, format=form, dry_run=dry_run)
-        names = dict(zip(map(str, paths), files, strict=True))
-    items = [
-        {**file.to_json(), "file": names[file.file], "same_as": names.get(file.same_as or "")}
-        for file in done
-    ]
-    show_json({"stream": f"lake.{_lake_stream(name)}", "dry_run": dry_run, "files": items})
-    for item in items:
-        what = f"{item['appended']:,} records {'would be ' if dry_run else ''}appended"
-        if item["same_as"] is not None:
-            what = f"nothing appended: the same contents as {item['same_as']}"
-        elif not item["appended"] and item["records"]:
-            what = f"nothing appended: its {item['records']:,} records were appended before"
-        elif item["appended"] < item["records"]:
-            what += f", {item['records'] - item['appended']:,} were before"
-        show_line(f"{item['file']}: {what}.")
 
 
 def _saved_input(folder: Path, form: str | None) -> Path:
@@ -222,14 +232,16 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
     while readers and writers work.
     """
     streams = LakeStreams(lake)
-    for name in [_lake_stream(name) for name in names] or streams.list_streams():
+    for name in list(map(_lake_stream, names)) or streams.list_streams():
         done = streams.maintain(name)
         show_line(
             f"{name}: {done.dropped_rows:,} records in {done.dropped_segments} segments dropped by"
             f" retention, {done.merged_segments} segments merged into {done.merged_into},"
             f" {done.deleted_objects} objects deleted."
         )
-        for reader in readers.list_readers(lake, name) if done.dropped_segments else ():
+        if not done.dropped_segments:
+            continue
+        for reader in readers.list_readers(lake, name):
             if reader.lost:
                 show_line(
                     f"{name}: reader {reader.name} missed {reader.lost:,} offsets that retention"
@@ -238,7 +250,7 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
 
 
 @stream.command("remove-reader")
-@click.argument("name")
+@name_argument
 @click.argument("reader")
 @yes_option
 @lake_option()
@@ -266,24 +278,18 @@ def _lake_stream(name: str) -> str:
 
 
 def _repartition_details(report: RepartitionReport) -> list[str]:
-    continues, verdict = (
-        ("would continue", "prevented") if report.dry_run else ("continues", "forced")
-    )
-    return [
-        *(
-            f"application {application} {continues} at its position"
-            for application in report.carried
-        ),
-        *(f"dataset {dataset} {continues} at its position" for dataset in report.datasets),
-        *(f"{verdict}: {reader}" for reader in (*report.blocking, *report.affected)),
-    ]
+    continues = "continues at its position"
+    verdict = "forced"
+    if report.dry_run:
+        continues = "would continue at its position"
+        verdict = "prevented"
+    details = [f"application {application} {continues}" for application in report.carried]
+    details += [f"dataset {dataset} {continues}" for dataset in report.datasets]
+    details += [f"{verdict}: {reader}" for reader in (*report.blocking, *report.affected)]
+    return details
 
 
-_force = click.option(
-    "--force",
-    is_flag=True,
-    help="Rewrite even if readers have not read all of it: their next run fails.",
-)
+_force = flag("--force", "Rewrite even if readers have not read all of it: their next run fails.")
 _REPARTITION = (
     "Rewrite a stream into another number of partitions, once all its readers have read all of"
     " it.\n\nRejected while an open batch reads or may write it, or a startpoint waits for it."
@@ -385,17 +391,18 @@ def _write_files(
 
 
 def _publish(partial: Path, target: Path) -> None:
-    for path in partial.iterdir() if partial.is_dir() else [partial]:
+    is_folder = partial.is_dir()
+    for path in partial.iterdir() if is_folder else [partial]:
         _sync(path)
     try:
-        if partial.is_dir():
+        if is_folder:
             partial.rename(target)  # can only replace an empty folder
         else:
             os.link(partial, target)  # unlike a rename, this never replaces a file
     except OSError as error:
         if target.exists():
             raise _exists(target) from None
-        if partial.is_dir() or isinstance(error, FileExistsError):
+        if is_folder or isinstance(error, FileExistsError):
             raise
         partial.rename(target)  # on a file system without links
     _sync(target.parent)

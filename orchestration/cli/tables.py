@@ -23,9 +23,13 @@ from dagster_adjunct.orchestration.application.table_registry import (
 )
 from dagster_adjunct.orchestration.cli import output
 from dagster_adjunct.orchestration.cli.options import (
+    confirm,
     confirm_at_terminal,
+    flag,
     lake_options,
     limit_option,
+    name_argument,
+    option,
     user_option,
     yes_option,
 )
@@ -68,11 +72,15 @@ _PARSERS: dict[Kind, Callable[[str], Any]] = {
 }
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 table = click.Group("table")
 
 
 @table.command("get")
-@click.argument("name")
+@name_argument
 @click.argument("key", nargs=-1, required=True)
 @lake_options()
 def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
@@ -86,9 +94,9 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
     ]
     values = list(key_from_text(f"table {remote.name!r}", fields, list(key)))
     for place, column in enumerate(remote.key):
-        parse = _PARSERS.get(kinds.get(column, Kind.STRING))
+        parse: Callable[[Any], Any] = _PARSERS.get(kinds.get(column, Kind.STRING), _unchanged)
         try:
-            values[place] = values[place] if parse is None else parse(values[place])
+            values[place] = parse(values[place])
         except (ArithmeticError, LookupError, ValueError) as error:
             problem = (
                 f"table {remote.name!r}: key column {column!r} is {columns[column]}, not"
@@ -104,7 +112,7 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
 
 
 @table.command("allow-recreate")
-@click.argument("name")
+@name_argument
 @user_option
 @lake_options()
 def allow_recreate(lake: Lake, name: str, by: str) -> None:
@@ -140,8 +148,9 @@ class _Entries:
 
     @property
     def title(self) -> str:
-        family = "" if self.family is None else f", family {self.family}"
-        return f"key-value table {self.table}{family}"
+        if self.family is None:
+            return f"key-value table {self.table}"
+        return f"key-value table {self.table}, family {self.family}"
 
     def parse_key(self, text: str, what: str = "key") -> Any:
         return _parse_value(self.key_type, text, what)
@@ -190,30 +199,36 @@ class _Entries:
             within["start"] = self.parse_key(start, "--start")
         if end is not None:
             within["end"] = self.parse_key(end, "--end")
+        if prefix is not None:
+            within["prefix"] = prefix
         if prefix and self.key_type == "json":
             within["prefix"] = prefix.encode()
-        elif prefix is not None:
-            within["prefix"] = prefix and self.parse_key(prefix, "--prefix")
-        if self.family is None and within:
-            option = next(f"--{name}" for name in ("prefix", "start", "end") if name in within)
-            problem = f"{option} needs --family: only the keys within a family are ordered."
-            raise ConfigurationError(problem, "Add --family.", setting=option)
+        elif prefix:
+            within["prefix"] = self.parse_key(prefix, "--prefix")
+        for name in ("prefix", "start", "end"):
+            if self.family is None and name in within:
+                option = f"--{name}"
+                problem = f"{option} needs --family: only the keys within a family are ordered."
+                raise ConfigurationError(problem, "Add --family.", setting=option)
         return within
 
     def to_json(
         self, key: TableKey[Any], entry: TableEntry[Any, Any] | None = None
     ) -> dict[str, Any]:
         """Convert an entry, or a key alone, to JSON."""
-        value = {} if entry is None else {"value": entry.value}
-        version = None if key.version is None else str(key.version)
-        return {"family": key.family, "key": key.key, **value, "version": version}
+        document = {"family": key.family, "key": key.key}
+        if entry is not None:
+            document["value"] = entry.value
+        return {**document, "version": key.version and str(key.version)}
 
     def list_as_json(self, page: IteratorPage[Any]) -> list[dict[str, Any]]:
         """Convert a page of entries, or of keys, to JSON."""
         listed = []
         for item in page.items:
-            is_entry = isinstance(item, TableEntry)
-            listed.append(self.to_json(item.key, item) if is_entry else self.to_json(item))
+            if isinstance(item, TableEntry):
+                listed.append(self.to_json(item.key, item))
+            else:
+                listed.append(self.to_json(item))
         return listed
 
     def show_json(self, **facts: Any) -> None:
@@ -236,7 +251,7 @@ def _entry_command(
     def command_of(act: Callable[..., None]) -> click.Command:
         @kv.command(name)
         @_table_name
-        @click.option("--family", metavar="FAMILY", help=family)
+        @option("--family", "FAMILY", family)
         @lake_options()
         @click.option("--key-type", **choice, help="Type of the keys; bytes are written in base64.")
         @click.option(
@@ -253,6 +268,8 @@ def _entry_command(
     return command_of
 
 
+# By option that chooses a backend: the setting that its value is for, if it has one.
+_BACKENDS = {"sqlite": "path", "postgres": "dsn_env", "dynamodb": None, "objects": None}
 # By option that only one backend has: that backend.
 _DETAILS = {
     "schema": "postgres",
@@ -268,40 +285,39 @@ def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend |
     """
     # An empty text counts as given, and the backend rejects it: its shell variable is probably not
     # set.
-    chosen = [
-        name
-        for name in ("sqlite", "postgres", "dynamodb", "objects")
-        if given[name] not in (None, False)
-    ]
+    chosen = [name for name in _BACKENDS if given[name] not in (None, False)]
     if len(chosen) > 1:
         problem = f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend."
         raise ConfigurationError(problem, "Give only one of them.", setting=f"--{chosen[1]}")
-    settings = {name: given[name] for name in _DETAILS if given[name] is not None}
-    for name in settings:
-        if _DETAILS[name] not in chosen:
+    settings = {}
+    for name, backend in _DETAILS.items():
+        if given[name] is None:
+            continue
+        settings[name] = given[name]
+        if backend not in chosen:
             option = f"--{name.replace('_', '-')}"
-            needed = f"--{_DETAILS[name]}"
+            needed = f"--{backend}"
             raise ConfigurationError(f"{option} needs {needed}.", f"Add {needed}.", setting=option)
     if not chosen:
         return None
-    if chosen == ["objects"]:
+    (backend,) = chosen
+    if backend == "objects":
         return backend_from(resolve_lake_backend(lake, IN_OBJECTS))
-    own = {"sqlite": {"path": given["sqlite"]}, "postgres": {"dsn_env": given["postgres"]}}.get(
-        chosen[0], {}
-    )
-    return backend_from({"backend": chosen[0], **own, **settings})
+    place = _BACKENDS[backend]
+    if place is not None:
+        settings[place] = given[backend]
+    return backend_from({"backend": backend, **settings})
 
 
 def _split_table_name(table: str) -> tuple[str, str]:
     """Split SCOPE/TABLE into the scope and the table name."""
     scope, slash, name = table.partition("/")
     if not slash:
+        problem = f"{table!r} has no scope: expected SCOPE/TABLE."
         step = (
             "List scopes with adjunct kv scope list, and their tables with adjunct kv list SCOPE."
         )
-        raise ConfigurationError(
-            f"{table!r} has no scope: expected SCOPE/TABLE.", step, argument="table"
-        )
+        raise ConfigurationError(problem, step, argument="table")
     return scope, name
 
 
@@ -314,18 +330,21 @@ def _parse_value(kind: str, text: str, what: str) -> Any:
             return int(text)
         if kind == "json":
             return json.loads(text)
-        return base64.b64decode(text, validate=True) if kind == "bytes" else text
+        if kind == "bytes":
+            return base64.b64decode(text, validate=True)
+        return text
     except (ValueError, binascii.Error, RecursionError) as error:
         expected = {"int": "a whole number", "json": "JSON", "bytes": "base64"}[kind]
+        problem = f"{what} {text!r:.80} is not {expected}: {error}."
         step = f"Give {expected}, or choose another type (--key-type, --value-type)."
-        raise ConfigurationError(
-            f"{what} {text!r:.80} is not {expected}: {error}.", step, setting=what
-        ) from error
+        raise ConfigurationError(problem, step, setting=what) from error
 
 
 def _format_cell(kind: str, value: Any) -> str:
     """Format a key or value for a table cell."""
-    return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)
+    if kind == "json":
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
 
 
 def _parse_version(text: str) -> KeyVersion:
@@ -342,102 +361,94 @@ def _parse_state(text: str) -> IteratorState:
     try:
         return IteratorState.from_bytes(base64.b64decode(text, altchars=b"-_", validate=True))
     except (ValueError, binascii.Error) as error:
-        raise ConfigurationError(
-            f"--state {text!r:.80} is not a state: {error}.",
-            "Give a state that iterate printed.",
-            setting="--state",
-        ) from error
+        problem = f"--state {text!r:.80} is not a state: {error}."
+        step = "Give a state that iterate printed."
+        raise ConfigurationError(problem, step, setting="--state") from error
 
 
 @_entry_command("get")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 def get_entries(entries: _Entries, keys: tuple[str, ...]) -> None:
     """Look up entries by key, with their versions. Exits with 6 if a key does not exist."""
-    wanted = [entries.parse_key(key) for key in keys]
+    wanted = list(map(entries.parse_key, keys))
     with entries.open() as reading:
         found = reading.get_all(wanted, family=entries.family)
-    shown = [None if one is None else entries.to_json(one.key, one) for one in found]
-    entries.show_json(entries=shown)
-    rows = [
-        (
-            [key, "", "no entry"]
-            if one is None
-            else [key, _format_cell(entries.value_type, one["value"]), one["version"]]
-        )
-        for key, one in zip(keys, shown, strict=True)
-    ]
+    entries.show_json(entries=[one and entries.to_json(one.key, one) for one in found])
+    rows = []
+    for key, one in zip(keys, found, strict=True):
+        row = [key, "", "no entry"]
+        if one is not None:
+            row[1:] = _format_cell(entries.value_type, one.value), str(one.key.version)
+        rows.append(row)
     output.show_table(entries.title, ["key", "value", "version"], rows, own=True)
-    output.fail_if_missing(shown)
+    output.fail_if_missing(found)
 
 
 @_entry_command("put")
 @click.argument("key", metavar="KEY")
 @click.argument("value", metavar="VALUE")
-@click.option("--if-absent", is_flag=True, help="Only if the key does not exist.")
-@click.option("--version", metavar="VERSION", help="Only if the key has this version.")
+@flag("--if-absent", "Only if the key does not exist.")
+@option("--version", "VERSION", "Only if the key has this version.")
 def put_entry(
     entries: _Entries, key: str, value: str, if_absent: bool, version: str | None
 ) -> None:
     """Write an entry, and print its new version."""
     if if_absent and version is not None:
-        raise ConfigurationError(
-            "--if-absent and --version can't both hold.",
-            "Give only one of them.",
-            setting="--if-absent",
-        )
+        problem = "--if-absent and --version can't both hold."
+        raise ConfigurationError(problem, "Give only one of them.", setting="--if-absent")
     name = entries.parse_key(key)
     content = _parse_value(entries.value_type, value, "value")
     with entries.open() as writing:
         if version is not None:
             written = writing.replace(name, content, _parse_version(version), family=entries.family)
+        elif if_absent:
+            written = writing.put_if_absent(name, content, family=entries.family)
         else:
-            written = (writing.put_if_absent if if_absent else writing.put)(
-                name, content, family=entries.family
-            )
+            written = writing.put(name, content, family=entries.family)
     entries.show_json(key=name, version=str(written))
     output.show_line(f"{key} has version {written}.")
 
 
 @_entry_command("remove")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-@click.option("--version", metavar="VERSION", help="Only if the key has this version.")
+@option("--version", "VERSION", "Only if the key has this version.")
 def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None) -> None:
     """Remove entries, or one entry of a given version. Several keys of one family are removed
     atomically.
     """
     family = entries.family
-    if len(keys) > 1 and (version is not None or family is None):
-        problem = (
-            f"{len(keys)} keys with {'--version' if version is not None else 'no --family'}:"
-            " expected one key."
-        )
-        step = "Give one key, or several keys of one --family without --version."
-        raise ConfigurationError(
-            problem, step, setting="--family" if version is None else "--version"
-        )
-    wanted = [entries.parse_key(key) for key in keys]
+    if len(keys) > 1:
+        _check_several(len(keys), family, version)
+    wanted = list(map(entries.parse_key, keys))
     with entries.open() as writing:
         if len(wanted) > 1 and family is not None:
             writing.remove_all(wanted, family=family)
         else:
-            writing.remove(
-                wanted[0],
-                version=None if version is None else _parse_version(version),
-                family=family,
-            )
+            expected = None if version is None else _parse_version(version)
+            writing.remove(wanted[0], version=expected, family=family)
     entries.show_json(removed=wanted)
-    output.show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
+    verb = "is" if len(keys) == 1 else "are"
+    output.show_line(f"{', '.join(keys)} {verb} removed.")
+
+
+def _check_several(number: int, family: str | None, version: str | None) -> None:
+    """Raise ConfigurationError unless several keys can be removed together."""
+    step = "Give one key, or several keys of one --family without --version."
+    if version is not None:
+        problem = f"{number} keys with --version: expected one key."
+        raise ConfigurationError(problem, step, setting="--version")
+    if family is None:
+        problem = f"{number} keys with no --family: expected one key."
+        raise ConfigurationError(problem, step, setting="--family")
 
 
 @_entry_command("iterate", "Only entries of this family, in key order. Default: the whole table.")
-@click.option(
-    "--prefix",
-    metavar="TEXT",
-    help="With --family: keys with this prefix (JSON as stored; bytes in base64).",
+@option(
+    "--prefix", "TEXT", "With --family: keys with this prefix (JSON as stored; bytes in base64)."
 )
-@click.option("--start", metavar="KEY", help="With --family: the first key (inclusive).")
-@click.option("--end", metavar="KEY", help="With --family: the end key (exclusive).")
-@click.option("--keys-only", is_flag=True, help="Omit values.")
+@option("--start", "KEY", "With --family: the first key (inclusive).")
+@option("--end", "KEY", "With --family: the end key (exclusive).")
+@flag("--keys-only", "Omit values.")
 @click.option(
     "--page-size",
     type=click.IntRange(1),
@@ -445,7 +456,7 @@ def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None
     show_default=True,
     help="Maximum number of entries.",
 )
-@click.option("--state", metavar="STATE", help="Continue after the page that printed this state.")
+@option("--state", "STATE", "Continue after the page that printed this state.")
 @click.option("--all", "whole", is_flag=True, help="Print all remaining pages.")
 def iterate_entries(
     entries: _Entries,
@@ -483,20 +494,18 @@ def iterate_entries(
     if not found:
         output.show_line("No entries." if state is None else "No more entries.")
         return
-    columns = ["family", "key", "version"]
     rows = []
     for one in found:
-        key = _format_cell(entries.key_type, one["key"])
-        rows.append([one["family"] or "", key, one["version"]])
-    if not keys_only:
-        columns.insert(2, "value")
-        for row, one in zip(rows, found, strict=True):
-            row.insert(2, _format_cell(entries.value_type, one["value"]))
-    output.show_table(entries.title, columns, rows, own=True)
+        row = {"family": one["family"] or "", "key": _format_cell(entries.key_type, one["key"])}
+        if not keys_only:
+            row["value"] = _format_cell(entries.value_type, one["value"])
+        rows.append({**row, "version": one["version"]})
+    cells = [list(row.values()) for row in rows]
+    output.show_table(entries.title, list(rows[0]), cells, own=True)
     output.show_line("End of entries." if ended else f"Continue with --state {at}")
 
 
-_after = click.option("--after", metavar="NAME", help="Start after this name.")
+_after = option("--after", "NAME", "Start after this name.")
 _limit = limit_option(None, "Maximum number.")
 _longest_key = click.option(
     "--longest-key",
@@ -515,11 +524,8 @@ _longest_value = click.option(
 def create_scope(lake: Lake, scope: str) -> None:
     """Create a scope; an existing one is kept."""
     created = KeyValueTableManager(lake).create_scope(scope)
-    _show_change(
-        {"scope": scope, "created": created},
-        f"Scope {scope}",
-        "created" if created else "exists already",
-    )
+    facts = {"scope": scope, "created": created}
+    _show_change(f"Scope {scope}", facts, "created", "exists already")
 
 
 @scope.command("list")
@@ -539,11 +545,8 @@ def list_scopes(lake: Lake, after: str | None, limit: int | None) -> None:
 def delete_scope(lake: Lake, scope: str) -> None:
     """Delete an empty scope."""
     deleted = KeyValueTableManager(lake).delete_scope(scope)
-    _show_change(
-        {"scope": scope, "deleted": deleted},
-        f"Scope {scope}",
-        "deleted" if deleted else "does not exist",
-    )
+    facts = {"scope": scope, "deleted": deleted}
+    _show_change(f"Scope {scope}", facts, "deleted", "does not exist")
 
 
 @kv.command()
@@ -556,19 +559,17 @@ def delete_scope(lake: Lake, scope: str) -> None:
 )
 @_longest_key
 @_longest_value
-@click.option("--create-scope", is_flag=True, help="Create the scope if it does not exist.")
-@click.option("--sqlite", metavar="FILE", help="Store it in this SQLite file.")
-@click.option(
-    "--postgres",
-    metavar="VARIABLE",
-    help="Store it in PostgreSQL; names the environment variable with its DSN.",
+@flag("--create-scope", "Create the scope if it does not exist.")
+@option("--sqlite", "FILE", "Store it in this SQLite file.")
+@option(
+    "--postgres", "VARIABLE", "Store it in PostgreSQL; names the environment variable with its DSN."
 )
-@click.option("--schema", metavar="NAME", help="With --postgres: the schema.")
-@click.option("--dynamodb", is_flag=True, help="Store it in DynamoDB; credentials come from boto3.")
-@click.option("--region", metavar="NAME", help="With --dynamodb: the region.")
-@click.option("--endpoint-url", metavar="URL", help="With --dynamodb: the endpoint URL.")
-@click.option("--prefix", metavar="TEXT", help="With --dynamodb: prefix of its table names.")
-@click.option("--objects", is_flag=True, help="Store it in objects of the lake.")
+@option("--schema", "NAME", "With --postgres: the schema.")
+@flag("--dynamodb", "Store it in DynamoDB; credentials come from boto3.")
+@option("--region", "NAME", "With --dynamodb: the region.")
+@option("--endpoint-url", "URL", "With --dynamodb: the endpoint URL.")
+@option("--prefix", "TEXT", "With --dynamodb: prefix of its table names.")
+@flag("--objects", "Store it in objects of the lake.")
 @lake_options(create=True)
 def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
     """Create a table; an existing one must have the same configuration.
@@ -583,7 +584,7 @@ def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
         manager.create_scope(names[0])
     created = manager.create(*names, KeyValueTableConfiguration(**limits))
     facts = {"table": table, "created": created, **_facts(manager.describe(*names))}
-    _show_change(facts, f"Key-value table {table}", "created" if created else "exists already")
+    _show_change(f"Key-value table {table}", facts, "created", "exists already")
 
 
 @kv.command("list")
@@ -593,16 +594,12 @@ def create(lake: Lake, table: str, create_scope: bool, **given: Any) -> None:
 @lake_options()
 def list_tables(lake: Lake, scope: str, after: str | None, limit: int | None) -> None:
     """List the tables of a scope, ordered by name."""
-    tables = [
-        _facts(table) for table in KeyValueTableManager(lake).list(scope, after=after, limit=limit)
-    ]
+    tables = list(map(_facts, KeyValueTableManager(lake).list(scope, after=after, limit=limit)))
     output.show_json(tables)
     columns = ["name", "state", "partitions", "backend", "created_at"]
-    output.show_items(
-        f"key-value tables of {scope}",
-        columns + ["problem"] * any(one["problem"] for one in tables),
-        tables,
-    )
+    if any(one["problem"] for one in tables):
+        columns.append("problem")
+    output.show_items(f"key-value tables of {scope}", columns, tables)
 
 
 @kv.command("show")
@@ -613,12 +610,10 @@ def show_key_value_table(lake: Lake, table: str) -> None:
     manager = KeyValueTableManager(lake)
     names = _split_table_name(table)
     facts = _facts(manager.describe(*names))
-    segments = [asdict(segment) for segment in manager.segments(*names)]
+    segments = list(map(asdict, manager.segments(*names)))
     output.show_json({**facts, "segments": segments})
-    output.show_facts(
-        f"key-value table {table}",
-        {name: value for name, value in facts.items() if name != "problem"},
-    )
+    facts.pop("problem")
+    output.show_facts(f"key-value table {table}", facts)
     output.show_items("segments", ["partition", "location"], segments)
 
 
@@ -639,9 +634,7 @@ def update(lake: Lake, table: str, longest_key: int | None, longest_value: int |
         *names, KeyValueTableConfiguration(partitions, longest_key, longest_value)
     )
     facts = {"table": table, "updated": updated, **_facts(manager.describe(*names))}
-    _show_change(
-        facts, f"Key-value table {table}", "updated" if updated else "has these limits already"
-    )
+    _show_change(f"Key-value table {table}", facts, "updated", "has these limits already")
 
 
 @kv.command()
@@ -652,37 +645,36 @@ def seal(lake: Lake, table: str, yes: bool) -> None:
     """Make a table read-only, permanently."""
     confirm_at_terminal(f"Make {table} read-only for good?", yes=yes)
     sealed = KeyValueTableManager(lake).seal(*_split_table_name(table))
-    what = "sealed" if sealed else "is sealed already"
-    _show_change({"table": table, "sealed": sealed}, f"Key-value table {table}", what)
+    facts = {"table": table, "sealed": sealed}
+    _show_change(f"Key-value table {table}", facts, "sealed", "is sealed already")
 
 
 @kv.command()
 @_table_name
-@click.option(
-    "--unregister",
-    is_flag=True,
-    help="Only remove the lake's entry; the backend keeps the table's data.",
-)
-@click.option("--yes", is_flag=True, help="Do not ask before.")
+@flag("--unregister", "Only remove the lake's entry; the backend keeps the table's data.")
+@yes_option
 @lake_options()
 def delete(lake: Lake, table: str, unregister: bool, yes: bool) -> None:
     """Delete a table and all its entries permanently."""
     manager = KeyValueTableManager(lake)
     names = _split_table_name(table)
-    if not yes:
-        what = "the lake's entry for key-value table" if unregister else "key-value table"
-        click.confirm(f"Delete {what} {table} permanently?", abort=True, err=True)
-    deleted = (manager.unregister if unregister else manager.delete)(*names)
-    done = "forgotten" if unregister else "deleted"
-    _show_change(
-        {"table": table, done: deleted},
-        f"Key-value table {table}",
-        done if deleted else "does not exist",
-    )
+    what = f"key-value table {table}"
+    act = manager.delete
+    done = "deleted"
+    if unregister:
+        what = f"the lake's entry for {what}"
+        act = manager.unregister
+        done = "forgotten"
+    confirm(f"Delete {what} permanently?", yes=yes)
+    deleted = act(*names)
+    facts = {"table": table, done: deleted}
+    _show_change(f"Key-value table {table}", facts, done, "does not exist")
 
 
-def _show_change(facts: dict[str, Any], what: str, outcome: str) -> None:
+def _show_change(what: str, facts: dict[str, Any], done: str, otherwise: str) -> None:
+    """Print what was done, if the fact of that name says so, or why nothing was done."""
     output.show_json(facts)
+    outcome = done if facts[done] else otherwise
     output.show_line(f"{what} {outcome}.")
 
 

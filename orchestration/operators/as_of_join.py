@@ -92,7 +92,9 @@ class AsOfJoin(Join):
         stream = planned.stream_of(operator)
         partition = record[PARTITION]
         offset = str(record[OFFSET])
-        place = "" if stream is None else f" (at {stream}.{partition} offset {offset})"
+        place = ""
+        if stream is not None:
+            place = f" (at {stream}.{partition} offset {offset})"
         what = (
             f"from before the history of dataset {self.dataset}:"
             f" {_describe(record, self.as_of.column, hidden)}{place}"

@@ -29,7 +29,9 @@ _ALIAS = re.compile(
 def plain_column(expression: str) -> str | None:
     """Return the name if the expression is only the name of a column, else None."""
     read = parse_expression(expression)
-    return read.column if read.alias is None else None
+    if read.alias is not None:
+        return None
+    return read.column
 
 
 def split_alias(expression: str) -> tuple[str, str | None]:
@@ -115,7 +117,9 @@ def ordinal_text(before: str | None, number: int) -> str:
     that it is made of.
     """
     digits = f"{number:0{_DIGITS}d}"
-    return digits if before is None else f"{before}/{digits}"
+    if before is None:
+        return digits
+    return f"{before}/{digits}"
 
 
 RECORD = "record$"
@@ -218,7 +222,9 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
 
     Raises ConfigurationError for duplicate, empty and reserved names.
     """
-    names = (value,) if isinstance(value, str) else tuple(value or ())
+    names = tuple(value or ())
+    if isinstance(value, str):
+        names = (value,)
     for name in names:
         if not isinstance(name, str) or not name.strip() or not is_own(name):
             problem = (
@@ -279,12 +285,16 @@ def check_duration(
 
     `found` says in the error where the user gave it: "input stream 'lake.flights' has delay".
     """
-    least = timedelta(0) if zero else timedelta(microseconds=1)
+    least = timedelta(microseconds=1)
+    expected = "a timedelta above 0"
+    if zero:
+        least = timedelta(0)
+        expected = "a timedelta from 0 on"
     if least <= value <= most:
         return
-    above = "from 0 on" if zero else "above 0"
-    limit = "" if most == timedelta.max else ", and at most 100 years"
-    expected = f"a timedelta {above}{limit}, such as timedelta(minutes=5)"
+    if most < timedelta.max:
+        expected += ", and at most 100 years"
+    expected += ", such as timedelta(minutes=5)"
     raise argument_error(f"{found}={describe_span(value)}", expected, argument=argument, **about)
 
 

@@ -55,11 +55,15 @@ class EventTime:
     @property
     def sql(self) -> tuple[str, ...]:
         """The user's Spark SQL expressions: one, or none with ARRIVAL."""
-        return () if self.expression == ARRIVAL else (self.expression,)
+        if self.expression == ARRIVAL:
+            return ()
+        return (self.expression,)
 
     def describe(self) -> str:
         """Return a description for plans."""
-        by = "arrival" if self.expression == ARRIVAL else self.expression
+        by = self.expression
+        if by == ARRIVAL:
+            by = "arrival"
         described = f"by {by}, {self.delay} late at most"
         if self.idle_after is None:
             return described
@@ -99,7 +103,7 @@ class EventTime:
         Times before the year 1 or after 9999 become null: they are mistakes, and would close all
         windows.
         """
-        time = F.col(TIMESTAMP) if self.expression == ARRIVAL else F.expr(self.expression)
+        time = F.expr(self.expression)  # ARRIVAL is the name of a column
         kind = records.select(time.alias("time")).dtypes[0][1]
         if kind not in TIME_TYPES:
             raise self._no_time(operator, kind)

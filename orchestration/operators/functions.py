@@ -456,6 +456,7 @@ class FlatMap(Spec):
     """The records that a `function` returns for each record, with the columns of `schema`."""
 
     kind: ClassVar[str] = "flat-map"
+    works_without_spark: ClassVar[bool] = True
     function: RecordFunction
     schema: Schema
     keeps_partitioning: bool = False
@@ -471,9 +472,6 @@ class FlatMap(Spec):
         return flow_after_function(
             context.operator, arriving[0], self.function, self.schema, keeps_partitioning=kept
         )
-
-    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return ""
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames

@@ -76,7 +76,9 @@ class JoinOptions:
             return "as_of"
         if self.before_history != "null":
             return "before_history"
-        return None if self.on_null_time == "null" else "on_null_time"
+        if self.on_null_time != "null":
+            return "on_null_time"
+        return None
 
 
 def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTable) -> LookupJoin:

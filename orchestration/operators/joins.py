@@ -122,7 +122,10 @@ def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Seq
 
 def describe_on(on: Pairs) -> str:
     """Return the compared columns for plans: "shop, visitor = id"."""
-    return ", ".join(stream if stream == other else f"{stream} = {other}" for stream, other in on)
+    compared = []
+    for stream, other in on:
+        compared.append(stream if stream == other else f"{stream} = {other}")
+    return ", ".join(compared)
 
 
 def select_columns(
@@ -284,10 +287,10 @@ def compare_columns(on: Pairs, stream: Columns, others: Columns, side: str) -> l
 
 def _stored_columns(dataset: AdjunctDataset, records: Schema | None) -> Columns:
     """Return the columns of the entries of a dataset whose source records have this schema."""
-    if records is None and dataset.columns is not None:
-        return Columns(dict.fromkeys(dataset.columns, ColumnFacts()), typed=False)
     if records is None:
-        return Columns.of_schema(None)
+        if dataset.columns is None:
+            return Columns.of_schema(None)
+        return Columns(dict.fromkeys(dataset.columns, ColumnFacts()), typed=False)
     try:
         return Columns.of_schema(derive_stored_schema(dataset, records))
     except SchemaMismatchError as error:
@@ -302,7 +305,9 @@ def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
     if not isinstance(dataset.input, str):
         return dataset.input.schema
     facts = catalog.get(dataset.input)
-    return facts.schema if facts else None
+    if facts is None:
+        return None
+    return facts.schema
 
 
 @dataclass(frozen=True, slots=True)

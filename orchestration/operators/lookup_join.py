@@ -33,10 +33,10 @@ _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timesta
 
 def function_column_types(function: Any) -> dict[str, str] | None:
     """Return {column: type} as a table's read or write function declares it, or None."""
-    column_types: Callable[[], dict[str, str] | None] | None = getattr(
-        function, "column_types", None
+    column_types: Callable[[], dict[str, str] | None] = getattr(
+        function, "column_types", lambda: None
     )
-    return None if column_types is None else column_types()
+    return column_types()
 
 
 def declared_column_types(table: AnyTable) -> dict[str, str] | None:
@@ -198,6 +198,7 @@ class LookupJoin(PassThroughSpec):
 
     kind: ClassVar[str] = "join"
     source: ClassVar[joins.Source] = "table"
+    works_without_spark: ClassVar[bool] = True
     table: str
     on: Pairs
     how: How
@@ -214,8 +215,10 @@ class LookupJoin(PassThroughSpec):
         return f"{self.how} lookup in table {self.table} on {joins.describe_on(self.on)}"
 
     def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
-        cached = "" if app.tables[self.table].cache is None else ", unless the table's cache has it"
-        guarantee = f"each key once a batch{cached}; a repeated batch has the same answers"
+        often = "each key once a batch"
+        if app.tables[self.table].cache is not None:
+            often += ", unless the table's cache has it"
+        guarantee = f"{often}; a repeated batch has the same answers"
         return PlannedCall(operator, "lookup", self.table, guarantee, recorded=True)
 
     def lookup(self, operator: str, table: AnyTable) -> TableLookup:
@@ -254,9 +257,6 @@ class LookupJoin(PassThroughSpec):
         stream.check_added(context.operator, added, what, self.table)
         check_lookup_key_types(context.operator, table, self.on, stream)
         return stream.add(added)
-
-    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return ""
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames

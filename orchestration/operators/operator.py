@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     LineageNode,
     Partitioner,
 )
-from dagster_adjunct.orchestration.operators.updates import ChangedColumns, TableSend
+from dagster_adjunct.orchestration.operators.updates import EVERY_COLUMN, ChangedColumns, TableSend
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -123,7 +123,10 @@ class Spec(ABC):
         Then `compile` gets Arrow tables, too, and returns exactly the records that it returns of
         DataFrames.
         """
-        return f"operator {self.kind}"
+        return "" if self.works_without_spark else f"operator {self.kind}"
+
+    works_without_spark: ClassVar[bool] = False
+    """Whether it never needs Spark, whatever its arguments are."""
 
     @property
     def role(self) -> Role | None:
@@ -302,13 +305,12 @@ class Spec(ABC):
         """
         return ()
 
-    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns | None:
-        """Return the columns of the remote table that it changes; None for all of them, or if that
-        is unknown.
+    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns:
+        """Return the columns of the remote table that it changes; all of them if that is unknown.
 
         `arriving` are the columns of its input.
         """
-        return None
+        return EVERY_COLUMN
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
         """Return the declared partition count of the stream that begins at this operator, and where
@@ -479,14 +481,21 @@ def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     check that partitioning columns have equal types in all inputs.
     """
     first = flows[0]
-    streams = {flow.stream for flow in flows}
-    stream = first.stream if len(streams) == 1 else context.operator
-    partitionings = {(flow.partitioned_by, flow.partitioner) for flow in flows}
-    counts = set(map(context.counts.__getitem__, streams)) if context.counts is not None else ()
-    if first.partitioned_by and len(partitionings) == 1 and len(counts) <= 1:
+    stream = first.stream
+    lost_at = ""
+    is_known = bool(first.partitioned_by)
+    counts = context.counts or {}
+    for flow in flows:
+        lost_at = lost_at or flow.lost_at
+        if flow.stream != first.stream:
+            stream = context.operator
+        if (flow.partitioned_by, flow.partitioner) != (first.partitioned_by, first.partitioner):
+            is_known = False
+        if counts.get(flow.stream) != counts.get(first.stream):
+            is_known = False
+    if is_known:
         return replace(first, stream=stream)
-    lost = [flow.lost_at for flow in flows if flow.lost_at]
-    return Flow(stream, (), UNKNOWN, lost[0] if lost else context.operator)
+    return Flow(stream, (), UNKNOWN, lost_at or context.operator)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,9 @@ class InputSpec(Spec):
 
     @property
     def sql(self) -> Sequence[str]:
-        return () if self.event_time is None else self.event_time.sql
+        if self.event_time is None:
+            return ()
+        return self.event_time.sql
 
     @property
     def reads(self) -> str:
@@ -106,7 +108,9 @@ class InputSpec(Spec):
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         if not require_facts(context.catalog, self.stream, context.operator).in_arrow:
             return f"reading stream {self.stream}"
-        return "" if self.event_time is None else "event_time="
+        if self.event_time is not None:
+            return "event_time="
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,9 @@ class Input(InputSpec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         facts = require_facts(context.catalog, self.stream, context.operator)
-        return Flow(context.operator, facts.key, facts.partitioner if facts.key else UNKNOWN)
+        if not facts.key:
+            return Flow(context.operator, (), UNKNOWN)
+        return Flow(context.operator, facts.key, facts.partitioner)
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
         return require_facts(context.catalog, self.stream, context.operator).partitions, "input"
@@ -321,7 +327,9 @@ class Map(Spec):
                 passed.setdefault(expression.column.lower(), expression.name or expression.column)
             elif expression.alias is not None:
                 lost.add(expression.alias.lower())
-        return column if star and name not in lost else passed.get(name)
+        if star and name not in lost:
+            return column
+        return passed.get(name)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         computed = []
@@ -379,7 +387,9 @@ class MapFunction(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving
-        return flow if self.keeps_partitioning else flow.lose(context.operator)
+        if self.keeps_partitioning:
+            return flow
+        return flow.lose(context.operator)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
         return "a DataFrame function"
@@ -477,6 +487,7 @@ class Merge(Spec):
     """
 
     kind: ClassVar[str] = "merge"
+    works_without_spark: ClassVar[bool] = True
     needs_tasks: ClassVar[bool] = False
     inputs: tuple[str, ...]
 
@@ -503,7 +514,9 @@ class Merge(Spec):
         flow = merge_flows(context, arriving)
         # Partitions by another hash were chosen by the client of another stream system; several
         # tasks may read one.
-        return flow if flow.partitioner == SPARK else flow.lose(context.operator)
+        if flow.partitioner != SPARK:
+            return flow.lose(context.operator)
+        return flow
 
     def _check_names(self, operator: str, first: Columns, source: str, other: Columns) -> None:
         missing = [name for name in first.known if name not in other.known]
@@ -528,7 +541,9 @@ class Merge(Spec):
         for name, column in first.known.items():
             kind = column.type
             there = other.known[name].type
-            if kind is not None and there is not None and types_differ(kind, there):
+            if kind is None or there is None:
+                continue
+            if types_differ(kind, there):
                 problem = (
                     f"{operator}: its inputs have different types of {name!r}: {there} in {source},"
                     f" {kind} in {self.inputs[0]}; equal values of different types hash to"
@@ -536,9 +551,6 @@ class Merge(Spec):
                 )
                 step = f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").'
                 raise PlanningError(problem, step, operator=operator, column=name)
-
-    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return ""
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         self.check_columns(operator, map(batch.records.columns, frames), batch.planned.app)
@@ -556,6 +568,7 @@ class PartitionBy(PassThroughSpec):
 
     kind: ClassVar[str] = "partition-by"
     role: ClassVar[Role] = "intermediate"
+    works_without_spark: ClassVar[bool] = True
     columns: tuple[str, ...]
     partitions: int | None = None
 
@@ -577,9 +590,6 @@ class PartitionBy(PassThroughSpec):
         if self.partitions is None:
             return None, ""
         return self.partitions, f"partition_by(partitions={self.partitions})"
-
-    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return ""
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         partitions = batch.planned.partitions_at(operator)
@@ -679,8 +689,10 @@ class WithColumns(Spec):
         """
         for name, expression in self.columns:
             if name.lower() == column.lower():
-                passed = plain_column(expression) or ""
-                return name if passed.lower() == column.lower() else None
+                passed = plain_column(expression)
+                if passed is None or passed.lower() != column.lower():
+                    return None
+                return name
         return column
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:

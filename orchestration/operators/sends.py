@@ -107,8 +107,10 @@ def _has_one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
 
 def _describe_partitioning(flow: Flow, partitions: int) -> str:
     if not flow.partitioned_by:
-        since = f" since {flow.lost_at}" if flow.lost_at else ""
-        return f"the records are in {partitions} partitions by no known key{since}"
+        unknown = f"the records are in {partitions} partitions by no known key"
+        if flow.lost_at:
+            return f"{unknown} since {flow.lost_at}"
+        return unknown
     return (
         f"the records are in {partitions} by ({', '.join(flow.partitioned_by)}) with"
         f" {flow.partitioner}"
@@ -133,7 +135,9 @@ class OutputStreamSpec(Spec):
         return LineageNode("stream", self.stream)
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return "" if split_stream_name(self.stream)[0] == LAKE else f"writing stream {self.stream}"
+        if split_stream_name(self.stream)[0] == LAKE:
+            return ""
+        return f"writing stream {self.stream}"
 
     def check_output(self, context: PlanContext, columns: Columns, what: str, why: str) -> None:
         """Raise PlanningError if the records can't be written to the stream.
@@ -163,7 +167,9 @@ class OutputStreamSpec(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         output = context.app.outputs[self.stream]
-        partitioner = output_partitioner(context.catalog, output.name) if output.key else UNKNOWN
+        if not output.key:
+            return Flow(context.operator, (), UNKNOWN)
+        partitioner = output_partitioner(context.catalog, output.name)
         return Flow(context.operator, output.key, partitioner)
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
@@ -224,7 +230,9 @@ class SendToLocal(DatasetSend):
 
     @property
     def sql(self) -> Sequence[str]:
-        return () if self.deleted is None else (self.deleted,)
+        if self.deleted is None:
+            return ()
+        return (self.deleted,)
 
     def target(self, app: DeclaredApplication) -> LineageNode:
         return LineageNode("dataset", self.table)
@@ -382,16 +390,15 @@ class SendToStream(OutputStreamSpec):
         """
         (frame,) = frames
         output = batch.planned.app.outputs[self.stream]
-        appends_alone = require_writer(batch.planned.system_of(self.stream)).appends_alone
-        goes_on = batch.planned.has_consumers(operator)
-        if goes_on and not appends_alone:
-            # Others may write between these records, so they are not read back: materialize what is
-            # sent.
-            frame = batch.records.materialize(operator, frame)
+        reads_back = False
+        if batch.planned.has_consumers(operator):
+            reads_back = require_writer(batch.planned.system_of(self.stream)).appends_alone
+            if not reads_back:  # others may write between these records: materialize what is sent
+                frame = batch.records.materialize(operator, frame)
         batch.outputs.send(
             operator, frame, self.stream, key=output.key, partitions=output.partitions
         )
-        if goes_on and appends_alone:
+        if reads_back:
             return batch.outputs.read_sent(operator, frame, self.stream)
         return frame
 
@@ -420,7 +427,9 @@ class Sink(Spec):
         return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
 
     def summary(self) -> str:
-        return self.writes if self.returns is None else f"the results of {self.writes}"
+        if self.returns is None:
+            return self.writes
+        return f"the results of {self.writes}"
 
     def call(self, operator: str, app: DeclaredApplication) -> PlannedCall:
         recorded = self.returns is not None
@@ -431,7 +440,9 @@ class Sink(Spec):
         return PlannedCall(operator, "sink", self.writes, often, recorded)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        return arriving[0] if self.returns is None else Columns.of_schema(self.returns)
+        if self.returns is None:
+            return arriving[0]
+        return Columns.of_schema(self.returns)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         (flow,) = arriving

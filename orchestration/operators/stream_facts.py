@@ -98,7 +98,9 @@ class Columns:
 
     @property
     def names(self) -> Names:
-        return tuple(self.known) if self.complete else None
+        if not self.complete:
+            return None
+        return tuple(self.known)
 
     @cached_property
     def types(self) -> Types:
@@ -116,7 +118,9 @@ class Columns:
 
     def type_of(self, name: str) -> str | None:
         """Return the type of a column; None if it is unknown."""
-        return None if self.types is None else self.types.get(name)
+        if self.types is None:
+            return None
+        return self.types.get(name)
 
     def require(
         self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
@@ -125,8 +129,10 @@ class Columns:
 
         `side` says in the error whose columns they are.
         """
+        if not self.complete:
+            return
         for name in needed:
-            if self.complete and name not in self.known:
+            if name not in self.known:
                 problem = (
                     f"{operator}: {side} has no column {name!r}; its columns there are"
                     f" {', '.join(self.known)}."
@@ -295,7 +301,8 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     facts = catalog.get(stream)
     if facts is not None:
         return facts
-    there = catalog.missing.get(stream) or f"streams there: {', '.join(sorted(catalog)) or 'none'}."
+    there = f"streams there: {', '.join(sorted(catalog)) or 'none'}."
+    there = catalog.missing.get(stream, there)
     system, name = split_stream_name(stream)
     step = "Correct the name, or create the stream first."
     if system == LAKE:
@@ -310,7 +317,9 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
 
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
     """Return the partitioner of an output stream, which need not exist yet."""
-    return (catalog.get(stream) or new_stream_defaults(catalog, stream)).partitioner
+    if stream in catalog:
+        return catalog[stream].partitioner
+    return new_stream_defaults(catalog, stream).partitioner
 
 
 def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:

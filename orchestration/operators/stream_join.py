@@ -249,8 +249,9 @@ def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False)
     if side.name == "left":
         time = time - bound.before
         next_span = bound.width
-    first = time - F.pmod(time, F.lit(bound.width))
-    spans = F.explode(F.array(first, first + next_span)) if both else first
+    spans = time - F.pmod(time, F.lit(bound.width))
+    if both:
+        spans = F.explode(F.array(spans, spans + next_span))
     return rows.withColumn(_SPAN, spans)
 
 
@@ -455,7 +456,9 @@ class StreamJoin(Spec):
             frame = batch.records.materialize(operator, frame)
         if has_late_consumer:
             why = F.col(EXCLUSION)
-            rejected = (LATE,) if side.outer else (LATE, *UNMATCHABLE)
+            rejected = [LATE]
+            if not side.outer:
+                rejected += UNMATCHABLE
             late = frame.where(why.isin(*rejected))
             batch.state.divert_late_records(
                 operator, to_late_records(late, why, self.watermark_delay, side.name)

@@ -42,6 +42,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     sources_from_sql,
 )
 from dagster_adjunct.orchestration.operators.updates import (
+    EVERY_COLUMN,
     ChangedColumns,
     TableSend,
     Update,
@@ -574,10 +575,10 @@ class SendToTable(PassThroughSpec):
         """Whether the records are update messages."""
         return self.send.contract is not None and self.send.update is None
 
-    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns | None:
+    def changed(self, app: DeclaredApplication, arriving: Columns) -> ChangedColumns:
         update = self.send.update
         if update is None:
-            return None
+            return EVERY_COLUMN
         summed = find_summed_columns(self._sink(app, arriving.types))
         return ChangedColumns(
             frozenset((*dict(update.set), *update.remove)),

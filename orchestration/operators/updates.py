@@ -39,7 +39,9 @@ class Update:
     @property
     def kinds(self) -> AbstractSet[str]:
         """The kinds of change that an update makes, with "remove"."""
-        return self.parts.keys() | ({"remove"} if self.remove else set())
+        if not self.remove:
+            return self.parts.keys()
+        return {*self.parts, "remove"}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -61,8 +63,10 @@ class Update:
         default record.
         """
         structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
-        # Spark has no struct without fields: an update that only removes columns is a boolean.
-        update = f"named_struct({', '.join(structs)})" if structs else "true"
+        update = f"named_struct({', '.join(structs)})"
+        if not structs:
+            # Spark has no struct without fields: an update that only removes columns is a boolean.
+            update = "true"
         return (f"{update} as {UPDATE}", *default_expression(self.if_missing))
 
 
@@ -70,9 +74,10 @@ def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
     """Return the expression by which `map` makes the default record; () if `pairs` is None."""
     if pairs is None:
         return ()
-    # Spark has no struct without fields: a default record without columns is a boolean.
-    made = struct_expression(pairs) if pairs else "(true)"
-    return (f"{made} as {DEFAULT}",)
+    if not pairs:
+        # Spark has no struct without fields: a default record without columns is a boolean.
+        return (f"(true) as {DEFAULT}",)
+    return (f"{struct_expression(pairs)} as {DEFAULT}",)
 
 
 def struct_expression(pairs: Pairs) -> str:
@@ -118,22 +123,28 @@ class LocalSend:
 
 
 class ChangedColumns(NamedTuple):
-    """The columns of a table that updates change, and how.
+    """The columns of a table that a send changes, and how.
 
     A value is assigned (`set`), a number is added (`summed`), an element is appended to a list
     (`appended`), or a value is added to JSON or to an unknown type (`merged`). `begun` are further
     columns of the default record. Only the effect of sums does not depend on the order of updates.
+    A send of whole records changes all columns (`every`).
     """
 
-    set: frozenset[str]
-    summed: frozenset[str]
-    appended: frozenset[str]
-    merged: frozenset[str]
-    begun: frozenset[str]
+    set: frozenset[str] = frozenset()
+    summed: frozenset[str] = frozenset()
+    appended: frozenset[str] = frozenset()
+    merged: frozenset[str] = frozenset()
+    begun: frozenset[str] = frozenset()
+    every: bool = False
 
     @property
     def only_sums(self) -> bool:
-        return not self._ordered
+        return not self.every and not self._ordered
+
+    @property
+    def sets_nothing(self) -> bool:
+        return not self.every and not self.set
 
     @property
     def adds(self) -> bool:
@@ -148,5 +159,16 @@ class ChangedColumns(NamedTuple):
         """Whether the order of two updates matters: both change a column, and one does more than
         add a number.
         """
+        if self.every or other.every:
+            return True
         changed = self._ordered | self.summed
         return bool(self._ordered & other.summed or changed & other._ordered)
+
+    def hides(self, other: ChangedColumns) -> bool:
+        """Whether a newer record of one of two sends would hide columns of the other."""
+        if self.every or other.every:
+            return self.every != other.every
+        return bool(self.set and other.set) and self.set != other.set
+
+
+EVERY_COLUMN = ChangedColumns(every=True)

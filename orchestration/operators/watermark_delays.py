@@ -17,11 +17,11 @@ def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timed
     the operator.
     """
     arriving = _sum_on_the_way(operators, lambda spec: spec.watermark_delay)
-    return {
-        operator.spec.over_time: spans
-        for operator, spans in arriving
-        if operator.spec.over_time is not None
-    }
+    inputs = {}
+    for operator, spans in arriving:
+        if operator.spec.over_time is not None:
+            inputs[operator.spec.over_time] = spans
+    return inputs
 
 
 def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
@@ -46,9 +46,9 @@ def _sum_on_the_way(
     leaving: dict[str, dict[str, timedelta]] = {}
     found = []
     for operator in operators:
-        arriving: dict[str, timedelta] = (
-            {} if operator.spec.reads is None else {operator.spec.reads: _ZERO}
-        )
+        arriving: dict[str, timedelta] = {}
+        if operator.spec.reads is not None:
+            arriving[operator.spec.reads] = _ZERO
         for source in operator.inputs:
             for stream, span in leaving[source].items():
                 arriving[stream] = max(span, arriving.get(stream, _ZERO))

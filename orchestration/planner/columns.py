@@ -52,7 +52,6 @@ from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import (
-    Field,
     Schema,
     check_key_types,
     evolve_schema,
@@ -87,8 +86,9 @@ def format_place(place: CodeLine | None) -> str | None:
     if place is None:
         return None
     file = Path(place.file)
-    below = file.is_relative_to(Path.cwd())
-    return f"{file.relative_to(Path.cwd()) if below else file}:{place.line}"
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    return f"{file}:{place.line}"
 
 
 def add_location(error: PlanningError, operator: Operator) -> PlanningError:
@@ -134,11 +134,10 @@ def visit_operators(app: Application, visit: Callable[[Operator], None]) -> None
             errors.append(add_location(error, operator))
         skipped.add(operator.id)
     if len(errors) > 1:
-        problem = f"{len(errors)} operators can't work:\n" + "\n".join(
-            f"- {error}" for error in errors
-        )
+        first = errors[0]
+        lines = [f"{len(errors)} operators can't work:", *(f"- {error}" for error in errors)]
         raise PlanningError(
-            problem, "Fix each of them.", operator=errors[0].operator, column=errors[0].column
+            "\n".join(lines), "Fix each of them.", operator=first.operator, column=first.column
         )
     if errors:
         raise errors[0]
@@ -205,21 +204,21 @@ def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
     for text in operator.spec.sql:
         for window in window_clauses(text):
             (flow,) = arriving
-            together = {name.lower() for name in window.columns}
-            partitioned_by = {name.lower() for name in flow.partitioned_by}
-            is_whole = bool(partitioned_by) and partitioned_by <= together
-            if not is_whole or flow.partitioner != SPARK:
+            together = set(map(str.lower, window.columns))
+            by = set(map(str.lower, flow.partitioned_by))
+            if not by or not by <= together or flow.partitioner != SPARK:
                 raise _window_error(operator.id, text, window, flow)
 
 
 def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) -> PlanningError:
-    taken = f"the records of one ({window.partition_by})" if window.partition_by else "all records"
+    taken = "all records"
+    if window.partition_by:
+        taken = f"the records of one ({window.partition_by})"
     lie = f"are partitioned by ({', '.join(flow.partitioned_by)}) with {flow.partitioner}"
     if not flow.partitioned_by:
+        lie = "are partitioned by no key"
         if flow.lost_at:
             lie = f"have no known partitioning after {flow.lost_at}"
-        else:
-            lie = "are partitioned by no key"
     step = (
         "Partition the window by columns, over (partition by a, b), and write .partition_by(…) with"
         " these before it."
@@ -245,12 +244,10 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
         try:
             _check_dataset(dataset, records, catalog)
         except AdjunctError as error:
-            known = {field.name for field in fields(PlanningError)} - {
-                "problem",
-                "next_step",
-                "operator",
-            }
-            about = {name: value for name, value in error.facts.items() if name in known}
+            about = {}
+            for field in fields(PlanningError):
+                if field.name in error.facts.keys() - {"problem", "next_step", "operator"}:
+                    about[field.name] = error.facts[field.name]
             about |= {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
             raise PlanningError(error.problem, error.next_step, **about) from None
 
@@ -288,24 +285,26 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, records: 
     if isinstance(dataset, UnboundedDataset):
         rows = derive_row_schema(dataset, records)
     what = f"dataset {dataset.name!r}"
-    types: dict[str, str | None] = {field.name: field.type for field in rows.fields}
-    declared = {
-        field.name: field.type for field in Schema.from_ddl(projection.columns, what).fields
-    }
+    types = _types_of(rows)
+    declared = Schema.from_ddl(projection.columns, what)
     for name, text in dict(projection.select).items():
         step = f"Correct the projection's column {name!r}."
         kind = _check_projected(what, text, types, step)
-        if kind is not None and not is_assignable(kind, declared[name]):
+        wanted = declared.field(name).type
+        if kind is not None and not is_assignable(kind, wanted):
             problem = (
-                f"{what}: the projection declares {name} as {declared[name]}, but {text!r} has the"
-                f" type {kind}."
+                f"{what}: the projection declares {name} as {wanted}, but {text!r} has the type"
+                f" {kind}."
             )
-            raise PlanningError(
-                problem, f"Declare it as {kind}, or cast it in the expression.", column=name
-            )
+            step = f"Declare it as {kind}, or cast it in the expression."
+            raise PlanningError(problem, step, column=name)
     if projection.where is not None and not _reads_hidden_columns(projection.where):
         _check_projected(what, projection.where, types, "Correct the projection's where=.")
         check_condition(f"{what}: where=", projection.where, tuple(types), types)
+
+
+def _types_of(schema: Schema) -> dict[str, str | None]:
+    return {field.name: field.type for field in schema.fields}
 
 
 def _check_projected(
@@ -406,7 +405,7 @@ def _check_written(
     if not new_stream_defaults(context.catalog, target).typed:
         return []
     with _as_column_error(operator.id, target):  # an unknown type counts as string
-        schema = Schema(tuple(Field(name, kind or "string") for name, kind in written.items()))
+        schema = Schema.of({name: kind or "string" for name, kind in written.items()})
         check_key_types(schema, context.app.outputs[target].key, "there")
     unknown = [repr(name) for name, kind in written.items() if kind is None]
     if not unknown:
@@ -484,13 +483,13 @@ def _compare_stored_types(
     """
     if facts.schema is None or not facts.evolves:
         return []
-    stored = {field.name: field.type for field in facts.schema.fields}
+    stored = _types_of(facts.schema)
     sent = dict.fromkeys(stored) if types is None else types
-    return [
-        ComparedColumn(name, kind, f"stream {facts.name}", stored[name])
-        for name, kind in sent.items()
-        if name in stored
-    ]
+    compared = []
+    for name, kind in sent.items():
+        if name in stored:
+            compared.append(ComparedColumn(name, kind, f"stream {facts.name}", stored[name]))
+    return compared
 
 
 def _check_existing_stream(
@@ -498,14 +497,14 @@ def _check_existing_stream(
 ) -> None:
     if facts.schema is None or not facts.evolves:
         return
-    stored = {field.name: field.type for field in facts.schema.fields}
-    # A column of nulls has the type void, which fits every column.
-    known = {
-        name: stored.get(name, "string") if kind in (None, "void") else kind
-        for name, kind in types.items()
-    }
+    stored = _types_of(facts.schema)
+    known = {}
+    for name, kind in types.items():
+        known[name] = kind
+        if kind in (None, "void"):  # a column of nulls, which fits every column
+            known[name] = stored.get(name, "string")
     with _as_column_error(operator, facts.name):
-        declared = Schema(tuple(Field(name, str(kind)) for name, kind in known.items()))
+        declared = Schema.of({name: str(kind) for name, kind in known.items()})
     changes = incompatible_changes(facts.schema, declared, facts.key)
     if changes:
         raise PlanningError(
@@ -674,16 +673,24 @@ def _join_note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
     """Return one note, which begins with `what`, lists the first items and counts the others; ()
     for no items.
     """
-    more = f"; and {len(unproven) - _MAX_LISTED} more" if len(unproven) > _MAX_LISTED else ""
-    return (f"{what}: {'; '.join(unproven[:_MAX_LISTED])}{more}.",) if unproven else ()
+    if not unproven:
+        return ()
+    listed = list(unproven[:_MAX_LISTED])
+    if len(unproven) > _MAX_LISTED:
+        listed.append(f"and {len(unproven) - _MAX_LISTED} more")
+    return (f"{what}: {'; '.join(listed)}.",)
 
 
 def abbreviate(names: Sequence[str]) -> str:
     """Return the first names as text, and how many more there are: "a, b and 5 more"."""
-    more = f" and {len(names) - _MAX_LISTED:,} more" if len(names) > _MAX_LISTED else ""
-    return f"{', '.join(names[:_MAX_LISTED])}{more}"
+    listed = ", ".join(names[:_MAX_LISTED])
+    if len(names) > _MAX_LISTED:
+        return f"{listed} and {len(names) - _MAX_LISTED:,} more"
+    return listed
 
 
 def _shorten(text: str) -> str:
     one_line = " ".join(text.split())
-    return repr(one_line if len(one_line) <= _MAX_TEXT else f"{one_line[:_MAX_TEXT]}…")
+    if len(one_line) > _MAX_TEXT:
+        one_line = f"{one_line[:_MAX_TEXT]}…"
+    return repr(one_line)

@@ -84,8 +84,9 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
         if match is not None and match.dataset in last:
             sees: Literal["this batch", "next batch", "both"] = "next batch"
             last_send = None
-            if match.dataset in sent and app.dataset(match.dataset).is_local:
-                last_send = sent[match.dataset]
+            if app.dataset(match.dataset).is_local:
+                last_send = sent.get(match.dataset)
+            if last_send is not None:
                 sees = "this batch" if last_send == last[match.dataset] else "both"
             joins.append(FedJoin(operator.id, match.dataset, sees, last_send))
         if operator.spec.feeds is not None:
@@ -350,33 +351,21 @@ class _Origin:
 class _SendConflicts:
     """A send to a table, and how other sends to that table conflict with it.
 
-    `changed` are the columns that it changes, None for all. `same_columns` are the ids of the sends
+    `changed` are the columns that it changes. `same_columns` are the ids of the sends
     that change the same columns, so that the order between them matters; `other_columns` those that
     set other columns, which one newer record would hide. `mixed`: this send or one of
     `same_columns` adds or appends.
     """
 
-    changed: ChangedColumns | None
+    changed: ChangedColumns
     same_columns: Sequence[str]
     other_columns: Sequence[str]
     mixed: bool
 
     @property
-    def adds(self) -> bool:
-        return _adds(self.changed)
-
-    @property
-    def sets_nothing(self) -> bool:
-        return self.changed is not None and not self.changed.set
-
-    @property
     def needs_no_order(self) -> bool:
         """Whether this is the only send that changes its columns, and it only adds numbers."""
-        return self.changed is not None and self.changed.only_sums and not self.same_columns
-
-
-def _adds(changed: ChangedColumns | None) -> bool:
-    return changed is not None and changed.adds
+        return self.changed.only_sums and not self.same_columns
 
 
 def plan_tables(
@@ -444,7 +433,7 @@ def _find_send_conflicts(
     """Return, by operator id, which columns each send to a remote table changes, and which sends
     conflict with it.
     """
-    to_tables: dict[str, dict[str, ChangedColumns | None]] = {}
+    to_tables: dict[str, dict[str, ChangedColumns]] = {}
     for operator in app.operators:
         if operator.spec.send is not None:
             (source,) = operator.inputs
@@ -452,25 +441,25 @@ def _find_send_conflicts(
             sends[operator.id] = operator.spec.changed(app, columns[source])
     conflicts = {}
     for sends in to_tables.values():
-        for one, changed in sends.items():
-            others = {other: theirs for other, theirs in sends.items() if other != one}
-            same = [other for other, theirs in others.items() if _needs_order(changed, theirs)]
-            hidden = [other for other, theirs in others.items() if _hides(changed, theirs)]
-            mixed = _adds(changed) or any(_adds(sends[other]) for other in same)
-            conflicts[one] = _SendConflicts(changed, same, hidden, mixed)
+        for one in sends:
+            conflicts[one] = _compare_sends(one, sends)
     return conflicts
 
 
-def _needs_order(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
-    """Whether the order of two sends to a table matters; None is one that changes all columns."""
-    return one is None or other is None or one.depends_on_order_with(other)
-
-
-def _hides(one: ChangedColumns | None, other: ChangedColumns | None) -> bool:
-    """Whether a newer record of one of two sends to a table would hide columns of the other."""
-    if one is None or other is None:
-        return one is not other
-    return bool(one.set and other.set) and one.set != other.set
+def _compare_sends(one: str, sends: Mapping[str, ChangedColumns]) -> _SendConflicts:
+    changed = sends[one]
+    same = []
+    hidden = []
+    mixed = changed.adds
+    for other, theirs in sends.items():
+        if other == one:
+            continue
+        if changed.depends_on_order_with(theirs):
+            same.append(other)
+            mixed = mixed or theirs.adds
+        if changed.hides(theirs):
+            hidden.append(other)
+    return _SendConflicts(changed, same, hidden, mixed)
 
 
 def _trace_origin(
@@ -480,7 +469,7 @@ def _trace_origin(
     context = PlanContext(operator.id, app, catalog)
     if spec.reads is not None:
         return _begin_origin(spec.reads, spec.flow(context, []), catalog)
-    before = [read[source] for source in operator.inputs]
+    before = list(map(read.__getitem__, operator.inputs))
     flow = spec.flow(context, [one.flow for one in before])
     if spec.ordered_by is not None:
         return _order_origin(operator, tuple(spec.ordered_by), before)
@@ -491,11 +480,16 @@ def _trace_origin(
         # Records of several input partitions have no order in new partitions, either.
         return _enter_stream(operator, one)
     if spec.keeps_only_final and one.made_by:
-        results = tuple(app.operator(one.made_by).spec.ordered_by or ())
-        if one.keyed == results:
+        results = app.operator(one.made_by).spec.ordered_by
+        if results is not None and one.keyed == tuple(results):
             final = one.flow.partitioned_by[:-1]  # without the window's start
-            return replace(one, flow=replace(one.flow, partitioned_by=final), keyed=results[:-1])
-    if spec.assigns_positions:
+            return replace(one, flow=replace(one.flow, partitioned_by=final), keyed=one.keyed[:-1])
+    return _pass_on(operator, flow, one)
+
+
+def _pass_on(operator: Operator, flow: Flow, one: _Origin) -> _Origin:
+    """Return the origin of records that stay in the stream that they came from."""
+    if operator.spec.assigns_positions:
         one = replace(one, positions=operator.id)
     loses_key = one.flow.partitioned_by and not flow.partitioned_by
     if loses_key and one.partitions != 1:
@@ -532,19 +526,18 @@ def _order_origin(
 
 def _merge_origins(operator: Operator, flow: Flow, before: Sequence[_Origin]) -> _Origin:
     first = before[0]
-    unordered = any(one.made_by or one.why for one in before)
-    in_one_stream = all(one.positions == first.positions for one in before)
-    if in_one_stream and not unordered and not operator.spec.assigns_positions:
+    has_order = not operator.spec.assigns_positions
+    renumbered = ""
+    for one in before:
+        renumbered = renumbered or one.renumbered
+        if one.made_by or one.why or one.positions != first.positions:
+            has_order = False
+    if has_order:
         # Branches of one stream: their records are put back into its order.
-        moved = not flow.partitioned_by and first.partitions != 1
-        return replace(first, flow=flow, lost_at=operator.id if moved else "")
-    renumbered = [one.renumbered for one in before if one.renumbered]
-    return _Origin(
-        flow,
-        _all_streams(before),
-        why=f"the records come from several streams or branches, which {operator.id} merges",
-        renumbered=renumbered[0] if renumbered else "",
-    )
+        is_moved = not flow.partitioned_by and first.partitions != 1
+        return replace(first, flow=flow, lost_at=operator.id if is_moved else "")
+    why = f"the records come from several streams or branches, which {operator.id} merges"
+    return _Origin(flow, _all_streams(before), why=why, renumbered=renumbered)
 
 
 def _all_streams(several: Sequence[_Origin]) -> frozenset[str]:
@@ -575,8 +568,12 @@ def _plan_table(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
 ) -> PlannedTable:
     kept = _decide_order(table, before, sent)
-    left_out = f"unchanged: {again.describe_holding()}" if again.held_by else ""
-    replay = _describe_replay(kept.order, table, sent.adds) if again.streams else left_out
+    left_out = ""
+    if again.held_by:
+        left_out = f"unchanged: {again.describe_holding()}"
+    replay = left_out
+    if again.streams:
+        replay = _describe_replay(kept.order, table, sent.changed.adds)
     return PlannedTable(
         operator.id,
         table.name,
@@ -598,7 +595,7 @@ def _decide_order(table: AnyTable, before: _Origin, sent: _SendConflicts) -> _Ta
     why = _explain_disorder(table, before, sent)
     if not why:
         return _TableOrder("per key", _explain_order(before))
-    if sent.changed is not None and sent.needs_no_order:
+    if sent.needs_no_order:
         first = ""
         if sent.changed.begun:
             first = f", and the first one sets {', '.join(sorted(sent.changed.begun))}"
@@ -608,7 +605,7 @@ def _decide_order(table: AnyTable, before: _Origin, sent: _SendConflicts) -> _Ta
         )
         return _TableOrder("any", reason)
     harm = "an older record may replace a newer one"
-    if sent.sets_nothing:
+    if sent.changed.sets_nothing:
         harm = "an older record may append, or add to JSON, after a newer one"
     return _TableOrder("per source partition", why, harm, _suggest_order(sent, before))
 
@@ -625,8 +622,8 @@ def _explain_disorder(table: AnyTable, before: _Origin, sent: _SendConflicts) ->
     """Return why a table does not get the records of a key in their order; "" if it does."""
     if before.why:
         return before.why
-    in_key = set(before.flow.partitioned_by) <= set(table.key)
-    if before.partitions != 1 and (before.lost_at or not in_key):
+    in_key = set(before.flow.partitioned_by) <= set(table.key) and not before.lost_at
+    if before.partitions != 1 and not in_key:
         key = f"its key is ({', '.join(table.key)})"
         keyed = ", ".join(before.keyed)
         how = f", which {before.lost_at} drops or changes" if before.lost_at else ""
@@ -635,9 +632,9 @@ def _explain_disorder(table: AnyTable, before: _Origin, sent: _SendConflicts) ->
         streams = " and ".join(sorted(before.streams))
         return f"{key}, and {streams} is partitioned by ({keyed}){how}"
     if sent.same_columns:
-        writes = "write" if len(sent.same_columns) > 1 else "writes"
+        verb = "write" if len(sent.same_columns) > 1 else "writes"
         return (
-            f"{' and '.join(sent.same_columns)} {writes} to it, too, and a batch writes all"
+            f"{' and '.join(sent.same_columns)} {verb} to it, too, and a batch writes all"
             " records of one send before the next"
         )
     return ""
@@ -662,7 +659,7 @@ def _suggest_key(sent: _SendConflicts, before: _Origin) -> list[str]:
     if before.results_by:
         return [f"let the table's key have the columns {', '.join(before.results_by)}"]
     if before.partitions > 0:
-        once = ", and declare the table with idempotent=True" if sent.adds else ""
+        once = ", and declare the table with idempotent=True" if sent.changed.adds else ""
         return [f"partition the input by the table's key{once}"]
     return []
 
@@ -673,11 +670,11 @@ def _suggest_table(sent: _SendConflicts, before: _Origin, by_key: list[str]) -> 
         others = " and ".join(sent.other_columns)
         apart = f"give it and {others} tables of their own, and declare these with newest_by"
         return [*by_key, apart]
-    if sent.changed is not None and sent.changed.merged:
+    if sent.changed.merged:
         if before.partitions > 0 or before.results_by:
             return by_key
         return [*by_key, "let each input stream add to a column of its own"]
-    if sent.sets_nothing:
+    if sent.changed.sets_nothing:
         appended_once = (
             "declare the table with idempotent=True, which appends each value once, and sort by a"
             " time in the values where the list is read"
@@ -685,7 +682,7 @@ def _suggest_table(sent: _SendConflicts, before: _Origin, by_key: list[str]) -> 
         return [*by_key, appended_once]
     declared = 'newest_by="column"'
     more = ""
-    if sent.adds:
+    if sent.changed.adds:
         declared += " and idempotent=True"
         more = ", and additions of late records are still applied, once"
     newest = f"declare the table with {declared}, so that its store keeps the newest record{more}"
@@ -707,7 +704,7 @@ def _describe_late_loss(sent: _SendConflicts) -> tuple[str, str]:
                 " newest_by out, and let each set columns of its own."
             ),
         )
-    if sent.changed is not None and sent.changed.merged:
+    if sent.changed.merged:
         merged = ", ".join(sorted(sent.changed.merged))
         return (
             (

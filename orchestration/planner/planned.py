@@ -168,7 +168,19 @@ class PlannedAdvance:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedApplication:
+class PlannedPartitions:
+    """The operators of an application, and the partitions that their records are in."""
+
+    application: str
+    operators: tuple[PlannedOperator, ...]
+    streams: tuple[PlannedStream, ...]
+    join_groups: tuple[JoinGroup, ...]
+    exchanges: tuple[Exchange, ...]
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedApplication(PlannedPartitions):
     """What the planner has found out of an application.
 
     `columns` are those after each operator, by its id; the JSON has only their names. With the
@@ -177,12 +189,6 @@ class PlannedApplication:
     about datasets as they are stored now: they are not in the plan's JSON, and not compared.
     """
 
-    application: str
-    operators: tuple[PlannedOperator, ...]
-    streams: tuple[PlannedStream, ...]
-    join_groups: tuple[JoinGroup, ...]
-    exchanges: tuple[Exchange, ...]
-    tasks: tuple[Task, ...]
     notes: tuple[str, ...]
     tables: tuple[PlannedTable, ...]
     fed: tuple[FedDataset, ...]

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource, UnboundedDataset
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
@@ -108,9 +109,8 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
                 f"application {app.name!r} reads {name}, but systems= has no stream system"
                 f" {system_name!r}: it has {', '.join(sorted(systems)) or 'none'}."
             )
-            raise ConfigurationError(
-                problem, "Pass systems=systems_for(app).", application=app.name
-            )
+            step = "Pass systems=systems_for(app)."
+            raise ConfigurationError(problem, step, application=app.name)
         system = systems[system_name]
         try:
             info = system.info(stream)
@@ -126,21 +126,21 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         system, name = split_stream_name(stream)
         return systems[system].stored_bytes(name)
 
-    new_streams = {
-        name: system.new_streams
-        for name, system in systems.items()
-        if isinstance(system, StreamWriter)
-    }
+    new_streams = {}
+    for system_name, system in systems.items():
+        if isinstance(system, StreamWriter):
+            new_streams[system_name] = system.new_streams
     names = sorted(_stream_names(app))
-    found = dict(zip(names, map_in_threads(read_facts, names), strict=True))
-    facts = {name: fact for name, fact in found.items() if isinstance(fact, StreamFacts)}
-    missing = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+    facts = {}
+    missing = {}
+    for name, fact in zip(names, map_in_threads(read_facts, names), strict=True):
+        if isinstance(fact, str):
+            missing[name] = fact
+        else:
+            facts[name] = fact
+    folders = find_empty_folders(app)
     return Catalog(
-        facts,
-        missing=missing,
-        size_of=size_of,
-        new_streams=new_streams,
-        empty_folders=find_empty_folders(app),
+        facts, missing=missing, size_of=size_of, new_streams=new_streams, empty_folders=folders
     )
 
 
@@ -150,12 +150,12 @@ def _stream_names(app: Application) -> set[str]:
 
 def _dataset_streams(datasets: Iterable[AdjunctDataset]) -> set[str]:
     """Return the streams that advancing these datasets reads and writes."""
-    names: set[str | None] = set()
+    names: list[str | None] = []
     for dataset in datasets:
-        names.add(dataset.stream)
+        names.append(dataset.stream)
         if isinstance(dataset, UnboundedDataset):
-            names |= {dataset.dead_letters, dataset.transactions}
-    return {name for name in names if name is not None}
+            names += (dataset.dead_letters, dataset.transactions)
+    return set(filter(None, names))
 
 
 def build_plan(
@@ -285,7 +285,9 @@ def _iter_operators(
         output = draft.app.outputs.get(spec.writes or "")
         if output is not None and output.description:
             summary = f"{summary}: {output.description}"
-        looks_up = None if spec.match is None else spec.match.node.name
+        looks_up = None
+        if spec.match is not None:
+            looks_up = spec.match.node.name
         yield PlannedOperator(
             operator.id,
             operator.kind,
@@ -382,22 +384,23 @@ def check_syntax(app: Application) -> None:
     Spark's parser runs in a JVM without a session, which is started only for a query, or for an
     expression that is not certain to be valid. Without Java, these are not checked.
     """
-    to_parse = [each for each in _iter_sql(app) if each[1] or not is_valid_for_spark(each[0])]
+    to_parse = []
+    for each in _iter_sql(app):
+        if each.is_query or not is_valid_for_spark(each.text):
+            to_parse.append(each)
     if not to_parse:
         return
     from dagster_adjunct.resources.spark.session import syntax_errors
 
     mistakes: list[str] = []
     with suppress(ConfigurationError):  # there is no Java
-        mistakes = syntax_errors([(text, whole) for text, whole, _, _ in to_parse])
-    for mistake, (text, whole, what, facts) in zip(mistakes, to_parse, strict=False):
+        mistakes = syntax_errors([(each.text, each.is_query) for each in to_parse])
+    for mistake, each in zip(mistakes, to_parse, strict=False):
         if mistake:
-            problem = (
-                f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}:"
-                f" {mistake}."
-            )
+            kind = "query" if each.is_query else "expression"
+            problem = f"{each.owner}: {each.text!r} is not a valid Spark SQL {kind}: {mistake}."
             step = "Correct the SQL; Spark's parser reports the position."
-            raise PlanningError(problem, step, application=app.name, **facts)
+            raise PlanningError(problem, step, application=app.name, **each.facts)
 
 
 def list_zones(app: Application) -> list[str]:
@@ -422,23 +425,32 @@ def check_zones(app: Application) -> None:
     check_zones_in_jvm(zones)
 
 
-def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:
-    """Yield (SQL, whether it is a whole query, its owner, the fields of an error) for all SQL of
-    an application.
-    """
+class _Sql(NamedTuple):
+    """SQL of an application: an expression or a whole query, its owner, and fields of an error."""
+
+    text: str
+    is_query: bool
+    owner: str
+    facts: Mapping[str, str | None]
+
+
+def _iter_sql(app: Application) -> Iterator[_Sql]:
     for operator in app.operators:
         facts = {"operator": operator.id, "declared_at": format_place(operator.declared_at)}
-        yield from ((text, False, operator.id, facts) for text in operator.spec.sql)
+        for text in operator.spec.sql:
+            yield _Sql(text, False, operator.id, facts)
     for dataset in app.datasets:
-        texts = list(iterate_dataset_sql(dataset))
-        if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
-            query = dataset.input.query.replace("{version}", "''").replace("{partition}", "''")
-            texts.append(("the query", query, True))
-        initial = dataset.following.initial if isinstance(dataset, UnboundedDataset) else None
-        if isinstance(initial, QuerySnapshot) and initial.sql is not None:
-            texts.append(("the snapshot's query", initial.sql, True))
         facts = {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
-        yield from (
-            (text, whole, f"{what} of dataset {dataset.name!r}", facts)
-            for what, text, whole in texts
-        )
+        for what, text, is_query in (*iterate_dataset_sql(dataset), *_iter_queries(dataset)):
+            yield _Sql(text, is_query, f"{what} of dataset {dataset.name!r}", facts)
+
+
+def _iter_queries(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
+    """Yield the queries that a dataset is made of, as `iterate_dataset_sql` does."""
+    if isinstance(dataset.input, QuerySource) and isinstance(dataset.input.query, str):
+        query = dataset.input.query.replace("{version}", "''").replace("{partition}", "''")
+        yield "the query", query, True
+    if isinstance(dataset, UnboundedDataset):
+        initial = dataset.following.initial
+        if isinstance(initial, QuerySnapshot) and initial.sql is not None:
+            yield "the snapshot's query", initial.sql, True

@@ -77,9 +77,9 @@ def test_windows_begin_where_clocks_first_show_their_begin(
     frames: list[DataFrame] = []
     for number, (zone, date) in enumerate(CHANGES):
         window = Tumbling(**kind, zone=zone)
-        assert window.local is not None
+        assert window.clock is not None
         day = dt.datetime.fromisoformat(date).replace(tzinfo=dt.UTC)
-        begins = windows_by_minute(zone, day - 4 * DAY, day + 5 * DAY, window.local)
+        begins = windows_by_minute(zone, day - 4 * DAY, day + 5 * DAY, window.clock.shown)
         times = [
             begin + MINUTE * minutes
             for begin in begins[:-1]

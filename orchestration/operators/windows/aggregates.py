@@ -93,7 +93,9 @@ class ExactSum:
         digits = self._decimal[0]
         if not digits:
             return "decimal(20,0)"
-        return f"decimal({_NARROW},{self.scale})" if digits < _NARROW else None
+        if digits >= _NARROW:
+            return None
+        return f"decimal({_NARROW},{self.scale})"
 
     def partials(self, column: str) -> tuple[Partial, ...]:
         """Return the partial values of the sum of this column of the records."""
@@ -190,7 +192,9 @@ class Aggregation(ABC):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the records that the value is computed from."""
-        return () if self.column is None else (self.column,)
+        if self.column is None:
+            return ()
+        return (self.column,)
 
     def describe(self) -> str:
         """Return a description for plans: "sum(spent)"."""
@@ -265,7 +269,9 @@ class Sum(Aggregation):
         return _is_number(kind)
 
     def result_type(self, kind: str | None) -> str | None:
-        return None if kind is None else sum_type(kind)
+        if kind is None:
+            return None
+        return sum_type(kind)
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         return _sum(name, self.column, kind)
@@ -279,7 +285,9 @@ class Sum(Aggregation):
         return f"try_cast({quote_name(exact_column(name))} as {sum_type(kind)})"
 
     def exact(self, name: str, kind: str) -> str | None:
-        return None if kind in FLOATS else ExactSum(name, kind).total()
+        if kind in FLOATS:
+            return None
+        return ExactSum(name, kind).total()
 
 
 class _Extreme(Aggregation):
@@ -386,7 +394,9 @@ class Distinct(Aggregation):
     approximate: bool = False
 
     def describe(self) -> str:
-        return f"{'about ' if self.approximate else ''}distinct({self.column})"
+        if self.approximate:
+            return f"about distinct({self.column})"
+        return f"distinct({self.column})"
 
     def result_type(self, kind: str | None) -> str:
         return "bigint"
@@ -409,7 +419,9 @@ class Distinct(Aggregation):
         return (Partial(f"{name}$values", "string", made, merged, either),)
 
     def unit(self, kind: str) -> str:
-        return "as double" if kind in FLOATS else _unit(kind, whole=self.approximate)
+        if kind in FLOATS:
+            return "as double"
+        return _unit(kind, whole=self.approximate)
 
     def result(self, name: str, kind: str) -> str:
         if self.approximate:

@@ -126,14 +126,18 @@ class Windows:
         """Return the type of the (first) column that an aggregate is computed from; "" if it
         names no column.
         """
-        return self.types[made.columns[0]] if made.columns else ""
+        if not made.columns:
+            return ""
+        return self.types[made.columns[0]]
 
 
 def epoch_micros(moment: datetime | None) -> int | None:
     """Return a time, in UTC if it has no zone, as microseconds since 1970; None for None."""
     if moment is None:
         return None
-    return to_microseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return to_microseconds(moment)
 
 
 def aggregate_rows(

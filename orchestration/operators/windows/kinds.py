@@ -33,6 +33,40 @@ _MAX_OVERLAP = 1_000
 _HOURS = (1, 2, 3, 4, 6, 8, 12)
 
 
+@dataclass(frozen=True, slots=True)
+class ZoneClock:
+    """The clock of a zone, by which windows begin; `shown` is their length as the clock shows it.
+
+    All times are in microseconds since 1970, in UTC or as the clock shows them.
+    """
+
+    zone: str
+    shown: timedelta
+
+    @property
+    def length(self) -> int:
+        return to_micros(self.shown)
+
+    def floor(self, shown: Column) -> Column:
+        """Return what the clock shows, rounded down to a multiple of the length."""
+        return shown - F.pmod(shown, F.lit(self.length))
+
+    def show(self, moment: Column) -> Column:
+        """Return what the clock shows at a time in UTC."""
+        return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), self.zone))
+
+    def find(self, shown: Column) -> Column:
+        """Return the time in UTC at which the clock first shows a multiple of the length, or is put
+        forward past it.
+        """
+        moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(shown), self.zone))
+        # For a skipped time, Spark adds the amount by which the clock was put forward. That is too
+        # late if the clock was not put forward at a multiple of the length.
+        for skipped, put_forward in skipped_multiples(self.zone, self.length):
+            moment = F.when(shown == skipped, put_forward).otherwise(moment)
+        return moment
+
+
 @validated
 @dataclass(frozen=True, slots=True)
 class Tumbling:
@@ -83,11 +117,13 @@ class Tumbling:
             _check_calendar(self.days, self.hours, self.zone)
 
     @property
-    def local(self) -> timedelta | None:
-        """The length of a window as the clock of its zone shows it; None for windows of a fixed
-        `size`.
+    def clock(self) -> ZoneClock | None:
+        """The clock of its zone, and the length of a window as it shows it; None for windows of a
+        fixed `size`.
         """
-        return None if self.zone is None else timedelta(days=self.days or 0, hours=self.hours or 0)
+        if self.zone is None:
+            return None
+        return ZoneClock(self.zone, timedelta(days=self.days or 0, hours=self.hours or 0))
 
     def describe(self) -> str:
         """Return a description for plans."""
@@ -166,8 +202,8 @@ def max_duration_after(kind: Kind) -> timedelta:
     """
     if isinstance(kind, Session):
         return kind.gap
-    if isinstance(kind, Tumbling) and kind.local is not None:
-        return kind.local + timedelta(days=1)
+    if isinstance(kind, Tumbling) and kind.clock is not None:
+        return kind.clock.shown + timedelta(days=1)
     assert kind.size is not None
     return kind.size
 
@@ -187,29 +223,29 @@ def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
 
 def window_start(time: Column, kind: Tumbling) -> Column:
     """Return the start of the window that a time is in, both in microseconds since 1970."""
-    if kind.zone is None or kind.local is None:
+    clock = kind.clock
+    if clock is None:
         assert kind.size is not None
         return time - F.pmod(time, F.lit(to_micros(kind.size)))
     from pyspark.sql import SparkSession
 
-    zone = kind.zone
-    length = to_micros(kind.local)
-    spans = differing_spans(SparkSession.active(), zone)
-    label = _floor(_utc_to_clock(time, zone), length)
+    length = clock.length
+    spans = differing_spans(SparkSession.active(), clock.zone)
+    label = clock.floor(clock.show(time))
     # The label is the clock's time, rounded down. A clock that is put back shows times twice, and
     # one that is put forward skips some, so the label may be that of the window before or after.
-    begin = _clock_to_utc(label, zone, length)
-    following = _clock_to_utc(label + length, zone, length)
+    begin = clock.find(label)
+    following = clock.find(label + length)
     start = (
-        F.when(time < begin, _clock_to_utc(label - length, zone, length))
+        F.when(time < begin, clock.find(label - length))
         .when(time >= following, following)
         .otherwise(begin)
     )
     start = _refuse_spans(start, time, kind, spans)
     if length != _HOUR:
         return start
-    again = time - (_utc_to_clock(time, zone) - label)
-    return F.when(_utc_to_clock(again, zone) == label, again).otherwise(start)
+    again = time - (clock.show(time) - label)
+    return F.when(clock.show(again) == label, again).otherwise(start)
 
 
 def _refuse_spans(
@@ -220,7 +256,6 @@ def _refuse_spans(
 
     In them, long ago or far ahead, Java and Python have different rules for the zone.
     """
-    assert kind.local is not None
     for first, last in spans:
         problem = F.concat(
             F.lit(f"{kind.describe()}: a record is of "),
@@ -240,42 +275,17 @@ def _refuse_spans(
 
 def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
     """Return the exclusive end of the window with this start, both in microseconds since 1970."""
-    if isinstance(kind, Sliding) or kind.zone is None or kind.local is None:
+    clock = kind.clock if isinstance(kind, Tumbling) else None
+    if clock is None:
         assert kind.size is not None
         return start + to_micros(kind.size)
-    zone = kind.zone
-    length = to_micros(kind.local)
-    end = _clock_to_utc(_floor(_utc_to_clock(start, zone), length) + length, zone, length)
+    length = clock.length
+    end = clock.find(clock.floor(clock.show(start)) + length)
     if length != _HOUR:
         return end
     later = start + length
-    again = F.pmod(_utc_to_clock(later, zone), F.lit(length)) == 0
+    again = F.pmod(clock.show(later), F.lit(length)) == 0
     return F.when(again & ((later < end) | (end <= start)), later).otherwise(end)
-
-
-def _floor(clock: Column, length: int) -> Column:
-    return clock - F.pmod(clock, F.lit(length))
-
-
-def _utc_to_clock(moment: Column, zone: str) -> Column:
-    """Return the local time of the zone, in microseconds since 1970-01-01T00:00 local time;
-    `moment` is in UTC.
-    """
-    return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), zone))
-
-
-def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
-    """Return the UTC time at which the clock of the zone first shows `clock`, or is put forward
-    past it.
-
-    All in microseconds; `clock` is local time, a multiple of `length`.
-    """
-    moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(clock), zone))
-    # For a skipped time, Spark adds the amount by which the clock was put forward. That is too late
-    # if the clock was not put forward at a multiple of the length.
-    for skipped, put_forward in skipped_multiples(zone, length):
-        moment = F.when(clock == skipped, put_forward).otherwise(moment)
-    return moment
 
 
 @cache

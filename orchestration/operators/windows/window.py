@@ -258,7 +258,9 @@ class Window(PassThroughSpec):
     @property
     def ordered_by(self) -> Sequence[str]:
         # An update of an earlier window may come after the results of a later one.
-        return (*self.by, START) if self.emits_updates else self.by
+        if self.emits_updates:
+            return (*self.by, START)
+        return self.by
 
     @property
     def zones(self) -> Sequence[str]:
@@ -484,7 +486,9 @@ def _keep_single_partition(joined: DataFrame, partitions: int) -> DataFrame:
     """Return a join in one partition again if `partitions` is 1: Spark repartitions single
     partitions to join them.
     """
-    return joined.coalesce(1) if partitions == 1 else joined
+    if partitions == 1:
+        return joined.coalesce(1)
+    return joined
 
 
 def build_window(

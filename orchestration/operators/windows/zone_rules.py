@@ -218,7 +218,9 @@ def _next_step(java: Database, python: Database) -> str:
 def _package_version(rules: str) -> str | None:
     """Return the version of the package tzdata with these rules: "2025.2" for "2025b"."""
     found = re.fullmatch(r"(\d{4})([a-z])", rules)
-    return f"{found[1]}.{ord(found[2]) - ord('a') + 1}" if found else None
+    if found is None:
+        return None
+    return f"{found[1]}.{ord(found[2]) - ord('a') + 1}"
 
 
 def _find_differences(zone: str, moments: Any, offsets: Any) -> tuple[tuple[int, int], ...]:
@@ -270,7 +272,9 @@ def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
     change = F.element_at(F.array(*map(F.lit, around)), (number - days + 1).cast("int"))
     moment = F.when(number < days, F.lit(first) + number * _DAY).otherwise(change)
     shown = F.unix_micros(F.from_utc_timestamp(F.timestamp_micros("moment"), zone))
-    tasks = 1 if (session.conf.get("spark.master", "") or "").startswith("local") else _TASKS
+    tasks = _TASKS
+    if (session.conf.get("spark.master", "") or "").startswith("local"):
+        tasks = 1
     numbers = session.range(0, tasks * (days + len(around)), 1, tasks)
     try:
         moments = numbers.select(moment.alias("moment"))
