@@ -60,6 +60,11 @@ def describe_input(spec: AdjunctDataset) -> str:
     return f"dataset {spec.name!r} (input {spec.input})"
 
 
+def hides_values(spec: AdjunctDataset) -> bool:
+    """Whether errors hide all values, because one may be that of a sensitive column."""
+    return bool(spec.sensitive or getattr(spec.extractor, "sensitive", ()))
+
+
 def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     """Return the columns of entries made from records with these columns, after extractor and
     `columns`.

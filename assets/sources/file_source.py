@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
-from dagster_adjunct.assets.sources.entries import derive_entry_schema
+from dagster_adjunct.assets.sources.entries import derive_entry_schema, hides_values
 from dagster_adjunct.assets.sources.version_source import (
     Awaiting,
     Delivery,
@@ -727,12 +727,10 @@ class FileVersions(VersionSource):
         )
 
     def _declared(self, delivery: Delivery) -> DeclaredFiles:
-        # A line may contain values of a sensitive column, so if there is such a column, errors show
-        # no values.
-        sensitive = self.spec.sensitive or getattr(self.spec.extractor, "sensitive", ())
         source = self._source
+        shows = not hides_values(self.spec)
         what = self._what(delivery)
-        return DeclaredFiles(self._tree, source.format, source.schema, what, values=not sensitive)
+        return DeclaredFiles(self._tree, source.format, source.schema, what, values=shows)
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self.spec.name!r}, version {delivery.version!r}"
