@@ -17,6 +17,7 @@ from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upse
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
 from dagster_adjunct.assets.declaration.policies import (
+    CHUNK_RECORDS,
     ChangeStreamOptions,
     DeadLetters,
     DeltaCompaction,
@@ -25,6 +26,7 @@ from dagster_adjunct.assets.declaration.policies import (
     OnLostOffset,
     Validator,
     VersionPartitions,
+    check_positive,
     check_valid_from,
     check_validators,
 )
@@ -167,10 +169,9 @@ def bucket_columns(
     Raises ConfigurationError unless exactly one of `partitions` and `broadcast=True` is given.
     """
     if broadcast == (partitions is not None):
+        given = "neither partitions nor broadcast=True"
         if broadcast:
             given = "both partitions and broadcast=True"
-        else:
-            given = "neither partitions nor broadcast=True"
         problem = f"dataset {name!r} has {given}: expected exactly one."
         step = (
             "Write partitions=N to partition it by key, or broadcast=True for one copy on every"
@@ -200,16 +201,23 @@ class DescriptionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Presentation:
-    """What Dagster shows about a dataset, and when it materializes it by itself."""
+    """What Dagster shows about a dataset, and when it materializes it by itself.
+
+    `freshness` is the age at which Dagster warns, None if it never does.
+    """
 
     description: str = ""
     owners: tuple[str, ...] = ()
     group: str | None = None
     column_descriptions: tuple[tuple[str, str], ...] = ()
     automation_condition: Condition | None = field(default=None, repr=False)
+    freshness: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("freshness", self.freshness)
 
 
-def _presentation(shown: DescriptionOptions) -> Presentation:
+def _presentation(shown: DescriptionOptions, freshness: timedelta | None = None) -> Presentation:
     described = shown.get("column_descriptions") or {}
     return Presentation(
         description=shown.get("description", ""),
@@ -217,6 +225,7 @@ def _presentation(shown: DescriptionOptions) -> Presentation:
         group=shown.get("group"),
         column_descriptions=tuple(described.items()),
         automation_condition=shown.get("automation_condition"),
+        freshness=freshness,
     )
 
 
@@ -324,17 +333,14 @@ class AdjunctDataset:
                 "is partitioned and has no partition_by",
                 "Name one or more columns of its key.",
             )
-        outside = [column for column in self.partition_by if column not in self.key]
-        if outside:
-            problem = (
-                f"is partitioned by {outside[0]!r}, which is not in its key"
-                f" ({', '.join(self.key)}): entries of one key could be in two buckets"
-            )
-            yield (
-                "partition_by",
-                problem,
-                "Partition by columns of the key only, or add the column to the key.",
-            )
+        for column in self.partition_by:
+            if column not in self.key:
+                problem = (
+                    f"is partitioned by {column!r}, which is not in its key"
+                    f" ({', '.join(self.key)}): entries of one key could be in two buckets"
+                )
+                step = "Partition by columns of the key only, or add the column to the key."
+                yield "partition_by", problem, step
 
     @property
     def follows_changes(self) -> bool:
@@ -548,12 +554,11 @@ def bounded_dataset(
     key by default. See AdjunctDataset for the other arguments.
     """
     spread = bucket_columns(name, key, partitions, partition_by, broadcast)
-    # Partitions in Dagster and versions over time stay by default: a month's backfill must not be
-    # discarded.
     if discard is None:
-        policy = DiscardPolicy(keep=3 if versions is None and valid_from is None else None)
-    else:
-        policy = discard
+        # Partitions in Dagster and versions over time stay by default: a month's backfill must not
+        # be discarded.
+        stays = versions is not None or valid_from is not None
+        discard = DiscardPolicy(keep=None) if stays else DiscardPolicy()
     return BoundedDataset(
         name=name,
         input=input,
@@ -566,7 +571,7 @@ def bounded_dataset(
         duplicates=duplicates,
         validators=tuple(validators),
         versions=versions,
-        discard=policy,
+        discard=discard,
         on_damage=on_damage,
         valid_from=valid_from,
         sensitive=to_name_tuple(shown.get("sensitive", ())),
@@ -622,11 +627,11 @@ def unbounded_dataset(
             on_lost_offset=on_lost_offset,
             compaction=DeltaCompaction() if compaction is None else compaction,
             persistent=persistent,
-            freshness=freshness,
             history=history,
             valid_from=valid_from,
-            **({} if chunk is None else {"chunk": chunk}),
+            chunk=CHUNK_RECORDS if chunk is None else chunk,
         )
+        presentation = _presentation(shown, freshness)
     except ConfigurationError as error:
         raise error.reworded(
             f"dataset {name!r}: {error.problem}", error.next_step, dataset=name
@@ -643,7 +648,7 @@ def unbounded_dataset(
         discard=DiscardPolicy() if discard is None else discard,
         following=following,
         sensitive=to_name_tuple(shown.get("sensitive", ())),
-        presentation=_presentation(shown),
+        presentation=presentation,
     )
 
 

@@ -54,11 +54,12 @@ class EnvelopeFormat:
             )
         declared = Schema.from_ddl(envelope.columns, what)
         for field in declared.fields:
-            if field.name in records.names and records.field(field.name).type != field.type:
+            own = records.field(field.name) if field.name in records else field
+            if own.type != field.type:
                 raise SchemaMismatchError(
                     f"{what}: column {field.name!r} of the rows in {value!r} is declared as"
                     f" {field.type}, but the record's own column of this name is"
-                    f" {records.field(field.name).type}.",
+                    f" {own.type}.",
                     "Declare both with one type: the key of a row is compared with that of its"
                     " record.",
                     column=field.name,
@@ -151,9 +152,12 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     def _resolve_missing(self) -> None:
         """Replace on_missing="default", and reject "keep" for rows that are always complete."""
-        has_whole_rows = self.documents or self.format == "avro"
-        if has_whole_rows and "keep" in missing_rules(self).values():
-            what = "documents=True" if self.documents else "format='avro'"
+        what = ""
+        if self.documents:
+            what = "documents=True"
+        elif self.format == "avro":
+            what = "format='avro'"
+        if what and "keep" in missing_rules(self).values():
             problem = (
                 f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column"
                 " that is missing in one keeps no stored value."
@@ -163,8 +167,7 @@ class DebeziumEnvelope(EnvelopeFormat):
         if self.on_missing == "default":
             # A document lacks a field that it has no value for; an Avro schema says which columns
             # there are.
-            lists_columns = self.layout == "rows" and not self.schemas
-            object.__setattr__(self, "on_missing", "refuse" if lists_columns else "null")
+            object.__setattr__(self, "on_missing", "null" if what else "refuse")
 
     def _check_decimals(self, declared: Schema) -> None:
         """Raise ConfigurationError if it is not declared how JSON encodes decimals."""
@@ -216,10 +219,13 @@ class DebeziumEnvelope(EnvelopeFormat):
         return PATH.fullmatch(path) is not None
 
     def describe(self) -> str:
-        rules = {name: getattr(self, name) for name in ("on_unavailable", "on_missing")}
         usual = ("refuse", "null") if self.documents or self.schemas else ("refuse",)
-        kept = "".join(f", {name}={rule!r}" for name, rule in rules.items() if rule not in usual)
-        return f"Debezium envelopes in {self.format} ({self.columns}){kept}"
+        described = f"Debezium envelopes in {self.format} ({self.columns})"
+        for name in ("on_unavailable", "on_missing"):
+            rule = getattr(self, name)
+            if rule not in usual:
+                described += f", {name}={rule!r}"
+        return described
 
 
 def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
@@ -257,15 +263,19 @@ def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
 
     A schema without a record in `before` or `after` is not checked.
     """
-    known = [_avro_row_columns(json.loads(text)) for text in schemas]
-    if not known or None in known:
-        return
-    sent = {name for names in known for name in names or ()}
+    sent: set[str] = set()
+    for text in schemas:
+        names = _avro_row_columns(json.loads(text))
+        if names is None:
+            return
+        sent |= names
     lacking = next((name for name in columns if name not in sent), None)
-    if lacking is None:
+    if lacking is None or not schemas:
         return
-    alike = next((name for name in sorted(sent) if name.lower() == lacking.lower()), None)
-    found = f"but {alike!r} in another case" if alike else f"which have {', '.join(sorted(sent))}"
+    found = f"which have {', '.join(sorted(sent))}"
+    for name in sorted(sent, reverse=True):
+        if name.lower() == lacking.lower():
+            found = f"but {name!r} in another case"
     problem = (
         f"{_ENVELOPE} declares column {lacking!r}, which is in no row of its Avro schemas, {found}."
     )
@@ -275,22 +285,22 @@ def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
 
 def _avro_row_columns(schema: Any) -> set[str] | None:
     """Return the columns of the rows in an envelope's Avro schema, None if it has no rows."""
-    fields = schema.get("fields", ()) if isinstance(schema, Mapping) else ()
-    sides = [
-        field
-        for field in fields
-        if isinstance(field, Mapping) and field.get("name") in ("before", "after")
-    ]
-    for side in sides:  # the first has the record itself, the second may only name it
+    for side in _avro_fields(schema):
+        if side.get("name") not in ("before", "after"):
+            continue
+        # The first has the record itself, the second may only name it.
         kinds = side.get("type")
         for kind in kinds if isinstance(kinds, list) else [kinds]:
             if isinstance(kind, Mapping) and isinstance(kind.get("fields"), list):
-                return {
-                    field["name"]
-                    for field in kind["fields"]
-                    if isinstance(field, Mapping) and "name" in field
-                }
+                return {field["name"] for field in _avro_fields(kind) if "name" in field}
     return None
+
+
+def _avro_fields(record: Any) -> list[Mapping[str, Any]]:
+    """Return the fields of a record in an Avro schema; none of anything else."""
+    if not isinstance(record, Mapping):
+        return []
+    return [field for field in record.get("fields", ()) if isinstance(field, Mapping)]
 
 
 _MAXWELL = "a Maxwell envelope"
@@ -345,6 +355,10 @@ class MaxwellEnvelope(EnvelopeFormat):
         return path in _MAXWELL_PATHS
 
     def describe(self) -> str:
-        table = "" if self.table is None else f" of {self.table}"
-        missing = "" if self.on_missing == "refuse" else f", on_missing={self.on_missing!r}"
-        return f"Maxwell envelopes{table} ({self.columns}){missing}"
+        described = "Maxwell envelopes"
+        if self.table is not None:
+            described += f" of {self.table}"
+        described += f" ({self.columns})"
+        if self.on_missing != "refuse":
+            described += f", on_missing={self.on_missing!r}"
+        return described

@@ -244,7 +244,7 @@ def _stale_launchers(graph: AssetGraph, launchers: Sequence[Launcher]) -> Iterat
     for member in graph.datasets.values():
         if not isinstance(member.dataset, UnboundedDataset):
             continue
-        window = member.dataset.following.freshness
+        window = member.dataset.presentation.freshness
         made_by = [to_dagster_name(app) for app, made in graph.made.items() if member.key in made]
         if window is not None and made_by:
             yield sensors.stale_launcher(member, window, jobs[made_by[0]])
