@@ -239,12 +239,12 @@ def snapshot_inputs(
     commit, manifests = log.read_all()
     if specs[0].version_set is None and len(manifests) > 1:
         others = ", ".join(sorted(set(manifests) - {specs[0].name}))
-        problem = (
+        raise errors.DatasetError(
             f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared"
-            " alone."
+            " alone.",
+            "Declare it with version_set(NAME, …) as before, or under a new name.",
+            dataset=specs[0].name,
         )
-        step = "Declare it with version_set(NAME, …) as before, or under a new name."
-        raise errors.DatasetError(problem, step, dataset=specs[0].name)
     if actions.expire_pins(log, manifests, context.now(), by=context.by):
         commit, manifests = log.read_all()
     stages = {spec.name: Stages(spec.name, on_stage) for spec in specs}
@@ -334,12 +334,12 @@ def advance_members(
     """Do what `advance_version_set` does, with the given runtime."""
     names = {spec.version_set for spec in specs}
     if len(names) != 1 or None in names or len(specs) < 2:
-        problem = (
+        raise errors.ConfigurationError(
             f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version"
-            " set."
+            " set.",
+            "Declare them with version_set(NAME, …) and pass what it returns.",
+            argument="specs",
         )
-        step = "Declare them with version_set(NAME, …) and pass what it returns."
-        raise errors.ConfigurationError(problem, step, argument="specs")
     join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
     members = [spec for spec in specs if isinstance(spec, BoundedDataset)]
     group = snapshot_inputs(runtime, members, on_stage)
@@ -450,15 +450,13 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
             continue
         if now is not None:
             _delete_if_settled(candidate, now)
-        problem = (
+        raise errors.CommitConflictError(
             f"dataset {member.name!r}, version {candidate.delivery.version!r}: another writer"
-            f" {what} meanwhile."
-        )
-        step = (
+            f" {what} meanwhile.",
             "Nothing of this attempt is served. Advance again: it continues from the other"
-            " writer's commit."
+            " writer's commit.",
+            dataset=member.name,
         )
-        raise errors.CommitConflictError(problem, step, dataset=member.name)
     return rebased
 
 

@@ -195,9 +195,11 @@ class OperationColumn(_RecordIsRow):
             declared += words
         twice = repeated_names(declared)
         if twice:
-            problem = f"the operation {twice[0]!r} of column {self.column!r} is declared twice."
-            step = "Name each operation in only one of delete, write and ignore; pass () for none."
-            raise ConfigurationError(problem, step, argument="operations")
+            raise ConfigurationError(
+                f"the operation {twice[0]!r} of column {self.column!r} is declared twice.",
+                "Name each operation in only one of delete, write and ignore; pass () for none.",
+                argument="operations",
+            )
 
     def schema(self, records: Schema, what: str) -> Schema:
         _check_type(records, self.column, ("string",), f"{what}: the record", "the operation")
@@ -553,12 +555,11 @@ def _check_type(
 ) -> None:
     field = records.field(column, whose)
     if field.type not in kinds:
-        problem = (
-            f"{whose} has column {column!r} as {field.type}, which is declared as the column for"
-            f" {meaning}: expected {' or '.join(kinds)}."
-        )
         raise SchemaMismatchError(
-            problem, "Name another column in the change format.", column=column
+            f"{whose} has column {column!r} as {field.type}, which is declared as the column for"
+            f" {meaning}: expected {' or '.join(kinds)}.",
+            "Name another column in the change format.",
+            column=column,
         )
 
 

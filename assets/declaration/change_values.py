@@ -465,23 +465,22 @@ def may_be_unavailable(kind: str) -> bool:
 def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -> None:
     """Raise ConfigurationError for an invalid placeholder or `on_unavailable`."""
     if unavailable is None and on_unavailable == "keep":
-        problem = (
+        raise ConfigurationError(
             f"{what} has on_unavailable='keep' and unavailable=None: then unknown values can't be"
-            " recognized."
+            " recognized.",
+            "Give the connector's unavailable.value.placeholder, or leave on_unavailable out.",
+            argument="on_unavailable",
         )
-        step = "Give the connector's unavailable.value.placeholder, or leave on_unavailable out."
-        raise ConfigurationError(problem, step, argument="on_unavailable")
     try:
         valid = unavailable is None or bool(_bytes(unavailable))
     except (ValueError, AttributeError):
         valid = False
     if not valid:
-        problem = (
-            f"{what} has unavailable={unavailable!r}: expected a text, or 'hex:' and bytes in hex,"
-            " as in the connector's unavailable.value.placeholder."
-        )
         raise ConfigurationError(
-            problem, "Leave it out if the connector does not set it.", argument="unavailable"
+            f"{what} has unavailable={unavailable!r}: expected a text, or 'hex:' and bytes in hex,"
+            " as in the connector's unavailable.value.placeholder.",
+            "Leave it out if the connector does not set it.",
+            argument="unavailable",
         )
 
 

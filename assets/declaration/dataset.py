@@ -84,13 +84,17 @@ class FileSource:
 
     def __post_init__(self) -> None:
         if not self.url:
-            expected = "a folder, file:///… or s3://BUCKET/PREFIX"
-            raise argument_error(f"FileSource has url={self.url!r}", expected, argument="url")
+            raise argument_error(
+                f"FileSource has url={self.url!r}",
+                "a folder, file:///… or s3://BUCKET/PREFIX",
+                argument="url",
+            )
         check_folder_url(self.url)
         if not self.complete or "/" in self.complete:
-            expected = 'the name of an object, without "/", such as _SUCCESS'
             raise argument_error(
-                f"FileSource has complete={self.complete!r}", expected, argument="complete"
+                f"FileSource has complete={self.complete!r}",
+                'the name of an object, without "/", such as _SUCCESS',
+                argument="complete",
             )
 
     def __str__(self) -> str:
@@ -172,12 +176,13 @@ def bucket_columns(
         given = "neither partitions nor broadcast=True"
         if broadcast:
             given = "both partitions and broadcast=True"
-        problem = f"dataset {name!r} has {given}: expected exactly one."
-        step = (
+        raise ConfigurationError(
+            f"dataset {name!r} has {given}: expected exactly one.",
             "Write partitions=N to partition it by key, or broadcast=True for one copy on every"
-            " task."
+            " task.",
+            argument="partitions",
+            dataset=name,
         )
-        raise ConfigurationError(problem, step, argument="partitions", dataset=name)
     if partition_by is not None:
         return to_name_tuple(partition_by)
     return () if broadcast else to_name_tuple(key)
@@ -269,9 +274,11 @@ class AdjunctDataset:
 
     def __post_init__(self) -> None:
         if type(self) is AdjunctDataset:
-            step = "Declare it with bounded_dataset(…) or unbounded_dataset(…)."
             raise ConfigurationError(
-                f"dataset {self.name!r} is of no kind.", step, argument="kind", dataset=self.name
+                f"dataset {self.name!r} is of no kind.",
+                "Declare it with bounded_dataset(…) or unbounded_dataset(…).",
+                argument="kind",
+                dataset=self.name,
             )
         if self.declared_at is None:
             object.__setattr__(self, "declared_at", find_calling_line())
@@ -279,8 +286,9 @@ class AdjunctDataset:
         if isinstance(self.input, str):
             split_stream_name(self.input)
         for argument, problem, next_step in self._problems():
-            what = f"dataset {self.name!r} {problem}."
-            raise ConfigurationError(what, next_step, argument=argument, dataset=self.name)
+            raise ConfigurationError(
+                f"dataset {self.name!r} {problem}.", next_step, argument=argument, dataset=self.name
+            )
 
     def _problems(self) -> Iterator[tuple[str, str, str]]:
         """Yield what is wrong: the argument, the problem, and the next step."""
@@ -662,25 +670,23 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[BoundedDataset, ..
     check_name("version set", name)
     called = [member.name for member in members]
     if len(set(called)) < 2 or len(set(called)) != len(called):
-        problem = (
-            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or"
-            " more different ones."
-        )
         raise ConfigurationError(
-            problem, "Name the datasets that switch together.", argument="members"
+            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or"
+            " more different ones.",
+            "Name the datasets that switch together.",
+            argument="members",
         )
     joined = []
     for member in members:
         if not _is_named_by_producer(member):
-            problem = (
+            raise ConfigurationError(
                 f"version set {name!r} has the member {member.name!r}, whose versions are not named"
-                " by a producer."
-            )
-            step = (
+                " by a producer.",
                 "Only bounded datasets from a stream or from files, without version partitions, can"
-                " be members."
+                " be members.",
+                argument="members",
+                dataset=member.name,
             )
-            raise ConfigurationError(problem, step, argument="members", dataset=member.name)
         joined.append(replace(member, version_set=name))
     return tuple(joined)
 

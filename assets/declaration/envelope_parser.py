@@ -754,11 +754,11 @@ def _incremental_reason(path: str) -> Column:
     `order_by`.
     """
     value = F.col(path_column(path))
-    reason = (
+    return F.when(
+        F.col(_INCREMENTAL) & F.coalesce(value.rlike(_NOWHERE), F.lit(True)),
         "no value to order by: it is a row of an incremental snapshot without a position in"
-        f" {path!r}, so it may be older than a change of its key. {REPAIR}"
+        f" {path!r}, so it may be older than a change of its key. {REPAIR}",
     )
-    return F.when(F.col(_INCREMENTAL) & F.coalesce(value.rlike(_NOWHERE), F.lit(True)), reason)
 
 
 def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
@@ -795,5 +795,7 @@ def _surrogate_reason(field: Field, raw: str) -> Column:
     """
     text = F.col(TEXT)
     is_half = text.contains("\\u") & text.rlike(_HALF)
-    reason = f"column {field.name!r} has half of a character: {UTF8}"
-    return F.when(F.col(raw)[field.name].contains("?") & is_half, reason)
+    return F.when(
+        F.col(raw)[field.name].contains("?") & is_half,
+        f"column {field.name!r} has half of a character: {UTF8}",
+    )

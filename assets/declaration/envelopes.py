@@ -144,9 +144,11 @@ class DebeziumEnvelope(EnvelopeFormat):
     def _check_format(self) -> None:
         if (self.format == "avro") != (self.avro_schema is not None):
             article = "an" if self.avro_schema else "no"
-            problem = f"{_ENVELOPE} has format={self.format!r} and {article} avro_schema."
-            step = "Give avro_schema with format='avro', and only with it."
-            raise ConfigurationError(problem, step, argument="format")
+            raise ConfigurationError(
+                f"{_ENVELOPE} has format={self.format!r} and {article} avro_schema.",
+                "Give avro_schema with format='avro', and only with it.",
+                argument="format",
+            )
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
 
@@ -158,12 +160,12 @@ class DebeziumEnvelope(EnvelopeFormat):
         elif self.format == "avro":
             what = "format='avro'"
         if what and "keep" in missing_rules(self).values():
-            problem = (
+            raise ConfigurationError(
                 f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column"
-                " that is missing in one keeps no stored value."
+                " that is missing in one keeps no stored value.",
+                "Leave on_missing out, or declare on_missing='null'.",
+                argument="on_missing",
             )
-            step = "Leave on_missing out, or declare on_missing='null'."
-            raise ConfigurationError(problem, step, argument="on_missing")
         if self.on_missing == "default":
             # A document lacks a field that it has no value for; an Avro schema says which columns
             # there are.
@@ -185,12 +187,12 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     def _check_transactions(self) -> None:
         if (self.transactions is None) != (self.collection is None):
-            problem = (
+            raise ConfigurationError(
                 f"{_ENVELOPE} has transactions={self.transactions!r} and"
-                f" collection={self.collection!r}."
+                f" collection={self.collection!r}.",
+                'Give both (transactions="lake.tx", collection="public.accounts"), or neither.',
+                argument="transactions",
             )
-            step = 'Give both (transactions="lake.tx", collection="public.accounts"), or neither.'
-            raise ConfigurationError(problem, step, argument="transactions")
         if self.transactions is not None:
             split_stream_name(self.transactions)
 
@@ -239,11 +241,11 @@ def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
     rules = dict(given)
     unknown = next((name for name in rules if name not in declared), None)
     if unknown is not None:
-        problem = (
-            f"on_missing names the column {unknown!r}; declared are {', '.join(declared.names)}."
-        )
         raise ConfigurationError(
-            problem, "Correct the name.", argument="on_missing", column=unknown
+            f"on_missing names the column {unknown!r}; declared are {', '.join(declared.names)}.",
+            "Correct the name.",
+            argument="on_missing",
+            column=unknown,
         )
     object.__setattr__(form, "on_missing", tuple(sorted(rules.items())))
 
@@ -252,9 +254,11 @@ def _check_avro(text: str, which: str) -> None:
     try:
         json.loads(text)
     except (TypeError, ValueError) as error:
-        problem = f"{_ENVELOPE}: the Avro schema{which} is not JSON ({error}): {str(text)[:60]!r}."
-        step = "Give the text of the schema from the registry or the .avsc file."
-        raise ConfigurationError(problem, step, argument="avro_schema") from error
+        raise ConfigurationError(
+            f"{_ENVELOPE}: the Avro schema{which} is not JSON ({error}): {str(text)[:60]!r}.",
+            "Give the text of the schema from the registry or the .avsc file.",
+            argument="avro_schema",
+        ) from error
 
 
 def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
@@ -276,11 +280,13 @@ def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
     for name in sorted(sent, reverse=True):
         if name.lower() == lacking.lower():
             found = f"but {name!r} in another case"
-    problem = (
-        f"{_ENVELOPE} declares column {lacking!r}, which is in no row of its Avro schemas, {found}."
+    raise ConfigurationError(
+        f"{_ENVELOPE} declares column {lacking!r}, which is in no row of its Avro schemas,"
+        f" {found}.",
+        "Correct the name, leave the column out, or let the connector send it.",
+        argument="columns",
+        column=lacking,
     )
-    step = "Correct the name, leave the column out, or let the connector send it."
-    raise ConfigurationError(problem, step, argument="columns", column=lacking)
 
 
 def _avro_row_columns(schema: Any) -> set[str] | None:
@@ -339,12 +345,12 @@ class MaxwellEnvelope(EnvelopeFormat):
     def __post_init__(self) -> None:
         _freeze_missing(self, Schema.from_ddl(self.columns, _MAXWELL))
         if self.table is not None and "." not in self.table:
-            problem = f"{_MAXWELL} has table={self.table!r}: expected DATABASE.TABLE."
-            step = (
+            raise ConfigurationError(
+                f"{_MAXWELL} has table={self.table!r}: expected DATABASE.TABLE.",
                 'Write, for example, table="shop.items", or leave it out if the stream has one'
-                " table."
+                " table.",
+                argument="table",
             )
-            raise ConfigurationError(problem, step, argument="table")
 
     @property
     def completes(self) -> bool:

@@ -117,12 +117,13 @@ class Projection:
         declared = Schema.from_ddl(self.columns, "a projection").names
         for name in self._computed:
             if name not in declared:
-                problem = (
+                raise ConfigurationError(
                     f"a projection computes {name!r}, which is not among its columns"
-                    f" {', '.join(declared)}."
+                    f" {', '.join(declared)}.",
+                    "Name it in columns, with its type, or leave it out of select.",
+                    argument="select",
+                    column=name,
                 )
-                step = "Name it in columns, with its type, or leave it out of select."
-                raise ConfigurationError(problem, step, argument="select", column=name)
 
     @property
     def _computed(self) -> dict[str, str]:
@@ -217,12 +218,9 @@ class Projection:
             kind = given.dataType.simpleString()
             expression = expressions[field.name]
             if not is_assignable(kind, field.type):
-                problem = (
-                    f"{what}: the projection declares {field.name} as {field.type}, but "
-                    f"{computed.get(field.name, field.name)!r} is {kind}."
-                )
                 raise DatasetError(
-                    problem,
+                    f"{what}: the projection declares {field.name} as {field.type}, but "
+                    f"{computed.get(field.name, field.name)!r} is {kind}.",
                     f"Declare it as {kind}, or cast it in the expression.",
                     column=field.name,
                 )
@@ -264,12 +262,12 @@ class PythonExtractor:
 
     def __post_init__(self) -> None:
         if not _FACTORY.fullmatch(self.factory):
-            problem = (
+            raise ConfigurationError(
                 f"a Python extractor has the factory {self.factory!r}: expected"
-                " package.module:name."
+                " package.module:name.",
+                "Name a function that can be imported where the tasks run.",
+                argument="factory",
             )
-            step = "Name a function that can be imported where the tasks run."
-            raise ConfigurationError(problem, step, argument="factory")
         declared = Schema.from_ddl(self.columns, f"extractor {self.factory}")
         for name in self.unchanged:
             declared.field(name, f"extractor {self.factory}")
@@ -280,11 +278,12 @@ class PythonExtractor:
             given = records.field(name, f"{what}: the record")
             field = declared.field(name)
             if given.type != field.type:
-                problem = (
+                raise SchemaMismatchError(
                     f"{what}: extractor {self.factory} declares {name} as unchanged and as"
-                    f" {field.type}, but in the record it is {given.type}."
+                    f" {field.type}, but in the record it is {given.type}.",
+                    f"Declare it as {given.type}.",
+                    column=name,
                 )
-                raise SchemaMismatchError(problem, f"Declare it as {given.type}.", column=name)
         return declared
 
     def keeps(self, columns: Sequence[str]) -> bool:
@@ -362,15 +361,13 @@ def metadata_columns(names: Sequence[str]) -> list[str]:
 
 
 def _planning_error(what: str, part: str, expression: str, error: Exception) -> DatasetError:
-    problem = (
+    return DatasetError(
         f"{what}: {part} of the projection, {expression!r}, can't be planned:"
-        f" {first_message_line(error)}"
-    )
-    step = (
+        f" {first_message_line(error)}",
         "Correct the expression: it must be Spark SQL over the record's columns, without"
-        " aggregates."
+        " aggregates.",
+        function=expression,
     )
-    return DatasetError(problem, step, function=expression)
 
 
 Function = Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
@@ -398,14 +395,13 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
         failed = "failed"
         if isinstance(error, ImportError | AttributeError | SyntaxError):
             failed = "can't be imported"
-        problem = (
+        raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} {failed} ({type(error).__name__}:"
-            f" {error})."
-        )
-        step = (
-            "Correct the name or the module, and install the module on all machines that run tasks."
-        )
-        raise ConfigurationError(problem, step, argument="factory") from error
+            f" {error}).",
+            "Correct the name or the module, and install the module on all machines that run"
+            " tasks.",
+            argument="factory",
+        ) from error
     if not callable(function):
         raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} returns"
@@ -523,9 +519,11 @@ class _FunctionCalls:
         if line is not None:
             text += f" ({line.describe()})"
         factory = self.extractor.factory
-        problem = f"{where}: extractor {factory} failed: {type(error).__name__}: {text}."
-        step = "Fix the function or the record, and run it again: nothing was published."
-        return DatasetError(problem, step, function=factory)
+        return DatasetError(
+            f"{where}: extractor {factory} failed: {type(error).__name__}: {text}.",
+            "Fix the function or the record, and run it again: nothing was published.",
+            function=factory,
+        )
 
     def _check_entry(self, entry: Any, kept: dict[str, Any], where: str) -> None:
         declared = f"a dict with {_describe_columns(self.schema)}"
@@ -546,9 +544,11 @@ class _FunctionCalls:
         for name, value in kept.items():
             if not _is_equal(entry[name], value):
                 hidden = self._is_hidden(name)
-                returned = f"column {name!r} as {_describe_value(entry[name], hidden)}"
-                unchanged = f"it unchanged, as {_describe_value(value, hidden)}"
-                raise self._violation(where, returned, unchanged)
+                raise self._violation(
+                    where,
+                    f"column {name!r} as {_describe_value(entry[name], hidden)}",
+                    f"it unchanged, as {_describe_value(value, hidden)}",
+                )
 
     def _column(self, values: list[Any], field: Field, places: list[str]) -> pa.Array:
         kind = arrow_type(field.type)
@@ -574,12 +574,12 @@ class _FunctionCalls:
         version.
         """
         factory = self.extractor.factory
-        problem = f"{where}: extractor {factory} returned {returned}: expected {declared}."
-        step = (
+        return DatasetError(
+            f"{where}: extractor {factory} returned {returned}: expected {declared}.",
             "Fix the function or its declaration, and run it again: nothing was published or"
-            " rejected."
+            " rejected.",
+            function=factory,
         )
-        return DatasetError(problem, step, function=factory)
 
     def _is_hidden(self, column: str) -> bool:
         return column.lower() in map(str.lower, self.extractor.sensitive)

@@ -69,37 +69,40 @@ class VersionPartitions:
 
     def __post_init__(self) -> None:
         if self.by == "day" and self.names:
-            problem = f"version partitions by day have names={self.names!r}: their names are days."
             raise ConfigurationError(
-                problem, "Leave names out, or leave day and start out.", argument="names"
+                f"version partitions by day have names={self.names!r}: their names are days.",
+                "Leave names out, or leave day and start out.",
+                argument="names",
             )
         for name in self.names:
             if not _is_usable(name):
-                expected = (
-                    f"no name that is empty or contains {_UNUSABLE_PARTS[0]!r} or a control"
-                    " character, as in Dagster"
-                )
                 raise argument_error(
-                    f"version partitions have the name {name!r}", expected, argument="names"
+                    f"version partitions have the name {name!r}",
+                    f"no name that is empty or contains {_UNUSABLE_PARTS[0]!r} or a control"
+                    " character, as in Dagster",
+                    argument="names",
                 )
         if self.timezone is not None:
             if self.by != "day":
-                problem = (
+                raise ConfigurationError(
                     f"version partitions by name have timezone={self.timezone!r}: only days begin"
-                    " in a zone."
+                    " in a zone.",
+                    "Leave timezone out.",
+                    argument="timezone",
                 )
-                raise ConfigurationError(problem, "Leave timezone out.", argument="timezone")
             check_zone("version partitions have timezone", self.timezone, argument="timezone")
         if (self.by == "day") != (self.start is not None):
-            problem = f"version partitions by {self.by} have start={self.start!r}."
-            step = 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.'
-            raise ConfigurationError(problem, step, argument="start")
-        if self.start is not None and not _is_day(self.start):
-            problem = (
-                f"version partitions by day have start={self.start!r}: expected a date such as"
-                " 2026-01-01."
+            raise ConfigurationError(
+                f"version partitions by {self.by} have start={self.start!r}.",
+                'Write VersionPartitions("day", start="2026-01-01"), or leave start out.',
+                argument="start",
             )
-            raise ConfigurationError(problem, argument="start")
+        if self.start is not None and not _is_day(self.start):
+            raise ConfigurationError(
+                f"version partitions by day have start={self.start!r}: expected a date such as"
+                " 2026-01-01.",
+                argument="start",
+            )
 
     def has(self, name: str) -> bool:
         """Whether this is the name of a partition; if partitions are dynamic, any is that
@@ -162,9 +165,11 @@ CHUNK_RECORDS = 20_000_000
 def check_positive(argument: str, span: object) -> None:
     """Raise ConfigurationError for a timedelta that is not positive."""
     if isinstance(span, timedelta) and span <= timedelta(0):
-        problem = f"{argument} is {describe_span(span)}: expected a positive timedelta."
-        step = "Write, for example, timedelta(days=7)."
-        raise ConfigurationError(problem, step, argument=argument)
+        raise ConfigurationError(
+            f"{argument} is {describe_span(span)}: expected a positive timedelta.",
+            "Write, for example, timedelta(days=7).",
+            argument=argument,
+        )
 
 
 @validated
@@ -352,11 +357,10 @@ class ChangeStreamOptions:
     def _check_order(self, given: str | Sequence[str]) -> None:
         names = (given,) if isinstance(given, str) else tuple(given)
         if not names or not all(names) or len(set(names)) < len(names):
-            problem = (
-                f"order_by is {given!r}: expected the name of a column, or several different ones."
-            )
             raise ConfigurationError(
-                problem, "Leave it out to order by offset.", argument="order_by"
+                f"order_by is {given!r}: expected the name of a column, or several different ones.",
+                "Leave it out to order by offset.",
+                argument="order_by",
             )
         for name in names:
             check_name("ordering column", str(name).replace(".", "_"))
@@ -391,16 +395,18 @@ def check_validators(what: str, validators: Sequence[Validator]) -> None:
     """
     for validator in validators:
         if not VALIDATOR_NAME.fullmatch(validator.name):
-            problem = (
+            raise ConfigurationError(
                 f"{what} has a validator named {validator.name!r}: expected letters, digits and"
-                " underscores."
+                " underscores.",
+                "Rename the validator.",
+                argument="validators",
             )
-            raise ConfigurationError(problem, "Rename the validator.", argument="validators")
     twice = repeated_names(validator.name for validator in validators)
     if twice:
-        step = "Remove one, or give one another name with custom(NAME, …)."
         raise ConfigurationError(
-            f"{what} has two validators named {twice[0]!r}.", step, argument="validators"
+            f"{what} has two validators named {twice[0]!r}.",
+            "Remove one, or give one another name with custom(NAME, …).",
+            argument="validators",
         )
 
 
@@ -424,14 +430,13 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
                 return
     except ValueError:
         pass
-    problem = (
+    raise ConfigurationError(
         f'dataset {dataset!r} has valid_from={valid_from!r}: expected "name", "marker", or a'
-        " pattern of dates with their year."
+        " pattern of dates with their year.",
+        'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.',
+        argument="valid_from",
+        dataset=dataset,
     )
-    step = (
-        'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.'
-    )
-    raise ConfigurationError(problem, step, argument="valid_from", dataset=dataset)
 
 
 def parse_valid_from(
@@ -475,6 +480,9 @@ def parse_valid_from(
         expected = f"a name in the form {valid_from!r}"
         if valid_from == NAME:
             expected = "a date or time such as 2026-01-31"
-        problem = f"{what}: its name does not say since when it is valid: expected {expected}."
-        step = "Deliver it under such a name, or change valid_from=…."
-        raise MarkerConflictError(problem, step, dataset=dataset, version=version) from error
+        raise MarkerConflictError(
+            f"{what}: its name does not say since when it is valid: expected {expected}.",
+            "Deliver it under such a name, or change valid_from=….",
+            dataset=dataset,
+            version=version,
+        ) from error

@@ -112,9 +112,10 @@ class ParquetSnapshot:
 
     def __post_init__(self) -> None:
         if not self.url:
-            problem = f"a Parquet snapshot has url={self.url!r}: expected a path or URL."
             raise ConfigurationError(
-                problem, "Name the file, or the folder of the files.", argument="url"
+                f"a Parquet snapshot has url={self.url!r}: expected a path or URL.",
+                "Name the file, or the folder of the files.",
+                argument="url",
             )
         if not isinstance(self.position, str) or not self.position:
             freeze_position(
@@ -160,10 +161,11 @@ class ParquetSnapshot:
             with suppress(ValueError):
                 position = json.loads(rows[0].value)
         if not isinstance(position, dict):
-            step = (
-                'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.'
+            raise DatasetError(
+                f"{what}: {place} is not a JSON object.",
+                'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.',
+                dataset=spec.name,
             )
-            raise DatasetError(f"{what}: {place} is not a JSON object.", step, dataset=spec.name)
         return position
 
 
@@ -183,9 +185,11 @@ class QuerySnapshot:
 
     def __post_init__(self) -> None:
         if (self.sql is None) == (self.query is None) or self.position is None:
-            problem = "a query snapshot needs exactly one of sql and query, and a position."
-            step = 'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).'
-            raise ConfigurationError(problem, step, argument="sql")
+            raise ConfigurationError(
+                "a query snapshot needs exactly one of sql and query, and a position.",
+                'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
+                argument="sql",
+            )
         if self.sql is not None and not self.sql.strip():
             raise ConfigurationError(
                 f"a query snapshot has sql={self.sql!r}: expected SQL.",
@@ -228,9 +232,10 @@ def resolve_position(
     """
     pairs = _pairs(given)
     if pairs is None:
-        problem = f"{what}: its position is {given!r}: expected the next offset of each partition."
         raise DatasetError(
-            problem, 'Give a mapping, as {"lake.accounts.0": "123", …}.', dataset=spec.name
+            f"{what}: its position is {given!r}: expected the next offset of each partition.",
+            'Give a mapping, as {"lake.accounts.0": "123", …}.',
+            dataset=spec.name,
         )
     wanted: dict[str, SystemStreamPartition] = {}
     for ssp in ssps:
@@ -329,12 +334,11 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
     """
     pairs = _pairs(position)
     if not pairs or not all(_is_offset(offset) for _, offset in pairs):
-        problem = (
-            f"{what} has position={position!r}: expected the next offset of each partition, or"
-            f" {other}."
-        )
         raise ConfigurationError(
-            problem, 'Write position={"lake.accounts.0": "123", …}.', argument="position"
+            f"{what} has position={position!r}: expected the next offset of each partition, or"
+            f" {other}.",
+            'Write position={"lake.accounts.0": "123", …}.',
+            argument="position",
         )
     object.__setattr__(
         declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs))
@@ -351,9 +355,10 @@ def run_query(
         rows = _translate_read_errors(spec, what, lambda: spark.sql(query))
     frame = to_spark_frame(rows, spark, what)
     if frame is None:
-        problem = f"{what} returned a {type(rows).__name__}."
         raise DatasetError(
-            problem, "Return a Spark, pandas or Polars frame, or an Arrow table.", dataset=spec.name
+            f"{what} returned a {type(rows).__name__}.",
+            "Return a Spark, pandas or Polars frame, or an Arrow table.",
+            dataset=spec.name,
         )
     return frame
 
@@ -364,9 +369,10 @@ def _translate_read_errors(spec: Named, what: str, read: Callable[[], Any]) -> A
     try:
         return read()
     except PySparkException as error:
-        problem = f"{what} can't be read: {first_message_line(error)}"
         raise DatasetError(
-            problem, "Correct the declaration, or its source.", dataset=spec.name
+            f"{what} can't be read: {first_message_line(error)}",
+            "Correct the declaration, or its source.",
+            dataset=spec.name,
         ) from error
 
 
@@ -395,21 +401,20 @@ class PostgresSnapshot:
     def __post_init__(self) -> None:
         has_position = (self.position_query is None) != (self.position is None)
         if not self.dsn_env or not self.query or not has_position:
-            problem = (
+            raise ConfigurationError(
                 "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and"
-                " position."
-            )
-            step = (
+                " position.",
                 'Write PostgresSnapshot(dsn_env="ACCOUNTS_DSN", query="SELECT …",'
-                ' position_query="SELECT …").'
+                ' position_query="SELECT …").',
+                argument="position_query",
             )
-            raise ConfigurationError(problem, step, argument="position_query")
         if "://" in self.dsn_env or "=" in self.dsn_env:
-            problem = (
-                "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in logs."
+            raise ConfigurationError(
+                "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in"
+                " logs.",
+                "Put the DSN into an environment variable, and pass the variable's name.",
+                argument="dsn_env",
             )
-            step = "Put the DSN into an environment variable, and pass the variable's name."
-            raise ConfigurationError(problem, step, argument="dsn_env")
         if self.batch < 1:
             raise argument_error(f"batch is {self.batch}", "1 or more rows", argument="batch")
         if self.position is not None and not callable(self.position):
@@ -451,12 +456,9 @@ class PostgresSnapshot:
             raise postgres_connection.translate_error(error, what, place) from error
         for row in rows:
             if len(row) != 2 or None in row:
-                problem = (
-                    f"{what}: its position_query returns {row!r}: expected rows of (partition,"
-                    " offset)."
-                )
                 raise DatasetError(
-                    problem,
+                    f"{what}: its position_query returns {row!r}: expected rows of (partition,"
+                    " offset).",
                     "Select the number of each partition and its next offset.",
                     dataset=spec.name,
                 )
@@ -478,12 +480,13 @@ class PostgresSnapshot:
                 names = [column.name for column in cursor.description or ()]
                 missing = [name for name in schema.names if name not in names]
                 if missing:
-                    problem = (
+                    raise DatasetError(
                         f"{what} returns the columns {', '.join(names)}:"
-                        f" {', '.join(missing)} missing."
+                        f" {', '.join(missing)} missing.",
+                        "Select the columns of the dataset, under their names.",
+                        dataset=spec.name,
+                        column=missing[0],
                     )
-                    step = "Select the columns of the dataset, under their names."
-                    raise DatasetError(problem, step, dataset=spec.name, column=missing[0])
                 at = [names.index(name) for name in schema.names]
                 while rows := cursor.fetchmany(self.batch):
                     yield _table(rows, at, schema, what)
@@ -515,5 +518,8 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
 
 
 def _misfit_error(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:
-    problem = f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}."
-    return SchemaMismatchError(problem, "Cast the column in the query.", column=field.name)
+    return SchemaMismatchError(
+        f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}.",
+        "Cast the column in the query.",
+        column=field.name,
+    )

@@ -317,15 +317,14 @@ def _extract_entries(
         entries = extractor.apply(around, entry_schema, what)
     lost = [name for name in marks if name not in entries.columns]
     if lost:
-        problem = (
+        raise SchemaMismatchError(
             f"{what}: extractor {extractor.describe()} drops the metadata columns"
-            f" {', '.join(lost)}."
-        )
-        step = (
+            f" {', '.join(lost)}.",
             "Let its method apply() pass on every column that begins with '__', with the values of"
-            " the record that the entry was made from."
+            " the record that the entry was made from.",
+            dataset=spec.name,
+            column=lost[0],
         )
-        raise SchemaMismatchError(problem, step, dataset=spec.name, column=lost[0])
     if kept:
         return entries
     return add_problem(entries, F.when(F.col(TOMBSTONE), UNKEYED_DELETION))

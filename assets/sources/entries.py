@@ -91,13 +91,13 @@ def _check_sensitive(spec: AdjunctDataset, known: Collection[str], what: str) ->
     """
     for name in spec.sensitive:
         if name not in known:
-            problem = (
-                f"{what} has no column {name!r}, which sensitive= names; it has"
-                f" {', '.join(sorted(known))}."
-            )
-            step = "Correct sensitive=: values of the column that is meant would be shown."
             raise errors.SchemaMismatchError(
-                problem, step, dataset=spec.name, argument="sensitive", column=name
+                f"{what} has no column {name!r}, which sensitive= names; it has"
+                f" {', '.join(sorted(known))}.",
+                "Correct sensitive=: values of the column that is meant would be shown.",
+                dataset=spec.name,
+                argument="sensitive",
+                column=name,
             )
 
 
@@ -128,25 +128,22 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
     else:
         kind = rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
     if kind not in ("date", "timestamp"):
-        problem = (
+        raise errors.SchemaMismatchError(
             f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
-            " or a date."
+            " or a date.",
+            "Name another column, or leave valid_from out to use the record's time.",
+            column=name,
         )
-        step = "Name another column, or leave valid_from out to use the record's time."
-        raise errors.SchemaMismatchError(problem, step, column=name)
     for name in following.order_by or ():
         _check_ordering(spec, rows, name, what)
     if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
-        problem = (
-            f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
-            f"{order_as_code(following.order_by or ())} there is no distance."
-        )
-        step = (
-            "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a"
-            " timestamp."
-        )
         raise errors.SchemaMismatchError(
-            problem, step, dataset=spec.name, argument="keep_tombstones"
+            f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
+            f"{order_as_code(following.order_by or ())} there is no distance.",
+            "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a"
+            " timestamp.",
+            dataset=spec.name,
+            argument="keep_tombstones",
         )
     if spec.extractor is None:  # else they may be columns of its entries
         _check_sensitive(spec, {*stream_schema.names, *rows.names}, what)
@@ -215,12 +212,13 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
 def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
     taken = [name for name in BY_OFFSET if name in schema.names]
     if taken:
-        problem = (
+        raise errors.SchemaMismatchError(
             f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and"
-            f" records already have a column {taken[0]!r}."
+            f" records already have a column {taken[0]!r}.",
+            "Rename that column with a Projection, or leave it out with columns=.",
+            dataset=spec.name,
+            column=taken[0],
         )
-        step = "Rename that column with a Projection, or leave it out with columns=."
-        raise errors.SchemaMismatchError(problem, step, dataset=spec.name, column=taken[0])
     if isinstance(spec.extractor, PythonExtractor):
         raise errors.SchemaMismatchError(
             f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make"
@@ -275,12 +273,12 @@ def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
 def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
     """Raise ConfigurationError if anything needs Spark."""
     if needed:
-        problem = (
+        raise errors.ConfigurationError(
             f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark:"
-            f" {'; '.join(needed)}."
+            f" {'; '.join(needed)}.",
+            "Pass a Spark session, or session_scope(), instead of IN_PROCESS.",
+            dataset=spec.name,
         )
-        step = "Pass a Spark session, or session_scope(), instead of IN_PROCESS."
-        raise errors.ConfigurationError(problem, step, dataset=spec.name)
 
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
@@ -298,8 +296,11 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
         deleted = records.filter(records.column(TOMBSTONE))
         if deleted.num_rows:
             offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
-            problem = f"{what}: the record at offset {offset} of partition {partition} {_NO_KEY}"
-            raise errors.SchemaMismatchError(problem, _NO_KEY_STEP, dataset=spec.name)
+            raise errors.SchemaMismatchError(
+                f"{what}: the record at offset {offset} of partition {partition} {_NO_KEY}",
+                _NO_KEY_STEP,
+                dataset=spec.name,
+            )
     return pa.table(
         {name: records.column(position.get(name, name)) for name in (*schema.names, *META)}
     )
@@ -600,18 +601,21 @@ def open_changes(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) ->
 def _resolve_input(
     systems: Mapping[str, StreamSystem], spec: BoundedDataset | UnboundedDataset
 ) -> tuple[StreamSystem, str]:
-    what = f"dataset {spec.name!r} has the input {spec.input}"
-    return resolve_stream(systems, str(spec.input), what, dataset=spec.name)
+    return resolve_stream(
+        systems,
+        str(spec.input),
+        f"dataset {spec.name!r} has the input {spec.input}",
+        dataset=spec.name,
+    )
 
 
 def _require_columns(spec: AdjunctDataset, info: StreamInfo) -> Schema:
     if info.schema is None:
-        problem = (
-            f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
-            " columns."
-        )
         raise errors.DatasetError(
-            problem, "Use an input stream that declares its schema.", dataset=spec.name
+            f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
+            " columns.",
+            "Use an input stream that declares its schema.",
+            dataset=spec.name,
         )
     return info.schema
 
@@ -672,11 +676,10 @@ def resolve_stream(
     """
     system, stream = split_stream_name(name)
     if system not in systems:
-        problem = (
-            f"{what}, but systems has no stream system {system!r}: it has"
-            f" {', '.join(sorted(systems)) or 'none'}."
-        )
         raise errors.DatasetError(
-            problem, "Pass the result of open_system(lake, name) in systems.", dataset=dataset
+            f"{what}, but systems has no stream system {system!r}: it has"
+            f" {', '.join(sorted(systems)) or 'none'}.",
+            "Pass the result of open_system(lake, name) in systems.",
+            dataset=dataset,
         )
     return systems[system], stream

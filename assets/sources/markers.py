@@ -243,13 +243,14 @@ def check_counts(
         expected = segment.marker.rows
         got = records[segment.ssp]
         if expected not in (None, got):
-            problem = (
+            raise contradiction_error(
                 f"dataset {dataset!r}, version {complete.version!r}: the marker at offset"
                 f" {segment.marker.offset} of {segment.ssp} expects {expected} records, the"
-                f" partition holds {got} before it."
-            )
-            raise contradiction_error(
-                problem, dataset, complete.version, f"{expected} records", f"{got} records"
+                f" partition holds {got} before it.",
+                dataset,
+                complete.version,
+                f"{expected} records",
+                f"{got} records",
             )
 
 
@@ -264,13 +265,14 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker |
         ("valid_from", before.valid_from, marker.valid_from),
     ):
         if first is not None and now is not None and first != now:
-            problem = (
+            raise contradiction_error(
                 f"dataset {dataset!r}: version {marker.version!r} is marked again at offset"
                 f" {marker.offset} of {marker.ssp} with {what} {now}; it was first delivered there"
-                f" with {first}."
-            )
-            raise contradiction_error(
-                problem, dataset, marker.version, f"{what} {first}", f"{what} {now}"
+                f" with {first}.",
+                dataset,
+                marker.version,
+                f"{what} {first}",
+                f"{what} {now}",
             )
 
 

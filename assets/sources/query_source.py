@@ -83,12 +83,13 @@ class QueryVersions(VersionSource):
         left = "returned no rows"
         if self.spec.extractor is not None:
             left += " from which an entry is made"
-        step = (
+        return EmptyVersionError(
+            f"{self._what(delivery)} {left}.",
             "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
-            " allow_empty=True)."
+            " allow_empty=True).",
+            dataset=self.spec.name,
+            version=delivery.version,
         )
-        problem = f"{self._what(delivery)} {left}."
-        return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
 
     def list_spark_needs(self) -> list[str]:
         """Return, in words, why the query can't be run, or entries made, without Spark."""
@@ -106,9 +107,10 @@ class QueryVersions(VersionSource):
             self.spec, what, "function", partial(query, IN_PROCESS, delivery.content)
         )
         if not isinstance(answer, ArrowFrame):
-            step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
             raise DatasetError(
-                f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name
+                f"{what} returned a {type(answer).__name__}.",
+                "Without Spark, return an Arrow table, or a pandas or Polars frame.",
+                dataset=self.spec.name,
             )
         answer = _type_nulls(to_arrow_table(answer, what), self._query.schema)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
@@ -181,12 +183,12 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
             parts.append((field.name, f"is {found}, declared {field.type}"))
     parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
     if parts:
-        problem = (
+        raise DatasetError(
             f"{what} returns other columns than declared:"
-            f" {'; '.join(' '.join(part) for part in parts)}."
+            f" {'; '.join(' '.join(part) for part in parts)}.",
+            "Select, name and cast them in the query, or declare the columns that it returns.",
+            column=parts[0][0],
         )
-        step = "Select, name and cast them in the query, or declare the columns that it returns."
-        raise DatasetError(problem, step, column=parts[0][0])
 
 
 def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:

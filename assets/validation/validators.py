@@ -156,9 +156,10 @@ class Check:
 
     def __post_init__(self) -> None:
         if not VALIDATOR_NAME.fullmatch(self.name):
-            expected = "letters, digits and underscores, as Dagster's asset checks have them"
             raise argument_error(
-                f"a validator has the name {self.name!r}", expected, argument="name"
+                f"a validator has the name {self.name!r}",
+                "letters, digits and underscores, as Dagster's asset checks have them",
+                argument="name",
             )
         given = ("candidate", *map(repr, self.arguments))
         check_plain_function(f"validator {self.name!r}", self.function, "function", *given)
@@ -171,8 +172,11 @@ class Check:
             answer = Finding(bool(answer), "it holds" if answer else "it does not hold")
         # A Verdict is that of another validator that the function called.
         if not isinstance(answer, Finding | Verdict):
-            found = f"validator {self.name!r} returned {answer!r}"
-            raise argument_error(found, "True, False or a Finding", argument="function")
+            raise argument_error(
+                f"validator {self.name!r} returned {answer!r}",
+                "True, False or a Finding",
+                argument="function",
+            )
         return Verdict(
             name=self.name,
             passed=answer.passed,
@@ -324,16 +328,18 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
     except (NumberFormatException, DateTimeException) as error:
         # Spark only casts to compare with values of another type, so the data is not the cause.
         # Its message may have a value of the column, which may be sensitive.
-        problem = (
-            f"values_in({column!r}) has values that can't be compared with the column's type,"
-            f" {field.type}: {_condition(error)}."
-        )
         raise errors.ConfigurationError(
-            problem, "List values of that type.", argument="values"
+            f"values_in({column!r}) has values that can't be compared with the column's type,"
+            f" {field.type}: {_condition(error)}.",
+            "List values of that type.",
+            argument="values",
         ) from None
     if not counted:
-        message = f"{column!r} holds nothing but the {len(values):,} allowed values"
-        return Finding(True, message, {"violations": 0})
+        return Finding(
+            True,
+            f"{column!r} holds nothing but the {len(values):,} allowed values",
+            {"violations": 0},
+        )
     violations = sum(row["count"] for row in counted)
     listed = []
     sample = []
@@ -453,12 +459,12 @@ def row_count_within(
     (or none).
     """
     if not 0 <= fraction <= 1:
-        step = (
-            "Pass a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own"
-            " rule: custom(NAME, …)."
-        )
         raise argument_error(
-            f"row_count_within has the fraction {fraction!r}", "0 to 1", step, argument="fraction"
+            f"row_count_within has the fraction {fraction!r}",
+            "0 to 1",
+            "Pass a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own"
+            " rule: custom(NAME, …).",
+            argument="fraction",
         )
     _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
     return Check(
@@ -561,9 +567,11 @@ def _evaluate_one(validator: Validator, candidate: Candidate, *, hides_values: b
     try:
         verdict: object = validator(candidate)
         if not isinstance(verdict, Verdict):
-            problem = f"validator {validator.name!r} returned {verdict!r}: expected a Verdict."
-            step = "Return a Verdict from its __call__, or use custom(NAME, function)."
-            raise errors.ConfigurationError(problem, step, argument="validators")
+            raise errors.ConfigurationError(
+                f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.",
+                "Return a Verdict from its __call__, or use custom(NAME, function).",
+                argument="validators",
+            )
     except Exception as error:  # user code: any error becomes the verdict, with its text
         if isinstance(error, errors.ConfigurationError) and error.argument == "spark":
             of = _describe_validator(validator, candidate)
@@ -687,9 +695,11 @@ def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
             kind = str(types[column])
             wrong = find_impossible_values(values, kind)
             if wrong:
-                problem = f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}."
                 raise errors.PlanningError(
-                    problem, f"List values of type {kind}.", dataset=dataset.name, column=column
+                    f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
+                    f"List values of type {kind}.",
+                    dataset=dataset.name,
+                    column=column,
                 )
     for name, text, is_select in iterate_sql_rules(dataset):
         what = f"validator {name!r} of dataset {dataset.name!r}"
@@ -706,9 +716,12 @@ def _check_column(
 ) -> None:
     """Raise PlanningError for a column that the dataset won't have."""
     if name not in types:
-        problem = f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}."
-        step = f"{did_you_mean(name, types)}Correct the validator."
-        raise errors.PlanningError(problem, step, dataset=dataset.name, column=name)
+        raise errors.PlanningError(
+            f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}.",
+            f"{did_you_mean(name, types)}Correct the validator.",
+            dataset=dataset.name,
+            column=name,
+        )
 
 
 def iterate_sql_rules(dataset: BoundedDataset) -> Iterator[tuple[str, str, bool]]:
@@ -742,19 +755,19 @@ def _check_condition(
 ) -> None:
     over = [name for name, _ in multi_record_functions(condition)]
     if over:
-        problem = (
-            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one"
-            " that is true or false for each row."
-        )
         raise errors.PlanningError(
-            problem, "Write a SELECT of the rows that break the rule.", dataset=dataset.name
+            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one"
+            " that is true or false for each row.",
+            "Write a SELECT of the rows that break the rule.",
+            dataset=dataset.name,
         )
     step = "Correct the validator."
     kind = check_expression(
         what, condition, tuple(types), types, side="the dataset", next_step=step
     )
     if kind not in (None, "boolean"):
-        problem = f"{what}: {condition!r} has the type {kind}: expected a condition, or a SELECT."
         raise errors.PlanningError(
-            problem, f"Compare it with something: {condition} is not null.", dataset=dataset.name
+            f"{what}: {condition!r} has the type {kind}: expected a condition, or a SELECT.",
+            f"Compare it with something: {condition} is not null.",
+            dataset=dataset.name,
         )

@@ -83,12 +83,12 @@ class VersionActions:
             why = f"has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC"
         else:
             return
-        problem = f"a pin of {self._log.name!r} expires at {expires_at}, which {why}."
-        step = (
+        raise ConfigurationError(
+            f"a pin of {self._log.name!r} expires at {expires_at}, which {why}.",
             "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts"
-            " until unpin."
+            " until unpin.",
+            argument="expires_at",
         )
-        raise ConfigurationError(problem, step, argument="expires_at")
 
     def unpin(self, *, reason: str, by: str) -> BoundedManifest:
         """Remove the pin, so that the version of the last switch is served again. Does nothing
@@ -199,15 +199,14 @@ class VersionActions:
             chosen = resolve_versions(manifests, log.name, version, present=True)
             ref = chosen[log.name]
             if ref.state == "sealed":
-                problem = (
+                raise DatasetError(
                     f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and revoked"
-                    " ones are dropped."
-                )
-                step = (
+                    " ones are dropped.",
                     "Revoke it first if it must not be served; the discard policy removes other"
-                    " sealed versions."
+                    " sealed versions.",
+                    dataset=log.name,
+                    version=ref.id,
                 )
-                raise DatasetError(problem, step, dataset=log.name, version=ref.id)
             after = {}
             for name, other in chosen.items():
                 if other.state != "sealed":
@@ -221,12 +220,13 @@ class VersionActions:
 def _check_acceptable(log: DatasetLog, name: str, ref: VersionRef) -> None:
     """Raise DatasetError for a version that is not rejected, or was never built."""
     if ref.state != "rejected":
-        problem = (
+        raise DatasetError(
             f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be"
-            " accepted."
+            " accepted.",
+            f"List them: adjunct dataset versions {name}. An older sealed one: use rollback.",
+            dataset=name,
+            version=ref.id,
         )
-        step = f"List them: adjunct dataset versions {name}. An older sealed one: use rollback."
-        raise DatasetError(problem, step, dataset=name, version=ref.id)
     DatasetLog(log.lake, name).read_version(ref)
 
 
@@ -516,11 +516,12 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
 def _find_by_prefix(manifest: BoundedManifest, prefix: str) -> VersionRef | None:
     begun = [ref for ref in manifest.versions if ref.id.startswith(prefix)]
     if len(begun) > 1:
-        problem = (
+        raise DatasetError(
             f"dataset {manifest.name!r}: {prefix!r} is a prefix of several ids: "
-            f"{', '.join(ref.id for ref in begun)}."
+            f"{', '.join(ref.id for ref in begun)}.",
+            "Give more digits.",
+            dataset=manifest.name,
         )
-        raise DatasetError(problem, "Give more digits.", dataset=manifest.name)
     return begun[0] if begun else None
 
 
@@ -611,15 +612,13 @@ def resolve_versions(
     if version is None:
         before = _find_previous(manifests, dataset)
         if before is None:
-            problem = (
+            raise DatasetError(
                 f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any"
-                " more."
-            )
-            step = (
+                " more.",
                 f"List them: adjunct dataset versions {mine.name}. The discard policy sets how many"
-                " are kept."
+                " are kept.",
+                dataset=mine.name,
             )
-            raise DatasetError(problem, step, dataset=mine.name)
         return before
     ref = require_version(mine, version, sealed=sealed)
     # Other members do not know the id or its prefix; the newest of its names is the one that was

@@ -162,24 +162,24 @@ class DatasetLog:
         the object is missing.
         """
         if ref.document is None:
-            problem = (
+            raise errors.DatasetError(
                 f"dataset {self.name!r}: version {ref.id} was rejected before it was built"
-                f" ({ref.reason})."
+                f" ({ref.reason}).",
+                "It has no entries to read. Deliver the content again under a new name.",
+                dataset=self.name,
+                version=ref.id,
             )
-            step = "It has no entries to read. Deliver the content again under a new name."
-            raise errors.DatasetError(problem, step, dataset=self.name, version=ref.id)
         try:
             return SealedVersion.model_validate_json(self.lake.store.get(ref.document).data)
         except errors.ObjectNotFoundError as error:
-            problem = (
+            raise errors.DatasetError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is"
-                " missing."
-            )
-            step = (
+                " missing.",
                 "The version was discarded concurrently, or the object is lost: open another"
-                " version."
-            )
-            raise errors.DatasetError(problem, step, dataset=self.name, version=ref.id) from error
+                " version.",
+                dataset=self.name,
+                version=ref.id,
+            ) from error
         except (ValidationError, errors.AdjunctError) as error:
             raise errors.MalformedDocumentError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be"
@@ -255,11 +255,11 @@ class DatasetLog:
                 name: new.model_dump(mode="json") for name, new in manifests.items()
             }
         elif parent is not None and redirect_target(parent) is not None:
-            problem = (
-                f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}."
+            raise errors.CommitConflictError(
+                f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}.",
+                "Advance the version set, which completes the join, and try again.",
+                dataset=self.name,
             )
-            step = "Advance the version set, which completes the join, and try again."
-            raise errors.CommitConflictError(problem, step, dataset=self.name)
         else:
             log = self.log
             body = manifests[self.name].model_dump(mode="json")
@@ -267,12 +267,12 @@ class DatasetLog:
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
         except errors.CommitConflictError as conflict:
-            problem = f"dataset {self.name!r}: another writer committed first ({conflict.problem})"
-            step = (
+            raise errors.CommitConflictError(
+                f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
                 "Nothing of this attempt is visible. Advance again: it continues from the other"
-                " writer's commit."
-            )
-            raise errors.CommitConflictError(problem, step, dataset=self.name) from conflict
+                " writer's commit.",
+                dataset=self.name,
+            ) from conflict
 
     def rewrite(self, commit_once: Callable[[], T], *, slower: str) -> T:
         """Call `commit_once`, which rewrites files and commits, again while another writer commits
@@ -284,9 +284,10 @@ class DatasetLog:
         try:
             return retry_conflicts(lambda: commit_once)
         except errors.CommitConflictError as conflict:
-            problem = f"dataset {self.name!r}: commits are made faster than {slower}."
             raise errors.CommitConflictError(
-                problem, "Repeat it when the dataset is quiet.", dataset=self.name
+                f"dataset {self.name!r}: commits are made faster than {slower}.",
+                "Repeat it when the dataset is quiet.",
+                dataset=self.name,
             ) from conflict
 
     def transact(
@@ -374,8 +375,11 @@ class DatasetLog:
 
 def no_commit_error(lake: Lake, dataset: str) -> errors.DatasetNotFoundError:
     """Return the error for a dataset that was never advanced."""
-    problem = f"dataset {dataset!r} has no commit in {lake.url}."
-    return errors.DatasetNotFoundError(problem, "Advance it a first time.", dataset=dataset)
+    return errors.DatasetNotFoundError(
+        f"dataset {dataset!r} has no commit in {lake.url}.",
+        "Advance it a first time.",
+        dataset=dataset,
+    )
 
 
 def version_set_log(lake: Lake, name: str) -> CommitLog:
@@ -460,12 +464,12 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         own = log.log.current()
         there = redirect_target(own) if own else None
         if there not in (None, name):
-            problem = (
+            raise errors.DatasetError(
                 f"dataset {dataset!r} is a member of the version set {there!r} and can't join"
-                f" {name!r} as well."
+                f" {name!r} as well.",
+                "A dataset is in one version set; declare it under a new name for the other.",
+                dataset=dataset,
             )
-            step = "A dataset is in one version set; declare it under a new name for the other."
-            raise errors.DatasetError(problem, step, dataset=dataset)
         if own is not None and there == name:
             kept: dict[str, object] | None = own.body["manifest"]
             return kept

@@ -368,15 +368,14 @@ class BoundedManifest(CommonManifest):
         """Raise VersionDiscardedError for a version that is not retained or is being deleted."""
         ref = self.ref(version_id)
         if ref is None or set(ref.folders) & set(self.doomed):
-            problem = (
+            raise VersionDiscardedError(
                 f"dataset {self.name!r}: version {version_id} has been discarded; the one served is"
-                f" {self.served or 'none'}."
-            )
-            step = (
+                f" {self.served or 'none'}.",
                 "Open the dataset again. To keep a version: adjunct dataset pin"
-                f" {self.name} VERSION --reason …."
+                f" {self.name} VERSION --reason ….",
+                dataset=self.name,
+                version=version_id,
             )
-            raise VersionDiscardedError(problem, step, dataset=self.name, version=version_id)
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
         """Return the manifest without these versions: they and the unreferenced `garbage` become
@@ -389,8 +388,9 @@ class BoundedManifest(CommonManifest):
                 entries += ref.objects
             else:
                 remaining.append(ref)
-        what = f"{len(removed)} versions"
-        return self._without(entries, garbage, what, versions=tuple(remaining))
+        return self._without(
+            entries, garbage, f"{len(removed)} versions", versions=tuple(remaining)
+        )
 
     @property
     def versions_over_time(self) -> tuple[str, ...]:
@@ -665,12 +665,12 @@ def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
     versions.
     """
     if not isinstance(manifest, UnboundedManifest):
-        problem = (
+        raise DatasetError(
             f"dataset {manifest.name!r} is bounded: it arrives in versions, and this needs an"
-            " unbounded dataset."
+            " unbounded dataset.",
+            f"List its versions: adjunct dataset versions {manifest.name}.",
+            dataset=manifest.name,
         )
-        step = f"List its versions: adjunct dataset versions {manifest.name}."
-        raise DatasetError(problem, step, dataset=manifest.name)
     return manifest
 
 
@@ -764,11 +764,13 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
     if manifest.versions_are_commits or not 0 < had < info.partitions:
         return None
     added = {f"{stream}.{p}": FIRST_OFFSET for p in range(had, info.partitions)}
-    reason = (
+    return _with_input_partitions(
+        manifest,
+        info.partitions,
+        {**manifest.offsets, **added},
         f"{stream} had {had} partitions and has {info.partitions}: those that were added are"
-        " read, too"
+        " read, too",
     )
-    return _with_input_partitions(manifest, info.partitions, {**manifest.offsets, **added}, reason)
 
 
 def _with_input_partitions(
