@@ -332,15 +332,16 @@ def advance_members(
     runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
     """Do what `advance_version_set` does, with the given runtime."""
-    names = {spec.version_set for spec in specs}
-    if len(names) != 1 or None in names or len(specs) < 2:
+    name = specs[0].version_set if specs else None
+    alike = [spec for spec in specs if spec.version_set == name]
+    if name is None or len(specs) < 2 or len(alike) < len(specs):
         raise errors.ConfigurationError(
             f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version"
             " set.",
             "Declare them with version_set(NAME, …) and pass what it returns.",
             argument="specs",
         )
-    join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
+    join_version_set(runtime.lake, name, [spec.name for spec in specs], by=runtime.by)
     members = [spec for spec in specs if isinstance(spec, BoundedDataset)]
     group = snapshot_inputs(runtime, members, on_stage)
     return _advance(group, once=_has_query(group), make_current=False)
@@ -810,7 +811,7 @@ def _new_ref(candidate: CandidateVersion) -> VersionRef:
     return VersionRef(
         rows=version.rows,
         sealed_at=version.sealed_at,
-        folders=tuple(generation.folder for generation in version.generations),
+        folders=version.folders,
         bytes=sum(generation.size for generation in version.generations),
         valid_from=version.valid_from,
         **facts,

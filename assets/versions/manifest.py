@@ -202,9 +202,7 @@ class CommonManifest(ManifestPart):
         return self.after(**fields, doomed=doomed, change=change)
 
     def _served_folders(self) -> set[str]:
-        if self.version is None:
-            return set()
-        return {generation.folder for generation in self.version.generations}
+        return set() if self.version is None else set(self.version.folders)
 
 
 class Bootstrap(ManifestPart):
@@ -344,16 +342,24 @@ class BoundedManifest(CommonManifest):
     @property
     def head_ref(self) -> VersionRef | None:
         """The version chosen by the last switch, None before the first."""
-        return None if self.head is None else self.ref(self.head)
+        return self.ref(self.head)
+
+    @property
+    def sealed(self) -> tuple[VersionRef, ...]:
+        """The retained versions that are sealed, by number."""
+        return tuple(ref for ref in self.versions if ref.state == "sealed")
 
     @property
     def listed(self) -> tuple[VersionRef, ...]:
         """The retained versions by number."""
         return self.versions
 
-    def ref(self, version_id: str) -> VersionRef | None:
+    def ref(self, version_id: str | None) -> VersionRef | None:
         """Return the retained version of this id."""
-        return next((ref for ref in self.versions if ref.id == version_id), None)
+        for ref in self.versions:
+            if ref.id == version_id:
+                return ref
+        return None
 
     def retains(self, version_id: str) -> bool:
         """Whether a version that was once served can be read."""
@@ -399,9 +405,8 @@ class BoundedManifest(CommonManifest):
         """
         doomed = set(self.doomed)
         together = []
-        for ref in self.versions:
-            is_dated = ref.state == "sealed" and ref.valid_from is not None
-            if is_dated and doomed.isdisjoint(ref.folders):
+        for ref in self.sealed:
+            if ref.valid_from is not None and doomed.isdisjoint(ref.folders):
                 together.append(ref.id)
         return tuple(together)
 
@@ -535,7 +540,7 @@ class UnboundedManifest(CommonManifest):
             return ""
         return self.bootstrap.why or "the first one"
 
-    def ref(self, version_id: str) -> VersionRef | None:
+    def ref(self, version_id: str | None) -> VersionRef | None:
         """Return None: versions are found by the number of their commit."""
         return None
 
