@@ -105,11 +105,11 @@ class AdjunctDatasetManager:
         self._datasets: dict[str, AdjunctDataset] = {}
         for dataset in datasets:
             if self._datasets.setdefault(dataset.name, dataset) != dataset:
-                problem = (
-                    f"the dataset {dataset.name!r} is given twice with different declarations."
+                raise ConfigurationError(
+                    f"the dataset {dataset.name!r} is given twice with different declarations.",
+                    "Declare it once, or give the two datasets different names.",
+                    dataset=dataset.name,
                 )
-                step = "Declare it once, or give the two datasets different names."
-                raise ConfigurationError(problem, step, dataset=dataset.name)
         self._transient = {
             name: TransientTable(systems, dataset)
             for name, dataset in self._datasets.items()
@@ -185,22 +185,20 @@ class AdjunctDatasetManager:
         `open_dataset`.
         """
         if dataset not in self._datasets:
-            problem = (
-                f"the manager has no dataset {dataset!r}: it has"
-                f" {', '.join(self._datasets) or 'none'}."
-            )
             raise ConfigurationError(
-                problem, "Correct the name, or pass the dataset to the manager.", dataset=dataset
+                f"the manager has no dataset {dataset!r}: it has"
+                f" {', '.join(self._datasets) or 'none'}.",
+                "Correct the name, or pass the dataset to the manager.",
+                dataset=dataset,
             )
         if dataset in self._transient:
             version = self._transient[dataset].view
             if version is None:
-                problem = (
-                    f"dataset {dataset!r} has no version to read yet: nothing has been read of its"
-                    " stream."
-                )
                 raise NoSealedVersionError(
-                    problem, f"Process {self._datasets[dataset].stream} first.", dataset=dataset
+                    f"dataset {dataset!r} has no version to read yet: nothing has been read of its"
+                    " stream.",
+                    f"Process {self._datasets[dataset].stream} first.",
+                    dataset=dataset,
                 )
             return version.frame(spark)
         before = self._read.get(dataset)

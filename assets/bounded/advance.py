@@ -239,12 +239,12 @@ def snapshot_inputs(
     commit, manifests = log.read_all()
     if specs[0].version_set is None and len(manifests) > 1:
         others = ", ".join(sorted(set(manifests) - {specs[0].name}))
-        problem = (
+        raise errors.DatasetError(
             f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared"
-            " alone."
+            " alone.",
+            "Declare it with version_set(NAME, …) as before, or under a new name.",
+            dataset=specs[0].name,
         )
-        step = "Declare it with version_set(NAME, …) as before, or under a new name."
-        raise errors.DatasetError(problem, step, dataset=specs[0].name)
     if actions.expire_pins(log, manifests, context.now(), by=context.by):
         commit, manifests = log.read_all()
     stages = {spec.name: Stages(spec.name, on_stage) for spec in specs}
@@ -332,15 +332,16 @@ def advance_members(
     runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
     """Do what `advance_version_set` does, with the given runtime."""
-    names = {spec.version_set for spec in specs}
-    if len(names) != 1 or None in names or len(specs) < 2:
-        problem = (
+    name = specs[0].version_set if specs else None
+    alike = [spec for spec in specs if spec.version_set == name]
+    if name is None or len(specs) < 2 or len(alike) < len(specs):
+        raise errors.ConfigurationError(
             f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version"
-            " set."
+            " set.",
+            "Declare them with version_set(NAME, …) and pass what it returns.",
+            argument="specs",
         )
-        step = "Declare them with version_set(NAME, …) and pass what it returns."
-        raise errors.ConfigurationError(problem, step, argument="specs")
-    join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
+    join_version_set(runtime.lake, name, [spec.name for spec in specs], by=runtime.by)
     members = [spec for spec in specs if isinstance(spec, BoundedDataset)]
     group = snapshot_inputs(runtime, members, on_stage)
     return _advance(group, once=_has_query(group), make_current=False)
@@ -450,15 +451,13 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
             continue
         if now is not None:
             _delete_if_settled(candidate, now)
-        problem = (
+        raise errors.CommitConflictError(
             f"dataset {member.name!r}, version {candidate.delivery.version!r}: another writer"
-            f" {what} meanwhile."
-        )
-        step = (
+            f" {what} meanwhile.",
             "Nothing of this attempt is served. Advance again: it continues from the other"
-            " writer's commit."
+            " writer's commit.",
+            dataset=member.name,
         )
-        raise errors.CommitConflictError(problem, step, dataset=member.name)
     return rebased
 
 
@@ -812,7 +811,7 @@ def _new_ref(candidate: CandidateVersion) -> VersionRef:
     return VersionRef(
         rows=version.rows,
         sealed_at=version.sealed_at,
-        folders=tuple(generation.folder for generation in version.generations),
+        folders=version.folders,
         bytes=sum(generation.size for generation in version.generations),
         valid_from=version.valid_from,
         **facts,
@@ -828,17 +827,19 @@ def publish_candidates(
     The reported stages are "seal" and "switch", "keep" if the served version stays, "unchanged", or
     "reject".
     """
-    rejected = next((candidate for candidate in validated if candidate.problem), None)
     first = validated[0].member
     version = validated[0].delivery.version
-    if rejected is not None:
-        with first.stages(REJECT, version) as stage:
-            candidates = [candidate.with_document() for candidate in validated]
-            stage.detail = rejected.problem
-            return _commit_and_clean(group, candidates, rejected, make_current=make_current)[0]
-    candidates = [_seal(candidate) for candidate in validated]
+    for rejected in validated:
+        if rejected.problem:
+            with first.stages(REJECT, version) as stage:
+                candidates = [candidate.with_document() for candidate in validated]
+                stage.detail = rejected.problem
+                return _Publication(candidates, rejected, make_current).commit(group)
+    candidates = [*map(_seal, validated)]
     with first.stages("switch", version) as stage:
-        group, done = _commit_and_clean(group, candidates, None, make_current=make_current)
+        publication = _Publication(candidates, None, make_current)
+        group = publication.commit(group)
+        done = publication.candidates_in(group)
         if all(candidate.unchanged for candidate in done):
             stage.name = "unchanged"
         elif not any(candidate.is_served for candidate in done):
@@ -855,47 +856,43 @@ def _seal(candidate: CandidateVersion) -> CandidateVersion:
         return candidate.with_document()
 
 
-def _commit_and_clean(
-    group: AdvanceGroup,
-    candidates: Sequence[CandidateVersion],
-    rejected: CandidateVersion | None,
-    *,
-    make_current: bool,
-) -> tuple[AdvanceGroup, list[CandidateVersion]]:
-    """Commit the candidates and delete what their attempts no longer need; return the group and
-    the candidates after it.
-    """
-    group = _commit_candidates(group, candidates, rejected, make_current=make_current)
-    done = [candidate.with_member_of(group) for candidate in candidates]
-    for candidate in done:
-        candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
-    return group, done
+@dataclass(frozen=True, slots=True)
+class _Publication:
+    """The candidates of one commit, which are published, or rejected because of `rejected`."""
 
+    candidates: Sequence[CandidateVersion]
+    rejected: CandidateVersion | None
+    make_current: bool
 
-def _commit_candidates(
-    group: AdvanceGroup,
-    candidates: Sequence[CandidateVersion],
-    rejected: CandidateVersion | None,
-    *,
-    make_current: bool,
-) -> AdvanceGroup:
-    def commit(group: AdvanceGroup) -> AdvanceGroup:
-        now = [candidate.with_member_of(group) for candidate in candidates]
-        switches = make_current or all(map(is_at_or_after_head, now))
+    def candidates_in(self, group: AdvanceGroup) -> list[CandidateVersion]:
+        """Return the candidates with their members as they are in this group."""
+        return [candidate.with_member_of(group) for candidate in self.candidates]
+
+    def commit(self, group: AdvanceGroup) -> AdvanceGroup:
+        """Commit the candidates, delete what their attempts no longer need, and return the group
+        after it.
+        """
+        group = commit_with_rebase(group, self._commit_once, self._catch_up)
+        for candidate in self.candidates_in(group):
+            candidate.delete_attempt(files=candidate.member.manifest.ref(candidate.id) is None)
+        return group
+
+    def _commit_once(self, group: AdvanceGroup) -> AdvanceGroup:
+        now = self.candidates_in(group)
+        switches = self.make_current or all(map(is_at_or_after_head, now))
         between = all(member.manifest.declaration.by_time for member in group.members)
-        after = (
-            apply_delivery(candidate, rejected, switches=switches, between=between)
-            for candidate in now
-        )
-        return group.commit_members(list(after))
+        after = []
+        for candidate in now:
+            after.append(
+                apply_delivery(candidate, self.rejected, switches=switches, between=between)
+            )
+        return group.commit_members(after)
 
-    def catch_up(group: AdvanceGroup) -> AdvanceGroup:
+    def _catch_up(self, group: AdvanceGroup) -> AdvanceGroup:
         try:
-            return rebase_candidates(group, candidates)
+            return rebase_candidates(group, self.candidates)
         except errors.CommitConflictError:
-            documents = [each.document for each in candidates if each.document is not None]
+            documents = filter(None, (candidate.document for candidate in self.candidates))
             with suppress(errors.AdjunctError):  # documents that remain are left to a discard
-                group.members[0].context.lake.store.delete_many(documents)
+                group.members[0].context.lake.store.delete_many([*documents])
             raise
-
-    return commit_with_rebase(group, commit, catch_up)

@@ -408,16 +408,15 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
     """
     manifest = member.manifest
     ref = manifest.head_ref
-    sealed = [other for other in manifest.versions if other.state == "sealed"]
     if manifest.declaration.order == "name":
-        ref = next((other for other in reversed(sealed) if other.name == new.name), None)
+        ref = {other.name: other for other in manifest.sealed}.get(new.name)
     if ref is None or ref.valid_from != new.valid_from:
         return None
     if new.valid_from is not None:
         # The same content with another valid-from time is a version of its own, because versions
         # between the two times may be added or revoked later.
-        newest = max(other.number for other in sealed if other.valid_from == new.valid_from)
-        if newest > ref.number:
+        newest = {other.valid_from: other for other in manifest.sealed}[new.valid_from]
+        if newest.number > ref.number:
             return None
     return ref.id if _has_same_content(member, ref, new) else None
 

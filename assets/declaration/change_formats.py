@@ -15,22 +15,22 @@ from dagster_adjunct.assets.declaration.change_values import (
     PLACEHOLDER,
     TRUNCATE,
     check_placeholder,
+    concat_reason,
     contains_unavailable,
     contains_unavailable_array,
-    inserted_unavailable_reason,
+    is_true,
     is_unavailable,
     is_unavailable_array,
-    nested_unavailable_reason,
     quote_column,
     quote_value,
-    unavailable_reason,
+    unavailable_reasons,
     unknown_operation_column,
     unknown_operation_reason,
 )
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, repeated_names
 from dagster_adjunct.resources.schemas.values import readable_values
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.validation import validated
@@ -190,14 +190,16 @@ class OperationColumn(_RecordIsRow):
     def __post_init__(self) -> None:
         declared: list[str] = []
         for name in ("delete", "write", "ignore"):
-            words = tuple(dict.fromkeys(word.lower() for word in getattr(self, name)))
+            words = tuple(dict.fromkeys(map(str.lower, getattr(self, name))))
             object.__setattr__(self, name, words)
             declared += words
-        twice = sorted({word for word in declared if declared.count(word) > 1})
+        twice = repeated_names(declared)
         if twice:
-            problem = f"the operation {twice[0]!r} of column {self.column!r} is declared twice."
-            step = "Name each operation in only one of delete, write and ignore; pass () for none."
-            raise ConfigurationError(problem, step, argument="operations")
+            raise ConfigurationError(
+                f"the operation {twice[0]!r} of column {self.column!r} is declared twice.",
+                "Name each operation in only one of delete, write and ignore; pass () for none.",
+                argument="operations",
+            )
 
     def schema(self, records: Schema, what: str) -> Schema:
         _check_type(records, self.column, ("string",), f"{what}: the record", "the operation")
@@ -233,63 +235,65 @@ class OperationColumn(_RecordIsRow):
     def decode(
         self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]
     ) -> DataFrame:
+        mark = F.col(TOMBSTONE)
         operation = F.lower(named_column(self.column))
         if self.ignore:
-            records = records.where(
-                F.coalesce(~operation.isin(*self.ignore), F.lit(True)) | F.col(TOMBSTONE)
-            )
-        known = F.coalesce(operation.isin(*self.delete, *self.write), F.lit(False)) | F.col(
-            TOMBSTONE
-        )
+            records = records.where(~is_true(operation.isin(*self.ignore)) | mark)
+        known = is_true(operation.isin(*self.delete, *self.write)) | mark
         problem = F.when(~known, unknown_operation_column(named_column(self.column)))
-        tombstone = F.col(TOMBSTONE) | F.coalesce(operation.isin(*self.delete), F.lit(False))
         if self.missing is not None:
-            marks = self._marks(_own_columns(records.columns))
-            missing = F.array_compact(
-                F.array(*[F.when(named_column(mark), F.lit(name)) for name, mark in marks.items()])
-            )
-            inserts = F.coalesce(operation.isin(*_INSERT), F.lit(False))
-            named = {
-                name: F.when(
-                    ~F.coalesce(inserts & named_column(mark), F.lit(False)), named_column(name)
-                )
-                for name, mark in marks.items()
-            }
-            records = records.withColumns({**named, KEPT: F.when(~inserts, missing)})
+            records = self._without_missing(records, is_true(operation.isin(*_INSERT)))
+        tombstone = mark | is_true(operation.isin(*self.delete))
         return changes_with_spark(records, schema, tombstone, problem)
+
+    def _without_missing(self, records: DataFrame, inserts: Column) -> DataFrame:
+        """Return the records with the names of missing columns in KEPT; in inserts, these are
+        null.
+        """
+        columns: dict[str, Column] = {}
+        missing = []
+        for name, mark in self._marks(_own_columns(records.columns)).items():
+            is_missing = named_column(mark)
+            missing.append(F.when(is_missing, name))
+            columns[name] = F.when(~is_true(inserts & is_missing), named_column(name))
+        columns[KEPT] = F.when(~inserts, F.array_compact(F.array(*missing)))
+        return records.withColumns(columns)
 
     def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
         if self.missing is not None:
-            marked = {
-                name: records.column(mark)
-                for name, mark in self._marks(_own_columns(records.column_names)).items()
-            }
-            inserts = pc.is_in(
-                pc.ascii_lower(records.column(self.column)), value_set=_string_array(_INSERT)
-            )
-            for name, mark in marked.items():
-                values = records.column(name)
-                nothing = pc.fill_null(pc.and_(inserts, mark), False)
-                named = pc.if_else(nothing, pa.scalar(None, values.type), values)
-                records = records.set_column(records.column_names.index(name), name, named)
-            records = records.append_column(KEPT, kept_column(marked, pc.invert(inserts)))
-        texts, marks = (_read_column(records, name) for name in (self.column, TOMBSTONE))
-        words = [None if text is None else text.lower() for text in texts]
-        problems = [
-            None if mark or word in (*self.delete, *self.write) else unknown_operation_reason(text)
-            for text, word, mark in zip(texts, words, marks, strict=True)
-        ]
-        tombstones = [mark or word in self.delete for word, mark in zip(words, marks, strict=True)]
-        kept = [
-            mark or word is None or word not in self.ignore
-            for word, mark in zip(words, marks, strict=True)
-        ]
+            records = self._without_missing_in_arrow(records)
+        problems: list[str | None] = []
+        tombstones: list[bool] = []
+        kept: list[bool] = []
+        texts = _read_column(records, self.column)
+        for text, mark in zip(texts, _read_column(records, TOMBSTONE), strict=True):
+            word = None if text is None else text.lower()
+            is_known = mark or word in (*self.delete, *self.write)
+            problems.append(None if is_known else unknown_operation_reason(text))
+            tombstones.append(mark or word in self.delete)
+            kept.append(mark or word not in self.ignore)
         return changes_in_arrow(records, schema, tombstones, problems).filter(kept)
 
+    def _without_missing_in_arrow(self, records: pa.Table) -> pa.Table:
+        """Return what `_without_missing` returns, for records in Arrow."""
+        operations = pc.ascii_lower(records.column(self.column))
+        inserts = pc.is_in(operations, value_set=_string_array(_INSERT))
+        marked = {}
+        for name, mark in self._marks(_own_columns(records.column_names)).items():
+            marked[name] = records.column(mark)
+            values = records.column(name)
+            nothing = pc.fill_null(pc.and_(inserts, marked[name]), False)
+            named = pc.if_else(nothing, pa.scalar(None, values.type), values)
+            records = records.set_column(records.column_names.index(name), name, named)
+        return records.append_column(KEPT, kept_column(marked, pc.invert(inserts)))
+
     def describe(self) -> str:
-        ignored = f", {'/'.join(self.ignore)} ignored" if self.ignore else ""
-        missing = f", *{self.missing} missing" if self.missing is not None else ""
-        return f"operation in {self.column}: {'/'.join(self.delete)} delete{ignored}{missing}"
+        described = f"operation in {self.column}: {'/'.join(self.delete)} delete"
+        if self.ignore:
+            described += f", {'/'.join(self.ignore)} ignored"
+        if self.missing is not None:
+            described += f", *{self.missing} missing"
+        return described
 
 
 @validated
@@ -339,120 +343,113 @@ class DebeziumUnwrapped(_RecordIsRow):
         deleted = F.lit(False)
         problem = F.lit(None).cast("string")
         if self.deleted is not None:
-            mark_text = F.lower(named_column(self.deleted).cast("string"))
-            deleted = mark_text == "true"
-            problem = F.when(
-                ~F.coalesce(mark_text.isin("true", "false"), F.lit(False)) & ~mark,
-                F.concat(
-                    F.lit(f"column {self.deleted!r} is "),
-                    quote_column(named_column(self.deleted).cast("string")),
-                    F.lit(": expected true or false"),
-                ),
+            value = named_column(self.deleted).cast("string")
+            text = F.lower(value)
+            deleted = text == "true"
+            reason = concat_reason(
+                f"column {self.deleted!r} is ", quote_column(value), ": expected true or false"
             )
+            problem = F.when(~is_true(text.isin("true", "false")) & ~mark, reason)
         if self.op is not None:
             op = F.lower(named_column(self.op))
-            known = F.coalesce(op.isin("c", "r", "u", "d"), F.lit(False)) | mark
-            truncate = F.when(op == "t", F.lit(TRUNCATE))
-            problem = F.coalesce(
-                problem, truncate, F.when(~known, unknown_operation_column(named_column(self.op)))
-            )
-            deleted = deleted | F.coalesce(op == "d", F.lit(False))
-            records = records.withColumn(SNAPSHOT, F.coalesce(op == "r", F.lit(False)))
-        tombstone = mark | F.coalesce(deleted, F.lit(False))
-        if self.unavailable is None:
-            return changes_with_spark(records, schema, tombstone, problem)
-        written = ~tombstone if self.op is None else ~tombstone & (op != "r")
-        reasons = []
-        unknown = []
-        for field in (field for field in schema.fields if field.type in _LARGE):
-            value = named_column(field.name)
-            kept = is_unavailable(self.unavailable, value, field.type)
-            if self.completes:
-                unknown.append(F.when(kept, F.lit(field.name)))
-                if self.op is not None:
-                    reasons.append(
-                        F.when(
-                            written & kept & (op == "c"),
-                            F.lit(inserted_unavailable_reason(field.name)),
-                        )
-                    )
-            else:
-                reasons.append(
-                    F.when(written & kept, F.lit(unavailable_reason(self.unavailable, field.name)))
-                )
-            if field.type == "string":
-                within = written & ~kept & contains_unavailable(self.unavailable, value)
-                reasons.append(
-                    F.when(within, F.lit(nested_unavailable_reason(self.unavailable, field.name)))
-                )
-        if self.completes:
-            if unknown:
-                names = F.array_compact(F.array(*unknown))
-            else:
-                names = F.array().cast("array<string>")
-            records = records.withColumn(KEPT, F.when(written, names))
-        return changes_with_spark(records, schema, tombstone, F.coalesce(problem, *reasons))
-
-    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
-        marks, deleted, operations = (
-            _read_column(records, name) for name in (TOMBSTONE, self.deleted, self.op)
-        )
-        texts = [str(value).lower() if isinstance(value, bool) else value for value in deleted]
-        rows = list(zip(marks, texts, operations, strict=True))
-        tombstones = [
-            mark or (text or "").lower() == "true" or (op or "").lower() == "d"
-            for mark, text, op in rows
-        ]
-        if self.op is not None:
-            records = records.append_column(
-                SNAPSHOT, pa.array([(op or "").lower() == "r" for op in operations])
-            )
-        problems = [self._problem(*row) for row in rows]
+            known = is_true(op.isin("c", "r", "u", "d")) | mark
+            unknown = F.when(~known, unknown_operation_column(named_column(self.op)))
+            problem = F.coalesce(problem, F.when(op == "t", TRUNCATE), unknown)
+            deleted = deleted | is_true(op == "d")
+            records = records.withColumn(SNAPSHOT, is_true(op == "r"))
+        tombstone = mark | is_true(deleted)
         if self.unavailable is not None:
-            records, problems = self._unavailable_in_arrow(records, schema, tombstones, problems)
-        return changes_in_arrow(records, schema, tombstones, problems)
+            records, reasons = self._mark_unavailable(records, schema, tombstone, self.unavailable)
+            problem = F.coalesce(problem, *reasons)
+        return changes_with_spark(records, schema, tombstone, problem)
 
-    def _unavailable_in_arrow(
-        self,
-        records: pa.Table,
-        schema: Schema,
-        tombstones: Sequence[bool],
-        problems: list[str | None],
-    ) -> tuple[pa.Table, list[str | None]]:
-        """Return the records and their problems, with a problem added where a value is unavailable.
+    def _mark_unavailable(
+        self, records: DataFrame, schema: Schema, tombstone: Column, placeholder: str
+    ) -> tuple[DataFrame, list[Column]]:
+        """Return the records, and the reasons why unavailable values can't be applied.
 
         With on_unavailable="keep", the records get the column KEPT instead, where that is possible.
         """
-        assert self.unavailable is not None
-        written = pc.invert(pa.array(tombstones, pa.bool_()))
+        written = ~tombstone
+        inserted = F.lit(False)
         if self.op is not None:
-            snapshot = pc.equal(pc.ascii_lower(records.column(self.op)), "r")
-            written = pc.and_(written, pc.invert(pc.fill_null(snapshot, False)))
+            op = F.lower(named_column(self.op))
+            written &= op != "r"
+            inserted = op == "c"
+        reasons = []
+        unknown = []
+        for field in _large_fields(schema):
+            value = named_column(field.name)
+            kept = is_unavailable(placeholder, value, field.type)
+            unknown.append(F.when(kept, field.name))
+            found = {
+                "value": kept,
+                "insert": kept & inserted,
+                "part": ~kept & contains_unavailable(placeholder, value),
+            }
+            whys = unavailable_reasons(placeholder, field.name, field.type, keeps=self.completes)
+            reasons += [F.when(written & found[what], why) for what, why in whys.items()]
+        if self.completes:
+            names = F.array().cast("array<string>")
+            if unknown:
+                names = F.array_compact(F.array(*unknown))
+            records = records.withColumn(KEPT, F.when(written, names))
+        return records, reasons
+
+    def decode_arrow(self, records: pa.Table, schema: Schema) -> pa.Table:
+        operations = _read_column(records, self.op)
+        snapshots: list[bool] = []
+        tombstones: list[bool] = []
+        problems: list[str | None] = []
+        for mark, deleted, operation in zip(
+            _read_column(records, TOMBSTONE),
+            _read_column(records, self.deleted),
+            operations,
+            strict=True,
+        ):
+            text = str(deleted).lower() if isinstance(deleted, bool) else deleted
+            op = (operation or "").lower()
+            snapshots.append(op == "r")
+            tombstones.append(mark or op == "d" or (text or "").lower() == "true")
+            problems.append(self._problem(mark, text, operation))
+        if self.op is not None:
+            records = records.append_column(SNAPSHOT, pa.array(snapshots, pa.bool_()))
+        if self.unavailable is not None:
+            written = pc.invert(pa.array(tombstones, pa.bool_()))
+            records, reasons = self._mark_unavailable_in_arrow(
+                records, schema, written, self.unavailable
+            )
+            problems = [before or reasons.get(row) for row, before in enumerate(problems)]
+        return changes_in_arrow(records, schema, tombstones, problems)
+
+    def _mark_unavailable_in_arrow(
+        self, records: pa.Table, schema: Schema, written: pa.Array, placeholder: str
+    ) -> tuple[pa.Table, dict[int, str]]:
+        """Return what `_mark_unavailable` returns, for records in Arrow, with reasons by row."""
+        inserted = pa.array([False] * records.num_rows, pa.bool_())
+        if self.op is not None:
+            op = pc.fill_null(pc.ascii_lower(records.column(self.op)), "")
+            written = pc.and_(written, pc.not_equal(op, "r"))
+            inserted = pc.equal(op, "c")
+        reasons: dict[int, str] = {}
         marked = {}
-        for field in (field for field in schema.fields if field.type in _LARGE):
+        for field in _large_fields(schema):
             values = records.column(field.name)
-            reasons = {}
-            unknown = pc.and_(written, is_unavailable_array(self.unavailable, values, field.type))
-            if self.completes:
-                marked[field.name] = unknown
-                if self.op is not None:
-                    inserts = pc.equal(pc.ascii_lower(records.column(self.op)), "c")
-                    reasons[inserted_unavailable_reason(field.name)] = pc.and_(
-                        unknown, pc.fill_null(inserts, False)
-                    )
-            else:
-                reasons[unavailable_reason(self.unavailable, field.name)] = unknown
-            if field.type == "string":
-                within = pc.and_(written, contains_unavailable_array(self.unavailable, values))
-                reasons[nested_unavailable_reason(self.unavailable, field.name)] = pc.and_not(
-                    within, unknown
-                )
-            for reason, rows in reasons.items():
-                for row in pc.indices_nonzero(rows).to_pylist():
-                    problems[row] = problems[row] or reason
-        return (
-            records.append_column(KEPT, kept_column(marked, written)) if self.completes else records
-        ), problems
+            kept = pc.and_(written, is_unavailable_array(placeholder, values, field.type))
+            marked[field.name] = kept
+            whys = unavailable_reasons(placeholder, field.name, field.type, keeps=self.completes)
+            for what, why in whys.items():
+                found = kept
+                if what == "insert":
+                    found = pc.and_(kept, inserted)
+                elif what == "part":
+                    within = pc.and_(written, contains_unavailable_array(placeholder, values))
+                    found = pc.and_not(within, kept)
+                for row in pc.indices_nonzero(found).to_pylist():
+                    reasons.setdefault(row, why)
+        if self.completes:
+            records = records.append_column(KEPT, kept_column(marked, written))
+        return records, reasons
 
     def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
         """Return why a record can't be applied, or None.
@@ -460,13 +457,13 @@ class DebeziumUnwrapped(_RecordIsRow):
         `mark` is whether it is a tombstone, `text` and `op` are its values in the columns `deleted`
         and `op`.
         """
-        if self.deleted is not None and not mark and (text or "").lower() not in ("true", "false"):
+        is_known = mark or self.deleted is None
+        if not is_known and (text or "").lower() not in ("true", "false"):
             return f"column {self.deleted!r} is {quote_value(text)}: expected true or false"
-        if self.op is None:
-            return None
-        if (op or "").lower() == "t":
+        operation = (op or "").lower()
+        if operation == "t":
             return TRUNCATE
-        if mark or (op or "").lower() in ("c", "r", "u", "d"):
+        if mark or self.op is None or operation in ("c", "r", "u", "d"):
             return None
         return unknown_operation_reason(op)
 
@@ -474,6 +471,11 @@ class DebeziumUnwrapped(_RecordIsRow):
         names = [name for name in (self.deleted, self.op) if name is not None]
         kept = ", on_unavailable='keep'" if self.completes else ""
         return f"Debezium, unwrapped ({', '.join(names)}{kept})"
+
+
+def _large_fields(schema: Schema) -> list[Field]:
+    """Return the columns whose values a source may not log."""
+    return [field for field in schema.fields if field.type in _LARGE]
 
 
 def kept_column(
@@ -542,11 +544,10 @@ def changes_in_arrow(
     records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: Sequence[str | None]
 ) -> pa.Table:
     """Return what `changes_with_spark` returns, for records in Arrow."""
-    rest = [name for name in records.column_names if name.startswith("__") and name != TOMBSTONE]
+    rest = [name for name in metadata_columns(records.column_names) if name != TOMBSTONE]
     rows = records.select([*schema.names, *rest])
-    return rows.append_column(TOMBSTONE, pa.array(tombstones, pa.bool_())).append_column(
-        PROBLEM, pa.array(problems, pa.string())
-    )
+    rows = rows.append_column(TOMBSTONE, pa.array(tombstones, pa.bool_()))
+    return rows.append_column(PROBLEM, pa.array(problems, pa.string()))
 
 
 def _check_type(
@@ -554,12 +555,11 @@ def _check_type(
 ) -> None:
     field = records.field(column, whose)
     if field.type not in kinds:
-        problem = (
-            f"{whose} has column {column!r} as {field.type}, which is declared as the column for"
-            f" {meaning}: expected {' or '.join(kinds)}."
-        )
         raise SchemaMismatchError(
-            problem, "Name another column in the change format.", column=column
+            f"{whose} has column {column!r} as {field.type}, which is declared as the column for"
+            f" {meaning}: expected {' or '.join(kinds)}.",
+            "Name another column in the change format.",
+            column=column,
         )
 
 

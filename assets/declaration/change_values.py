@@ -55,11 +55,21 @@ TRUNCATE = (
 )
 
 
+def is_true(condition: Column) -> Column:
+    """Return a condition that is false instead of null."""
+    return F.coalesce(condition, F.lit(False))
+
+
+def concat_reason(*parts: str | Column) -> Column:
+    """Return a reason made of texts and columns, null if one of these is null."""
+    return F.concat(*(F.lit(part) if isinstance(part, str) else part for part in parts))
+
+
 def quote_column(value: Column) -> Column:
     """Return a value as a reason quotes it: its first 100 characters, marked as the record's, or
     `null`.
     """
-    quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
+    quoted = concat_reason("'", F.substring(value, 1, 100), "'")
     return F.coalesce(mark_column(quoted), F.lit("null"))
 
 
@@ -67,7 +77,7 @@ def mark_column(text: Column) -> Column:
     """Mark a text within a reason as a value of the record, which `render_reason_column` shows
     or masks.
     """
-    return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
+    return concat_reason(_BEGINS, F.translate(text, _BEGINS + _ENDS, ""), _ENDS)
 
 
 def render_reason_column(reason: Column, *, values: bool) -> Column:
@@ -81,7 +91,7 @@ def render_reason_column(reason: Column, *, values: bool) -> Column:
 
 def unknown_operation_column(value: Column) -> Column:
     """Return the reason why a change with this undeclared operation can't be applied."""
-    return F.concat(F.lit("unknown operation "), quote_column(value))
+    return concat_reason("unknown operation ", quote_column(value))
 
 
 def quote_value(value: str | None) -> str:
@@ -455,23 +465,22 @@ def may_be_unavailable(kind: str) -> bool:
 def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -> None:
     """Raise ConfigurationError for an invalid placeholder or `on_unavailable`."""
     if unavailable is None and on_unavailable == "keep":
-        problem = (
+        raise ConfigurationError(
             f"{what} has on_unavailable='keep' and unavailable=None: then unknown values can't be"
-            " recognized."
+            " recognized.",
+            "Give the connector's unavailable.value.placeholder, or leave on_unavailable out.",
+            argument="on_unavailable",
         )
-        step = "Give the connector's unavailable.value.placeholder, or leave on_unavailable out."
-        raise ConfigurationError(problem, step, argument="on_unavailable")
     try:
         valid = unavailable is None or bool(_bytes(unavailable))
     except (ValueError, AttributeError):
         valid = False
     if not valid:
-        problem = (
-            f"{what} has unavailable={unavailable!r}: expected a text, or 'hex:' and bytes in hex,"
-            " as in the connector's unavailable.value.placeholder."
-        )
         raise ConfigurationError(
-            problem, "Leave it out if the connector does not set it.", argument="unavailable"
+            f"{what} has unavailable={unavailable!r}: expected a text, or 'hex:' and bytes in hex,"
+            " as in the connector's unavailable.value.placeholder.",
+            "Leave it out if the connector does not set it.",
+            argument="unavailable",
         )
 
 
@@ -481,16 +490,14 @@ def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
     Pass "string" for all values that are not bytes.
     """
     if kind == "binary":
-        return F.coalesce(value == F.lit(_bytes(placeholder)), F.lit(False))
-    return F.coalesce(
-        value.isin(*_texts(placeholder)) | value.rlike(_whole(placeholder)), F.lit(False)
-    )
+        return is_true(value == F.lit(_bytes(placeholder)))
+    return is_true(value.isin(*_texts(placeholder)) | value.rlike(_whole(placeholder)))
 
 
 def contains_unavailable(placeholder: str, value: Column) -> Column:
     """Return whether a string is a JSON array or object that contains the placeholder."""
     found = reduce(or_, [value.contains(needle) for needle in _needles(placeholder)])
-    return F.coalesce(value.rlike(_JSON) & found, F.lit(False))
+    return is_true(value.rlike(_JSON) & found)
 
 
 def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
@@ -509,25 +516,29 @@ def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.
     return pc.fill_null(pc.and_(pc.match_substring_regex(values, _JSON), found), False)
 
 
-def unavailable_reason(placeholder: str, name: str) -> str:
-    """Return the reason for a change whose value of this column is unknown."""
-    return (
-        f"column {name!r} is {placeholder!r}, which stands for a large unchanged value that the"
-        f" source has not logged. {_UNAVAILABLE_STEP}"
-    )
+def unavailable_reasons(placeholder: str, name: str, kind: str, *, keeps: bool) -> dict[str, str]:
+    """Return why a change can't be applied of which a value is unknown, by what that is.
 
-
-def nested_unavailable_reason(placeholder: str, name: str) -> str:
-    """Return the reason for a change whose value of this column is known in part only."""
-    return (
-        f"column {name!r} has {placeholder!r} within its value: a part of it is unknown, but values"
-        f" can only be stored or kept as a whole. {_UNAVAILABLE_STEP}"
-    )
-
-
-def inserted_unavailable_reason(name: str) -> str:
-    """Return the reason for an inserted row whose value of this column is unknown."""
-    return f"column {name!r} is unknown, and an insert has no earlier row whose value it could keep"
+    "value" is any unknown value of this column, "insert" that of an inserted row, "part" one of
+    which a part is unknown. `keeps` says whether unknown values keep the stored ones.
+    """
+    reasons: dict[str, str] = {}
+    if keeps and may_be_unavailable(kind):
+        reasons["insert"] = (
+            f"column {name!r} is unknown, and an insert has no earlier row whose value it could"
+            " keep"
+        )
+    elif may_be_unavailable(kind):
+        reasons["value"] = (
+            f"column {name!r} is {placeholder!r}, which stands for a large unchanged value that the"
+            f" source has not logged. {_UNAVAILABLE_STEP}"
+        )
+    if kind == "string":
+        reasons["part"] = (
+            f"column {name!r} has {placeholder!r} within its value: a part of it is unknown, but"
+            f" values can only be stored or kept as a whole. {_UNAVAILABLE_STEP}"
+        )
+    return reasons
 
 
 def _bytes(placeholder: str) -> bytes:

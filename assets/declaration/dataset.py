@@ -17,6 +17,7 @@ from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upse
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
 from dagster_adjunct.assets.declaration.policies import (
+    CHUNK_RECORDS,
     ChangeStreamOptions,
     DeadLetters,
     DeltaCompaction,
@@ -25,6 +26,7 @@ from dagster_adjunct.assets.declaration.policies import (
     OnLostOffset,
     Validator,
     VersionPartitions,
+    check_positive,
     check_valid_from,
     check_validators,
 )
@@ -83,13 +85,17 @@ class FileSource:
 
     def __post_init__(self) -> None:
         if not self.url:
-            expected = "a folder, file:///… or s3://BUCKET/PREFIX"
-            raise argument_error(f"FileSource has url={self.url!r}", expected, argument="url")
+            raise argument_error(
+                f"FileSource has url={self.url!r}",
+                "a folder, file:///… or s3://BUCKET/PREFIX",
+                argument="url",
+            )
         check_folder_url(self.url)
         if not self.complete or "/" in self.complete:
-            expected = 'the name of an object, without "/", such as _SUCCESS'
             raise argument_error(
-                f"FileSource has complete={self.complete!r}", expected, argument="complete"
+                f"FileSource has complete={self.complete!r}",
+                'the name of an object, without "/", such as _SUCCESS',
+                argument="complete",
             )
 
     def __str__(self) -> str:
@@ -168,16 +174,16 @@ def bucket_columns(
     Raises ConfigurationError unless exactly one of `partitions` and `broadcast=True` is given.
     """
     if broadcast == (partitions is not None):
+        given = "neither partitions nor broadcast=True"
         if broadcast:
             given = "both partitions and broadcast=True"
-        else:
-            given = "neither partitions nor broadcast=True"
-        problem = f"dataset {name!r} has {given}: expected exactly one."
-        step = (
+        raise ConfigurationError(
+            f"dataset {name!r} has {given}: expected exactly one.",
             "Write partitions=N to partition it by key, or broadcast=True for one copy on every"
-            " task."
+            " task.",
+            argument="partitions",
+            dataset=name,
         )
-        raise ConfigurationError(problem, step, argument="partitions", dataset=name)
     if partition_by is not None:
         return to_name_tuple(partition_by)
     return () if broadcast else to_name_tuple(key)
@@ -201,16 +207,23 @@ class DescriptionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Presentation:
-    """What Dagster shows about a dataset, and when it materializes it by itself."""
+    """What Dagster shows about a dataset, and when it materializes it by itself.
+
+    `freshness` is the age at which Dagster warns, None if it never does.
+    """
 
     description: str = ""
     owners: tuple[str, ...] = ()
     group: str | None = None
     column_descriptions: tuple[tuple[str, str], ...] = ()
     automation_condition: Condition | None = field(default=None, repr=False)
+    freshness: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("freshness", self.freshness)
 
 
-def _presentation(shown: DescriptionOptions) -> Presentation:
+def _presentation(shown: DescriptionOptions, freshness: timedelta | None = None) -> Presentation:
     described = shown.get("column_descriptions") or {}
     return Presentation(
         description=shown.get("description", ""),
@@ -218,6 +231,7 @@ def _presentation(shown: DescriptionOptions) -> Presentation:
         group=shown.get("group"),
         column_descriptions=tuple(described.items()),
         automation_condition=shown.get("automation_condition"),
+        freshness=freshness,
     )
 
 
@@ -261,9 +275,11 @@ class AdjunctDataset:
 
     def __post_init__(self) -> None:
         if type(self) is AdjunctDataset:
-            step = "Declare it with bounded_dataset(…) or unbounded_dataset(…)."
             raise ConfigurationError(
-                f"dataset {self.name!r} is of no kind.", step, argument="kind", dataset=self.name
+                f"dataset {self.name!r} is of no kind.",
+                "Declare it with bounded_dataset(…) or unbounded_dataset(…).",
+                argument="kind",
+                dataset=self.name,
             )
         if self.declared_at is None:
             object.__setattr__(self, "declared_at", find_calling_line())
@@ -271,8 +287,9 @@ class AdjunctDataset:
         if isinstance(self.input, str):
             split_stream_name(self.input)
         for argument, problem, next_step in self._problems():
-            what = f"dataset {self.name!r} {problem}."
-            raise ConfigurationError(what, next_step, argument=argument, dataset=self.name)
+            raise ConfigurationError(
+                f"dataset {self.name!r} {problem}.", next_step, argument=argument, dataset=self.name
+            )
 
     def _problems(self) -> Iterator[tuple[str, str, str]]:
         """Yield what is wrong: the argument, the problem, and the next step."""
@@ -325,17 +342,14 @@ class AdjunctDataset:
                 "is partitioned and has no partition_by",
                 "Name one or more columns of its key.",
             )
-        outside = [column for column in self.partition_by if column not in self.key]
-        if outside:
-            problem = (
-                f"is partitioned by {outside[0]!r}, which is not in its key"
-                f" ({', '.join(self.key)}): entries of one key could be in two buckets"
-            )
-            yield (
-                "partition_by",
-                problem,
-                "Partition by columns of the key only, or add the column to the key.",
-            )
+        for column in self.partition_by:
+            if column not in self.key:
+                problem = (
+                    f"is partitioned by {column!r}, which is not in its key"
+                    f" ({', '.join(self.key)}): entries of one key could be in two buckets"
+                )
+                step = "Partition by columns of the key only, or add the column to the key."
+                yield "partition_by", problem, step
 
     @property
     def follows_changes(self) -> bool:
@@ -586,12 +600,11 @@ def bounded_dataset(
     key by default. See AdjunctDataset for the other arguments.
     """
     spread = bucket_columns(name, key, partitions, partition_by, broadcast)
-    # Partitions in Dagster and versions over time stay by default: a month's backfill must not be
-    # discarded.
     if discard is None:
-        policy = DiscardPolicy(keep=3 if versions is None and valid_from is None else None)
-    else:
-        policy = discard
+        # Partitions in Dagster and versions over time stay by default: a month's backfill must not
+        # be discarded.
+        stays = versions is not None or valid_from is not None
+        discard = DiscardPolicy(keep=None) if stays else DiscardPolicy()
     return BoundedDataset(
         name=name,
         input=input,
@@ -604,7 +617,7 @@ def bounded_dataset(
         duplicates=duplicates,
         validators=tuple(validators),
         versions=versions,
-        discard=policy,
+        discard=discard,
         on_damage=on_damage,
         valid_from=valid_from,
         sensitive=to_name_tuple(shown.get("sensitive", ())),
@@ -660,11 +673,11 @@ def unbounded_dataset(
             on_lost_offset=on_lost_offset,
             compaction=DeltaCompaction() if compaction is None else compaction,
             persistent=persistent,
-            freshness=freshness,
             history=history,
             valid_from=valid_from,
-            **({} if chunk is None else {"chunk": chunk}),
+            chunk=CHUNK_RECORDS if chunk is None else chunk,
         )
+        presentation = _presentation(shown, freshness)
     except ConfigurationError as error:
         raise error.reworded(
             f"dataset {name!r}: {error.problem}", error.next_step, dataset=name
@@ -681,7 +694,7 @@ def unbounded_dataset(
         discard=DiscardPolicy() if discard is None else discard,
         following=following,
         sensitive=to_name_tuple(shown.get("sensitive", ())),
-        presentation=_presentation(shown),
+        presentation=presentation,
     )
 
 
@@ -695,25 +708,23 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[BoundedDataset, ..
     check_name("version set", name)
     called = [member.name for member in members]
     if len(set(called)) < 2 or len(set(called)) != len(called):
-        problem = (
-            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or"
-            " more different ones."
-        )
         raise ConfigurationError(
-            problem, "Name the datasets that switch together.", argument="members"
+            f"version set {name!r} has the members {', '.join(called) or 'none'}: expected two or"
+            " more different ones.",
+            "Name the datasets that switch together.",
+            argument="members",
         )
     joined = []
     for member in members:
         if not _is_named_by_producer(member):
-            problem = (
+            raise ConfigurationError(
                 f"version set {name!r} has the member {member.name!r}, whose versions are not named"
-                " by a producer."
-            )
-            step = (
+                " by a producer.",
                 "Only bounded datasets from a stream or from files, without version partitions, can"
-                " be members."
+                " be members.",
+                argument="members",
+                dataset=member.name,
             )
-            raise ConfigurationError(problem, step, argument="members", dataset=member.name)
         joined.append(replace(member, version_set=name))
     return tuple(joined)
 

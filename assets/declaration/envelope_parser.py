@@ -12,7 +12,9 @@ because databases may leave out the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration import envelope_values
@@ -22,18 +24,18 @@ from dagster_adjunct.assets.declaration.change_values import (
     ORDERS,
     REPAIR,
     TRUNCATE,
+    concat_reason,
     contains_unavailable,
-    inserted_unavailable_reason,
+    is_true,
     is_unavailable,
     mark_column,
     may_be_unavailable,
-    nested_unavailable_reason,
     order_as_code,
     quote_column,
-    unavailable_reason,
+    unavailable_reasons,
     unknown_operation_column,
 )
-from dagster_adjunct.assets.declaration.envelope_values import DATE_TYPES, Envelope
+from dagster_adjunct.assets.declaration.envelope_values import DATE_TYPES, Envelope, MissingRule
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, quote_name
@@ -106,11 +108,11 @@ def plain_extended_key(text: Column) -> Column:
 
 def _document_envelope() -> Column:
     whole = _pieces(_DOCUMENTS)
-    rows = {name: plain_extended_json(whole[name]) for name in ("before", "after")}
+    plain = {name: whole[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}
     nested = {name: whole[name] for name in ("source", "transaction")}
-    return _envelope(
-        whole, {name: whole[name] for name in ("op", "ts_ms", "ts_us", "ts_ns")}, nested | rows
-    )
+    for name in ("before", "after"):
+        nested[name] = plain_extended_json(whole[name])
+    return _envelope(whole, plain, nested)
 
 
 # Maxwell: {"type": "update", "data": the row, "old": the earlier values of changed columns}
@@ -132,19 +134,16 @@ _OPERATIONS = {
 
 def _maxwell_envelope(table: str | None) -> Column:
     whole = _pieces(_MAXWELL)
-    operations = F.create_map(*[F.lit(part) for pair in _OPERATIONS.items() for part in pair])
-    op = F.coalesce(operations[whole["type"]], whole["type"])
+    op = F.coalesce(_literals(_OPERATIONS)[whole["type"]], whole["type"])
     if table is not None:  # a topic may have several tables
-        other = F.coalesce(
-            F.concat_ws(".", whole["database"], whole["table"]) != table, F.lit(False)
-        )
-        op = F.when(other, F.lit("m")).otherwise(op)
+        other = F.concat_ws(".", whole["database"], whole["table"]) != table
+        op = F.when(is_true(other), "m").otherwise(op)
     deletes = whole["type"] == "delete"
     rows = {
         "after": F.when(~deletes, whole["data"]),
         "before": F.when(deletes, whole["data"]).otherwise(whole["old"]),
         "source": F.to_json(
-            F.struct(*[whole[name].alias(name) for name in ("position", "gtid", "ts")]), _ALL
+            _struct({name: whole[name] for name in ("position", "gtid", "ts")}), _ALL
         ),
     }
     return _envelope(whole, {"op": op}, rows)
@@ -160,9 +159,16 @@ def _pieces(names: tuple[str, ...]) -> Column:
     """
     form = _bare_or_wrapped(",".join(f"{quote_name(name)}:string" for name in names))
     read = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
-    inner = F.struct(*[read[name].alias(name) for name in names], read[BAD].alias(BAD))
-    wrapped = F.struct(*[read["payload"][name].alias(name) for name in names], read[BAD].alias(BAD))
-    return F.when(read["payload"].isNotNull(), wrapped).otherwise(inner)
+    inner = {name: read[name] for name in names}
+    wrapped = {name: read["payload"][name] for name in names}
+    bad = {BAD: read[BAD]}
+    return F.when(read["payload"].isNotNull(), _struct(wrapped | bad)).otherwise(
+        _struct(inner | bad)
+    )
+
+
+def _struct(columns: Mapping[str, Column]) -> Column:
+    return F.struct(*[value.alias(name) for name, value in columns.items()])
 
 
 def _envelope(whole: Column, plain: Mapping[str, Column], nested: Mapping[str, Column]) -> Column:
@@ -171,7 +177,7 @@ def _envelope(whole: Column, plain: Mapping[str, Column], nested: Mapping[str, C
 
     Text that can't be read (see `_pieces`) is returned unchanged.
     """
-    head = F.to_json(F.struct(*[value.alias(name) for name, value in plain.items()]), _ALL)
+    head = F.to_json(_struct(plain), _ALL)
     text = F.substring(head, F.lit(1), F.length(head) - 1)
     for name, value in nested.items():
         text = F.concat(text, F.lit(f',"{name}":'), F.coalesce(value, F.lit("null")))
@@ -207,54 +213,25 @@ def decode_envelopes(
     They have the columns of `schema`, META, PROBLEM, SNAPSHOT, the paths in `order_by`, and KEPT if
     changes may leave out columns.
     """
-    paths = [name for name in order_by if name not in schema.names]
-    needed = tuple(field for field in schema.fields if field.name in key or field.name in order_by)
-    old = Schema(needed or schema.fields)  # none is needed if an extractor computes the key
-    own = [name for name in key if name in records.columns]
+    used = [field for field in schema.fields if field.name in (*key, *order_by)]
+    old = Schema(tuple(used or schema.fields))  # none is used if an extractor computes the key
+    own = tuple(name for name in key if name in records.columns)
+    decoding = _Decoding(declared, schema, old, key, own, order_by)
     records = with_envelope_json(declared, records, what)
-    kept = metadata_columns(records.columns)
-    carried = [F.col(name) for name in kept if name != TEXT]
-    owned = [
-        _own_key(declared, schema, name).alias(f"__own{index}") for index, name in enumerate(own)
-    ]
-    read = records.select(
-        *carried, F.col(TEXT), *owned, _parse(declared, _fields_to_parse(schema, old, paths))
-    )
-    read = read.select(
-        "*",
-        _part("op").alias(_OP),
-        _part("after").alias(_RAW),
-        _before(declared, old).alias(_RAW_BEFORE),
-        *[_part(*path.split(".")).alias(path_column(path)) for path in paths],
-    )
-    read = read.select(
-        "*",
-        _converted_row(declared, schema, _RAW).alias(_AFTER),
-        _converted_row(declared, old, _RAW_BEFORE).alias(_BEFORE),
-        _unavailable(declared, schema).alias(_UNAVAILABLE),
-    )
+    marks = metadata_columns(records.columns)
+    read = decoding.read(records).withColumn(PROBLEM, decoding.problem(comparable))
+    read = read.withColumn(SNAPSHOT, decoding.is_below_changes())
+    others = [name for name in marks if name not in (TOMBSTONE, TEXT, UNREAD)]
+    others += [SNAPSHOT, *map(path_column, decoding.paths)]
     if declared.completes:
-        read = read.withColumn(KEPT, _kept(declared, schema))
-    read = read.withColumn(_INCREMENTAL, _is_incremental())
-    absent = [_check_path(path, first=path == order_by[0]) for path in paths]
-    unplaced = [_check_incremental(path) for path in paths if path in (order_by[0], "source.pos")]
-    problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *unplaced, *absent)
-    changes = _changes(schema, old, key, own).alias(_CHANGE)
-    others = [F.col(name) for name in kept if name not in (TOMBSTONE, TEXT, UNREAD)]
-    # By offset, a row of an incremental snapshot is in its place among the changes of its key:
-    # Debezium leaves out rows that are changed while it reads them.
-    below = (F.col(_OP) == "r") & ~F.col(_INCREMENTAL) if not order_by else F.col(_OP) == "r"
-    read = read.select("*", problem.alias(PROBLEM)).withColumn(
-        SNAPSHOT, F.coalesce(below, F.lit(False))
-    )
-    others += [F.col(name) for name in (SNAPSHOT, *map(path_column, paths))]
-    others += [F.col(KEPT)] if declared.completes else []
-    changed = read.select(*others, F.explode(changes).alias(_CHANGE))
+        others.append(KEPT)
+    changed = read.select(*others, F.explode(decoding.changes()).alias(_CHANGE))
+    change = F.col(_CHANGE)
     return changed.select(
-        *[F.col(_CHANGE)[_ROW][name].alias(name) for name in schema.names],
+        *[change[_ROW][name].alias(name) for name in schema.names],
         *others,
-        F.col(_CHANGE)[TOMBSTONE].alias(TOMBSTONE),
-        F.col(_CHANGE)[PROBLEM].alias(PROBLEM),
+        change[TOMBSTONE].alias(TOMBSTONE),
+        change[PROBLEM].alias(PROBLEM),
     )
 
 
@@ -276,23 +253,8 @@ def read_transactions(declared: Envelope, records: DataFrame, what: str) -> Data
     )
 
 
-def _fields_to_parse(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
-    """Return the fields of an envelope that are parsed, with their types, as the inside of a
-    `struct<…>`.
-    """
-    texts = {path: f"{quote_name(path.removeprefix('source.'))}:string" for path in paths}
-    source = [text for path, text in texts.items() if path.startswith("source.")]
-    fields = [
-        "op:string",
-        f"after:{envelope_values.raw_row_type(schema)}",
-        f"before:{envelope_values.raw_row_type(old)}",
-    ]
-    fields += [text for path, text in texts.items() if not path.startswith("source.")]
-    return ",".join([*fields, *([f"source:struct<{','.join(source)}>"] if source else [])])
-
-
 def _parse(declared: Envelope, fields: str) -> Column:
-    """Return the value parsed as an envelope with these fields (see `_fields_to_parse`)."""
+    """Return the value parsed as an envelope with these fields (see `_Decoding.read`)."""
     # Only JSON that was converted from Avro may have NaN and infinity.
     options = {
         "columnNameOfCorruptRecord": BAD,
@@ -308,6 +270,11 @@ def _bare_or_wrapped(fields: str) -> str:
     return f"struct<{fields},payload:struct<{fields}>,{BAD}:string>"
 
 
+def _unwrapped(wrapped: Column, bare: Column) -> Column:
+    """Return what the payload of the envelope has, if there is one, or else the envelope itself."""
+    return F.when(F.col(_PARSED)["payload"].isNotNull(), wrapped).otherwise(bare)
+
+
 def _part(*path: str) -> Column:
     """Return a part of the parsed envelope, or of its payload if it has one."""
     payload = F.col(_PARSED)["payload"]
@@ -315,186 +282,436 @@ def _part(*path: str) -> Column:
     for name in path:
         payload = payload[name]
         bare = bare[name]
-    return F.when(F.col(_PARSED)["payload"].isNotNull(), payload).otherwise(bare)
-
-
-def _before(declared: Envelope, old: Schema) -> Column:
-    """Return the row before the change, completed for Maxwell, whose updates have only the
-    changed columns of it.
-    """
-    before = _part("before")
-    after = _part("after")
-    if declared.layout != "maxwell":
-        return before
-    whole = F.struct(*[F.coalesce(before[name], after[name]).alias(name) for name in old.names])
-    return F.when((_part("op") == "u") & after.isNotNull(), whole).otherwise(before)
-
-
-def _own_key(declared: Envelope, schema: Schema, name: str) -> Column:
-    """Return a column of the record's own key, which is extended JSON for MongoDB's connector."""
-    documents = declared.layout == "documents" and schema.field(name).type == "string"
-    return plain_extended_key(named_column(name)) if documents else named_column(name)
-
-
-def _converted_row(declared: Envelope, schema: Schema, raw: str) -> Column:
-    """Return the row in column `raw` with the types of `schema`; values that do not fit, or a
-    missing row, are null.
-    """
-    values = [
-        envelope_values.convert_value(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(
-            field.name
-        )
-        for field in schema.fields
-    ]
-    return F.when(F.col(raw).isNotNull(), F.struct(*values))
-
-
-def _problem(
-    declared: Envelope,
-    schema: Schema,
-    old: Schema,
-    key: tuple[str, ...],
-    own: list[str],
-    comparable: bool,
-) -> Column:
-    """Return the reason why a record's change can't be applied, null if it can."""
-    op = F.col(_OP)
-    writes = F.col(_OP).isin("c", "r", "u")
-    unread = F.col(_PARSED).isNull() | F.col(_PARSED)[BAD].isNotNull()
-    shape = F.lit(f"not {declared.name}: ")
-    reasons = [
-        F.col(UNREAD),
-        F.when(F.col(TEXT).isNull(), F.lit(f"not {declared.name}: the value is null")),
-        F.when(unread, _unreadable_reason(declared, schema, old)),
-        F.when(op.isNull(), F.concat(shape, F.lit("it has no 'op': "), quote_column(F.col(TEXT)))),
-        F.when(op == "t", F.lit(TRUNCATE)),
-        F.when(~op.isin("c", "r", "u", "d", "m"), unknown_operation_column(op)),
-        F.when(
-            writes & F.col(_RAW).isNull(),
-            F.concat(F.lit("operation "), quote_column(op), F.lit(" without the row after it")),
-        ),
-        F.when(
-            (op == "d") & F.col(_RAW_BEFORE).isNull() & ~_has_own(key, own),
-            F.lit(
-                "a delete without the row before it, so its key is unknown (REPLICA IDENTITY is"
-                " NOTHING?)"
-            ),
-        ),
-        *_empty_reasons(declared, op),
-        *_unknown_reasons(declared, schema, key),
-        *[
-            F.when(
-                writes & ~F.array_contains(_UNAVAILABLE, field.name),
-                _check_value(declared, field, _RAW, _AFTER),
-            )
-            for field in schema.fields
-            if field.type not in _READ
-        ],
-        *[
-            _check_value(declared, field, _RAW_BEFORE, _BEFORE)
-            for field in old.fields
-            if field.type not in _READ
-        ],
-        *[
-            _check_surrogates(field, F.col(_RAW))
-            for field in schema.fields
-            if field.type == "string"
-        ],
-        *[
-            _check_surrogates(field, F.col(_RAW_BEFORE))
-            for field in old.fields
-            if field.type == "string"
-        ],
-    ]
-    reasons += _missing_reasons(declared, schema, key, writes)
-    if own:
-        reasons.append(_check_own_key(own))
-    for name in key:
-        unknown = (op == "u") & F.col(_BEFORE).isNotNull() & F.col(_BEFORE)[name].isNull()
-        reasons.append(
-            F.when(
-                unknown & F.col(_AFTER)[name].isNotNull(),
-                F.lit(f"null key column {name!r} before it"),
-            )
-        )
-    if not comparable:
-        reason = F.lit(
-            "an update changes the key, and offsets of several partitions do not say which change"
-            " of a key is newer: declare order_by (source.lsn, for example)"
-        )
-        reasons.append(F.when(_key_changes(key), reason))
-    return F.coalesce(*reasons)
-
-
-def _empty_reasons(declared: Envelope, op: Column) -> list[Column]:
-    """Return the reasons for rows without any column, `{}`; what Maxwell sends as the row before
-    may have none.
-    """
-    after = F.concat(
-        F.lit("operation "), quote_column(op), F.lit(" with an empty row after it: 'after' is {}")
-    )
-    before = F.concat(
-        F.lit("operation "), quote_column(op), F.lit(" with an empty row before it: 'before' is {}")
-    )
-    reasons = [F.when(op.isin("c", "r", "u") & (_row_text("after") == "{}"), after)]
-    if declared.layout != "maxwell":
-        reasons.append(F.when(op.isin("u", "d") & (_row_text("before") == "{}"), before))
-    return reasons
+    return _unwrapped(payload, bare)
 
 
 def _row_text(side: str) -> Column:
     """Return the row on this side of the envelope as JSON."""
-    bare = F.get_json_object(TEXT, f"$.{side}")
     wrapped = F.get_json_object(TEXT, f"$.payload.{side}")
-    return F.when(F.col(_PARSED)["payload"].isNotNull(), wrapped).otherwise(bare)
+    return _unwrapped(wrapped, F.get_json_object(TEXT, f"$.{side}"))
 
 
-def _missing_reasons(
-    declared: Envelope, schema: Schema, key: tuple[str, ...], writes: Column
-) -> list[Column]:
-    """Return the reasons for rows after a change that lack a declared column.
+def _sent_names() -> Column:
+    """Return the names of the columns in the row after the change."""
+    return F.coalesce(F.json_object_keys(_row_text("after")), _no_names())
 
-    One under a name in another case is never taken for a missing one. A missing column of the key
-    is null, which is found later.
+
+def _no_names() -> Column:
+    return F.array().cast("array<string>")
+
+
+def _names(names: Sequence[str]) -> Column:
+    return F.array(*map(F.lit, names))
+
+
+def _first_of(names: Column) -> Column:
+    return F.get(names, F.lit(0))
+
+
+def _literals(values: Mapping[str, str]) -> Column:
+    """Return a map of these texts."""
+    return F.create_map(*map(F.lit, chain.from_iterable(values.items())))
+
+
+def _is_op(*operations: str) -> Column:
+    return F.col(_OP).isin(*operations)
+
+
+_READ = ("string", "bigint")  # the types that from_json itself checks
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """How the envelopes of a stream become changes of rows.
+
+    `schema` are the columns of the rows, and `old` those of them that are used of the row before a
+    change: the `key` and the columns of `order_by`. `own` are the columns of the key that a record
+    also has itself, next to its envelope.
     """
-    names = F.coalesce(F.json_object_keys(_row_text("after")), _no_names())
-    lowered = F.transform(names, F.lower)
-    missing = F.array_except(F.array(*[F.lit(name) for name in schema.names]), names)
-    alike = F.get(
-        F.filter(missing, lambda name: F.array_contains(lowered, F.lower(name))), F.lit(0)
-    )
-    sent = F.get(F.filter(names, lambda name: F.lower(name) == F.lower(alike)), F.lit(0))
-    reasons = [
-        F.concat(
-            F.lit("the row after it has no column '"),
-            alike,
-            F.lit("', but '"),
-            sent,
-            F.lit("' in another case"),
+
+    declared: Envelope
+    schema: Schema
+    old: Schema
+    key: tuple[str, ...]
+    own: tuple[str, ...]
+    order_by: tuple[str, ...]
+
+    @property
+    def paths(self) -> list[str]:
+        """The names in `order_by` that are no columns of the rows."""
+        return [name for name in self.order_by if name not in self.schema.names]
+
+    def read(self, records: DataFrame) -> DataFrame:
+        """Return the records with the parts of their envelopes in columns."""
+        marks = [name for name in metadata_columns(records.columns) if name != TEXT]
+        owned = [self._own_key(name).alias(f"__own{at}") for at, name in enumerate(self.own)]
+        parsed = _parse(self.declared, self._fields_to_parse())
+        read = records.select(*marks, TEXT, *owned, parsed)
+        read = read.select(
+            "*",
+            _part("op").alias(_OP),
+            _part("after").alias(_RAW),
+            self._row_before().alias(_RAW_BEFORE),
+            *[_part(*path.split(".")).alias(path_column(path)) for path in self.paths],
         )
-    ]
-    rules = envelope_values.missing_rules(declared)
-    required = [name for name in schema.names if rules.get(name) == "refuse" and name not in key]
-    if required:
-        lacking = F.get(
-            F.array_except(F.array(*[F.lit(name) for name in required]), names), F.lit(0)
+        read = read.select(
+            "*",
+            self._converted_row(self.schema, _RAW).alias(_AFTER),
+            self._converted_row(self.old, _RAW_BEFORE).alias(_BEFORE),
+            self._unavailable().alias(_UNAVAILABLE),
         )
-        advice = (
-            "': send it, or declare on_missing='null' (it becomes null) or 'keep' (updates keep the"
-            " stored value)"
+        if self.declared.completes:
+            read = read.withColumn(KEPT, self._kept())
+        return read.withColumn(_INCREMENTAL, _is_incremental())
+
+    def is_below_changes(self) -> Column:
+        """Return whether it is a row of a snapshot, which never replaces a streamed change."""
+        # By offset, a row of an incremental snapshot is in its place among the changes of its key:
+        # Debezium leaves out rows that are changed while it reads them.
+        below = _is_op("r")
+        if not self.order_by:
+            below &= ~F.col(_INCREMENTAL)
+        return is_true(below)
+
+    def _fields_to_parse(self) -> str:
+        """Return the fields of an envelope that are parsed, with their types, as the inside of a
+        `struct<…>`.
+        """
+        fields = [
+            "op:string",
+            f"after:{envelope_values.raw_row_type(self.schema)}",
+            f"before:{envelope_values.raw_row_type(self.old)}",
+        ]
+        source: list[str] = []
+        for path in self.paths:
+            name = path.removeprefix("source.")
+            block = fields if name == path else source
+            block.append(f"{quote_name(name)}:string")
+        if source:
+            fields.append(f"source:struct<{','.join(source)}>")
+        return ",".join(fields)
+
+    def _row_before(self) -> Column:
+        """Return the row before the change, completed for Maxwell, whose updates have only the
+        changed columns of it.
+        """
+        before = _part("before")
+        after = _part("after")
+        if self.declared.layout != "maxwell":
+            return before
+        whole = _struct({name: F.coalesce(before[name], after[name]) for name in self.old.names})
+        return F.when((_part("op") == "u") & after.isNotNull(), whole).otherwise(before)
+
+    def _own_key(self, name: str) -> Column:
+        """Return a column of the record's own key, which is extended JSON for MongoDB's
+        connector.
+        """
+        value = named_column(name)
+        if self.declared.layout == "documents" and self.schema.field(name).type == "string":
+            return plain_extended_key(value)
+        return value
+
+    def _converted_row(self, schema: Schema, raw: str) -> Column:
+        """Return the row in column `raw` with the types of `schema`; values that do not fit, or a
+        missing row, are null.
+        """
+        row = F.col(raw)
+        values: dict[str, Column] = {}
+        for field in schema.fields:
+            values[field.name] = envelope_values.convert_value(
+                self.declared, field, row[field.name], F.col(TEXT)
+            )
+        return F.when(row.isNotNull(), _struct(values))
+
+    def _unavailable(self) -> Column:
+        """Return the names of the columns whose values are unavailable, as an array.
+
+        In a snapshot's row, which is complete, the placeholder is an actual value. A created row
+        can lack values, too, because Debezium sends an update of the key as a delete and a create.
+        """
+        placeholder = self.declared.unavailable
+        unknown = []
+        for field in self.schema.fields:
+            if placeholder is not None and may_be_unavailable(field.type):
+                # Raw binary values and decimals are strings.
+                found = is_unavailable(placeholder, F.col(_RAW)[field.name], "string")
+                unknown.append(F.when(found, field.name))
+        if not unknown:
+            return _no_names()
+        return F.when(_is_op("c", "u"), F.array_compact(F.array(*unknown))).otherwise(_no_names())
+
+    def _kept(self) -> Column:
+        """Return the names of the columns that keep their stored values, as an array; in inserts,
+        the unavailable ones.
+        """
+        kept = F.col(_UNAVAILABLE)
+        keeping = self._ruled("keep")
+        if not keeping:
+            return kept
+        missing = F.array_except(_names(keeping), _sent_names())
+        return F.when(_is_op("u"), F.array_union(kept, missing)).otherwise(kept)
+
+    def _ruled(self, rule: MissingRule) -> list[str]:
+        """Return the columns for which this rule says what it means if a change lacks them."""
+        rules = envelope_values.missing_rules(self.declared)
+        return [name for name in self.schema.names if rules.get(name) == rule]
+
+    # -- why a change can't be applied
+
+    def problem(self, comparable: bool) -> Column:
+        """Return the reason why a record's change can't be applied, null if it can.
+
+        `comparable` says whether positions order changes in different partitions.
+        """
+        reasons = [*self._shape_reasons(), *self._unknown_reasons(), *self._value_reasons()]
+        reasons.append(self._missing_reason())
+        if self.own:
+            reasons.append(self._own_key_reason())
+        after = F.col(_AFTER)
+        before = F.col(_BEFORE)
+        for name in self.key:
+            unknown = _is_op("u") & before.isNotNull() & before[name].isNull()
+            reason = f"null key column {name!r} before it"
+            reasons.append(F.when(unknown & after[name].isNotNull(), reason))
+        if not comparable:
+            reason = (
+                "an update changes the key, and offsets of several partitions do not say which"
+                " change of a key is newer: declare order_by (source.lsn, for example)"
+            )
+            reasons.append(F.when(self._key_changes(), reason))
+        return F.coalesce(F.coalesce(*reasons), *self._order_reasons())
+
+    def _order_reasons(self) -> Iterator[Column]:
+        """Yield the reasons for changes that lack a path of `order_by`."""
+        for path in self.paths:
+            if path in (self.order_by[0], "source.pos"):
+                yield _incremental_reason(path)
+        for path in self.paths:
+            yield _absent_path_reason(path, first=path == self.order_by[0])
+
+    def _shape_reasons(self) -> list[Column]:
+        """Return the reasons for records that are no envelope, or lack a part of it.
+
+        What Maxwell sends as the row before may have no column.
+        """
+        name = self.declared.name
+        op = F.col(_OP)
+        text = F.col(TEXT)
+        operation = concat_reason("operation ", quote_column(op))
+        parsed = F.col(_PARSED)
+        keyless = _is_op("d") & F.col(_RAW_BEFORE).isNull() & ~self._has_own()
+        no_row = concat_reason(operation, " without the row after it")
+        no_column = concat_reason(operation, " with an empty row after it: 'after' is {}")
+        reasons = [
+            F.col(UNREAD),
+            F.when(text.isNull(), f"not {name}: the value is null"),
+            F.when(parsed.isNull() | parsed[BAD].isNotNull(), self._unreadable_reason()),
+            F.when(op.isNull(), concat_reason(f"not {name}: it has no 'op': ", quote_column(text))),
+            F.when(_is_op("t"), TRUNCATE),
+            F.when(~_is_op("c", "r", "u", "d", "m"), unknown_operation_column(op)),
+            F.when(_is_op("c", "r", "u") & F.col(_RAW).isNull(), no_row),
+            F.when(
+                keyless,
+                "a delete without the row before it, so its key is unknown (REPLICA IDENTITY is"
+                " NOTHING?)",
+            ),
+            F.when(_is_op("c", "r", "u") & (_row_text("after") == "{}"), no_column),
+        ]
+        if self.declared.layout != "maxwell":
+            no_column = concat_reason(operation, " with an empty row before it: 'before' is {}")
+            reasons.append(F.when(_is_op("u", "d") & (_row_text("before") == "{}"), no_column))
+        return reasons
+
+    def _unreadable_reason(self) -> Column:
+        """Return why Spark could not parse a value: it is not JSON, not an envelope, or a column
+        has another type.
+
+        The value is parsed again, with all columns as strings. One expression does this for all
+        columns, and Spark only evaluates it for such values.
+        """
+        text = quote_column(F.col(TEXT))
+        form = _bare_or_wrapped("after:map<string,string>,before:map<string,string>")
+        again = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
+
+        def reason_of(read: Column) -> Column:
+            payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
+            return F.coalesce(
+                _unreadable_column_reason(payload["after"], _RAW, self.schema),
+                _unreadable_column_reason(payload["before"], _RAW_BEFORE, self.old),
+            )
+
+        no_json = F.try_parse_json(F.col(TEXT)).isNull()
+        return F.coalesce(
+            F.when(no_json, concat_reason("not JSON: ", text)),
+            F.transform(F.array(again), reason_of)[0],
+            concat_reason(f"not {self.declared.name}: ", text),
         )
-        reasons.append(F.concat(F.lit("the row after it has no column '"), lacking, F.lit(advice)))
-    # The names are parsed only for rows in which a column is null.
-    incomplete = F.lit(False)
-    for name in schema.names:
-        incomplete |= F.col(_RAW)[name].isNull()
-    return [F.when(writes & F.col(_RAW).isNotNull() & incomplete, F.coalesce(*reasons))]
+
+    def _unknown_reasons(self) -> list[Column]:
+        """Return the reasons why a change with unavailable values can't be applied."""
+        reasons: list[Column] = []
+        placeholder = self.declared.unavailable
+        if placeholder is not None:
+            for field in self.schema.fields:
+                unknown = F.array_contains(_UNAVAILABLE, field.name)
+                within = contains_unavailable(placeholder, F.col(_RAW)[field.name])
+                found = {
+                    "value": unknown,
+                    "insert": unknown & _is_op("c"),
+                    "part": _is_op("c", "u") & ~unknown & within,
+                }
+                keeps = self.declared.on_unavailable == "keep"
+                whys = unavailable_reasons(placeholder, field.name, field.type, keeps=keeps)
+                reasons += [F.when(found[what], why) for what, why in whys.items()]
+        if self.declared.completes:
+            names = concat_reason(
+                "the change gives the row another key and does not tell all of its columns: ",
+                F.array_join(KEPT, ", "),
+            )
+            reasons.append(F.when(self._key_changes() & (F.size(KEPT) > 0), names))
+        return reasons
+
+    def _value_reasons(self) -> Iterator[Column]:
+        """Yield the reasons for values that do not fit their columns."""
+        for field in self.schema.fields:
+            if field.type not in _READ:
+                known = _is_op("c", "r", "u") & ~F.array_contains(_UNAVAILABLE, field.name)
+                yield F.when(known, self._misfit_reason(field, _RAW, _AFTER))
+        for field in self.old.fields:
+            if field.type not in _READ:
+                yield self._misfit_reason(field, _RAW_BEFORE, _BEFORE)
+        for raw, schema in ((_RAW, self.schema), (_RAW_BEFORE, self.old)):
+            for field in schema.fields:
+                if field.type == "string":
+                    yield _surrogate_reason(field, raw)
+
+    def _misfit_reason(self, field: Field, raw: str, converted: str) -> Column:
+        """Return the reason for a value that could not be converted to its declared type."""
+        value = F.col(raw)[field.name]
+        sent = envelope_values.raw_value_text(field, value)
+        parts: list[str | Column] = [
+            f"column {field.name!r} is ",
+            quote_column(sent),
+            f", declared {field.type}",
+        ]
+        if field.type in ("float", "double"):
+            parts = [f"column {field.name!r} is a number too large for {field.type}"]
+        if field.type in DATE_TYPES:
+            is_date = envelope_values.convert_date(self.declared, field, value).isNotNull()
+            parts.append(F.when(is_date, f": {YEARS}").otherwise(""))
+        if field.type == "timestamp" and self.declared.timestamps is None:
+            is_number = envelope_values.is_whole_number(value)
+            parts.append(F.when(is_number, "; timestamps= says what it counts").otherwise(""))
+        is_lost = sent.isNotNull() & F.col(converted)[field.name].isNull()
+        return F.when(is_lost, concat_reason(*parts))
+
+    def _missing_reason(self) -> Column:
+        """Return the reason for a row after a change that lacks a declared column.
+
+        One under a name in another case is never taken for a missing one. A missing column of the
+        key is null, which is found later.
+        """
+        names = _sent_names()
+        lowered = F.transform(names, F.lower)
+        missing = F.array_except(_names(self.schema.names), names)
+        alike = _first_of(F.filter(missing, lambda name: F.array_contains(lowered, F.lower(name))))
+        sent = _first_of(F.filter(names, lambda name: F.lower(name) == F.lower(alike)))
+        lacks = "the row after it has no column '"
+        reasons = [concat_reason(lacks, alike, "', but '", sent, "' in another case")]
+        required = [name for name in self._ruled("refuse") if name not in self.key]
+        if required:
+            lacking = _first_of(F.array_except(_names(required), names))
+            advice = (
+                "': send it, or declare on_missing='null' (it becomes null) or 'keep' (updates keep"
+                " the stored value)"
+            )
+            reasons.append(concat_reason(lacks, lacking, advice))
+        # The names are parsed only for rows in which a column is null.
+        raw = F.col(_RAW)
+        incomplete = F.lit(False)
+        for name in self.schema.names:
+            incomplete |= raw[name].isNull()
+        writes = _is_op("c", "r", "u") & raw.isNotNull()
+        return F.when(writes & incomplete, F.coalesce(*reasons))
+
+    def _own_key_reason(self) -> Column:
+        """Return the reason for a row whose key differs from that of its record, so that it is in
+        the wrong partition.
+        """
+        own = {name: F.col(f"__own{at}") for at, name in enumerate(self.own)}
+
+        def equals(side: str) -> Column:
+            equal = F.col(side).isNotNull()
+            for name, value in own.items():
+                equal &= value.eqNullSafe(F.col(side)[name])
+            return equal
+
+        rows = F.col(_AFTER).isNotNull() | F.col(_BEFORE).isNotNull()
+        return F.when(
+            rows & _is_op("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
+            concat_reason(
+                "the record's own key is ",
+                mark_column(F.to_json(_struct(own))),
+                ", and the row in it has another one",
+            ),
+        )
+
+    def _has_own(self) -> Column:
+        """Return whether the record has the whole key of the row in columns of its own, without
+        nulls.
+        """
+        whole = F.lit(bool(self.key) and self.own == self.key)
+        for at in range(len(self.own)):
+            whole &= F.col(f"__own{at}").isNotNull()
+        return whole
+
+    def _key_changes(self) -> Column:
+        """Return whether an update changes the key."""
+        before = F.col(_BEFORE)
+        differs = F.lit(False)
+        for name in self.key:
+            differs |= ~before[name].eqNullSafe(F.col(_AFTER)[name])
+        return is_true(_is_op("u") & before.isNotNull() & differs)
+
+    # -- the changes
+
+    def changes(self) -> Column:
+        """Return the changes of a record as an array of structs (row, tombstone, problem), null if
+        there are none.
+        """
+
+        def change(row: Column, tombstone: bool, problem: Column) -> Column:
+            return _struct({_ROW: row, TOMBSTONE: F.lit(tombstone), PROBLEM: problem})
+
+        fine = F.lit(None).cast("string")
+        fields = self.schema.fields
+        nothing = {field.name: F.lit(None).cast(field.type) for field in fields}
+        deleted = {name: self._deleted_value(name, none) for name, none in nothing.items()}
+        write = change(F.col(_AFTER), False, fine)
+        delete = change(_struct(deleted), True, fine)
+        bad = change(_struct(nothing), True, F.col(PROBLEM))
+        return (
+            F.when(F.col(TOMBSTONE), None)  # the one after a delete; exploding null returns no row
+            .when(F.col(PROBLEM).isNotNull(), F.array(bad))
+            .when(_is_op("m"), None)
+            .when(_is_op("d"), F.array(delete))
+            .when(self._key_changes(), F.array(delete, write))
+            .otherwise(F.array(write))
+        )
+
+    def _deleted_value(self, name: str, none: Column) -> Column:
+        """Return a column of the deleted row, of which only the record's own key may be known."""
+        value = F.col(_BEFORE)[name] if name in self.old else none
+        if name not in self.own:
+            return value
+        own = F.col(f"__own{self.own.index(name)}")
+        return F.when(F.col(_BEFORE).isNull(), own).otherwise(value)
 
 
 _FIELDS = "map<string,string>"
 
 
-def _check_path(path: str, *, first: bool) -> Column:
+def _absent_path_reason(path: str, *, first: bool) -> Column:
     """Return the reason for a change whose envelope lacks a path of `order_by`; a null value is no
     problem.
 
@@ -505,21 +722,17 @@ def _check_path(path: str, *, first: bool) -> Column:
     block = F.coalesce(F.from_json(whole["payload"], _FIELDS), whole)
     source = F.from_json(block["source"], _FIELDS)
     fields = block if name == path else source
-    orders = F.create_map(
-        *[F.lit(part) for pair in ORDERS.items() for part in (pair[0], order_as_code(pair[1]))]
-    )
+    orders = _literals({connector: order_as_code(order) for connector, order in ORDERS.items()})
     names = F.nullif(F.array_join(F.array_sort(F.map_keys(fields)), ", "), F.lit(""))
-    reason = F.concat(
-        F.lit(f"{NO_PATH}no value to order by: it has no {path!r}, but "),
+    advice = concat_reason("; changes of its connector take ", orders[source["connector"]])
+    reason = concat_reason(
+        f"{NO_PATH}no value to order by: it has no {path!r}, but ",
         mark_column(F.coalesce(names, F.lit("nothing"))),
+        F.coalesce(advice, F.lit("")),
     )
-    advice = F.concat(F.lit("; changes of its connector take "), orders[source["connector"]])
-    reason = F.concat(reason, F.coalesce(advice, F.lit("")))
-    asked = F.col(path_column(path)).isNull() & F.col(_OP).isin("c", "r", "u", "d")
-    asked = asked if first else asked & (F.col(_OP) != "r")
-    return F.when(
-        asked, F.when(~F.coalesce(F.map_contains_key(fields, name), F.lit(False)), reason)
-    )
+    needing = ("c", "r", "u", "d") if first else ("c", "u", "d")
+    asked = F.col(path_column(path)).isNull() & _is_op(*needing)
+    return F.when(asked, F.when(~is_true(F.map_contains_key(fields, name)), reason))
 
 
 def _is_incremental() -> Column:
@@ -527,61 +740,30 @@ def _is_incremental() -> Column:
     it streams changes.
     """
     sent = F.coalesce(
-        *[F.get_json_object(TEXT, f"$.{block}source.snapshot") for block in ("", "payload.")]
+        F.get_json_object(TEXT, "$.source.snapshot"),
+        F.get_json_object(TEXT, "$.payload.source.snapshot"),
     )
-    return F.coalesce((F.col(_OP) == "r") & (F.lower(sent) == "incremental"), F.lit(False))
+    return is_true(_is_op("r") & (F.lower(sent) == "incremental"))
 
 
 _NOWHERE = "^[0:]*$"  # what connectors send in place of a position
 
 
-def _check_incremental(path: str) -> Column:
+def _incremental_reason(path: str) -> Column:
     """Return the reason for a row of an incremental snapshot without a position in this path of
     `order_by`.
     """
     value = F.col(path_column(path))
-    reason = (
-        "no value to order by: it is a row of an incremental snapshot without a position in"
-        f" {path!r}, so it may be older than a change of its key. {REPAIR}"
-    )
     return F.when(
-        F.col(_INCREMENTAL) & F.coalesce(value.rlike(_NOWHERE), F.lit(True)), F.lit(reason)
-    )
-
-
-_READ = ("string", "bigint")  # the types that from_json itself checks
-
-
-def _unreadable_reason(declared: Envelope, schema: Schema, old: Schema) -> Column:
-    """Return why Spark could not parse a value: it is not JSON, not an envelope, or a column has
-    another type.
-
-    The value is parsed again, with all columns as strings. One expression does this for all
-    columns, and Spark only evaluates it for such values.
-    """
-    text = quote_column(F.col(TEXT))
-    form = _bare_or_wrapped("after:map<string,string>,before:map<string,string>")
-    again = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
-
-    def reason_of(read: Column) -> Column:
-        payload = F.coalesce(read["payload"], F.struct(read["after"], read["before"]))
-        return F.coalesce(
-            _unreadable_column_reason(payload["after"], _RAW, schema),
-            _unreadable_column_reason(payload["before"], _RAW_BEFORE, old),
-        )
-
-    return F.coalesce(
-        F.when(F.try_parse_json(F.col(TEXT)).isNull(), F.concat(F.lit("not JSON: "), text)),
-        F.transform(F.array(again), reason_of)[0],
-        F.concat(F.lit(f"not {declared.name}: "), text),
+        F.col(_INCREMENTAL) & F.coalesce(value.rlike(_NOWHERE), F.lit(True)),
+        "no value to order by: it is a row of an incremental snapshot without a position in"
+        f" {path!r}, so it may be older than a change of its key. {REPAIR}",
     )
 
 
 def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
     """Return the reason for the first column that could not be parsed with its declared type."""
-    types = F.create_map(
-        *[F.lit(part) for field in schema.fields for part in (field.name, field.type)]
-    )
+    types = _literals({field.name: field.type for field in schema.fields})
     read = F.coalesce(
         F.map_keys(F.from_json(F.to_json(F.col(raw)), "map<string,string>")), F.array()
     )
@@ -593,47 +775,12 @@ def _unreadable_column_reason(sent: Column, raw: str, schema: Schema) -> Column:
             & ~F.array_contains(read, entry["key"])
         ),
     )
-    first = F.get(lost, F.lit(0))
-    kind = F.element_at(types, first["key"])
-    reason = F.concat(
-        F.lit("column '"),
-        first["key"],
-        F.lit("' is "),
-        quote_column(first["value"]),
-        F.lit(", declared "),
-        kind,
-    )
+    first = _first_of(lost)
+    name = first["key"]
+    kind = F.element_at(types, name)
+    value = quote_column(first["value"])
+    reason = concat_reason("column '", name, "' is ", value, ", declared ", kind)
     return F.when(F.size(lost) > 0, reason)
-
-
-def _misfit_reason(field: Field, sent: Column) -> Column:
-    return F.concat(
-        F.lit(f"column {field.name!r} is "), quote_column(sent), F.lit(f", declared {field.type}")
-    )
-
-
-def _check_value(declared: Envelope, field: Field, raw: str, converted: str) -> Column:
-    value = F.col(raw)[field.name]
-    sent = envelope_values.raw_value_text(field, value)
-    reason = _misfit_reason(field, sent)
-    if field.type in ("float", "double"):
-        reason = F.lit(f"column {field.name!r} is a number too large for {field.type}")
-    if field.type in DATE_TYPES:
-        reason = F.concat(
-            reason,
-            F.when(
-                envelope_values.convert_date(declared, field, value).isNotNull(),
-                F.lit(f": {YEARS}"),
-            ).otherwise(""),
-        )
-    if field.type == "timestamp" and declared.timestamps is None:
-        reason = F.concat(
-            reason,
-            F.when(
-                envelope_values.is_whole_number(value), F.lit("; timestamps= says what it counts")
-            ).otherwise(""),
-        )
-    return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), reason)
 
 
 _HALF = (
@@ -642,162 +789,13 @@ _HALF = (
 )
 
 
-def _check_surrogates(field: Field, row: Column) -> Column:
+def _surrogate_reason(field: Field, raw: str) -> Column:
     """Return the reason for a string with a lone surrogate, which the JSON parser replaces by a
     question mark.
     """
-    value = row[field.name]
     text = F.col(TEXT)
-    reason = F.lit(f"column {field.name!r} has half of a character: {UTF8}")
-    return F.when(value.contains("?") & text.contains("\\u") & text.rlike(_HALF), reason)
-
-
-def _unavailable(declared: Envelope, schema: Schema) -> Column:
-    """Return the names of the columns whose values are unavailable, as an array.
-
-    In a snapshot's row, which is complete, the placeholder is an actual value. A created row can
-    lack values, too, because Debezium sends an update of the key as a delete and a create.
-    """
-    placeholder = declared.unavailable
-    if placeholder is None:
-        fields = []
-    else:
-        fields = [field for field in schema.fields if may_be_unavailable(field.type)]
-    # Raw binary values and decimals are strings.
-    unknown = [
-        F.when(is_unavailable(placeholder or "", F.col(_RAW)[field.name], "string"), field.name)
-        for field in fields
-    ]
-    names = F.array_compact(F.array(*unknown)) if unknown else _no_names()
-    return F.when(F.col(_OP).isin("c", "u"), names).otherwise(_no_names())
-
-
-def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -> list[Column]:
-    """Return the reasons why a change with unavailable values can't be applied."""
-    placeholder = declared.unavailable
-    reasons = []
-    for field in schema.fields:
-        if placeholder is None:
-            break
-        unknown = F.array_contains(_UNAVAILABLE, field.name)
-        raw = F.col(_RAW)[field.name]
-        if may_be_unavailable(field.type) and declared.on_unavailable == "refuse":
-            reasons.append(F.when(unknown, F.lit(unavailable_reason(placeholder, field.name))))
-        elif may_be_unavailable(field.type):
-            reasons.append(
-                F.when(
-                    unknown & (F.col(_OP) == "c"), F.lit(inserted_unavailable_reason(field.name))
-                )
-            )
-        if field.type == "string":
-            within = F.col(_OP).isin("c", "u") & ~unknown & contains_unavailable(placeholder, raw)
-            reasons.append(
-                F.when(within, F.lit(nested_unavailable_reason(placeholder, field.name)))
-            )
-    if declared.completes:
-        reason = "the change gives the row another key and does not tell all of its columns: "
-        names = F.concat(F.lit(reason), F.array_join(KEPT, ", "))
-        reasons.append(F.when(_key_changes(key) & (F.size(KEPT) > 0), names))
-    return reasons
-
-
-def _kept(declared: Envelope, schema: Schema) -> Column:
-    """Return the names of the columns that keep their stored values, as an array; in inserts,
-    the unavailable ones.
-    """
-    kept = F.col(_UNAVAILABLE)
-    rules = envelope_values.missing_rules(declared)
-    keeping = [name for name in schema.names if rules.get(name) == "keep"]
-    if keeping:
-        row = F.when(
-            F.col(_PARSED)["payload"].isNotNull(), F.get_json_object(TEXT, "$.payload.after")
-        )
-        given = F.json_object_keys(row.otherwise(F.get_json_object(TEXT, "$.after")))
-        names = F.array(*[F.lit(name) for name in keeping])
-        missing = F.array_except(names, F.coalesce(given, _no_names()))
-        kept = F.when(F.col(_OP) == "u", F.array_union(kept, missing)).otherwise(kept)
-    return kept
-
-
-def _no_names() -> Column:
-    return F.array().cast("array<string>")
-
-
-def _check_own_key(own: list[str]) -> Column:
-    """Return the reason for a row whose key differs from that of its record, so that it is in
-    the wrong partition.
-    """
-
-    def equals(side: str) -> Column:
-        equal = F.lit(True)
-        for index, name in enumerate(own):
-            equal &= F.col(f"__own{index}").eqNullSafe(F.col(side)[name])
-        return F.col(side).isNotNull() & equal
-
-    keys = F.to_json(
-        F.struct(*[F.col(f"__own{index}").alias(name) for index, name in enumerate(own)])
-    )
-    rows = F.col(_AFTER).isNotNull() | F.col(_BEFORE).isNotNull()
+    is_half = text.contains("\\u") & text.rlike(_HALF)
     return F.when(
-        rows & F.col(_OP).isin("c", "r", "u", "d") & ~equals(_AFTER) & ~equals(_BEFORE),
-        F.concat(
-            F.lit("the record's own key is "),
-            mark_column(keys),
-            F.lit(", and the row in it has another one"),
-        ),
-    )
-
-
-def _has_own(key: tuple[str, ...], own: list[str]) -> Column:
-    """Return whether the record has the whole key of the row in columns of its own, without
-    nulls.
-    """
-    whole = F.lit(bool(key) and set(own) == set(key))
-    for index in range(len(own)):
-        whole &= F.col(f"__own{index}").isNotNull()
-    return whole
-
-
-def _key_changes(key: tuple[str, ...]) -> Column:
-    """Return whether an update changes the key."""
-    differs = F.lit(False)
-    for name in key:
-        differs |= ~F.col(_BEFORE)[name].eqNullSafe(F.col(_AFTER)[name])
-    return F.coalesce((F.col(_OP) == "u") & F.col(_BEFORE).isNotNull() & differs, F.lit(False))
-
-
-def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) -> Column:
-    """Return the changes of a record as an array of structs (row, tombstone, problem), null if
-    there are none.
-    """
-
-    def change(row: Column, tombstone: bool, problem: Column) -> Column:
-        return F.struct(row.alias(_ROW), F.lit(tombstone).alias(TOMBSTONE), problem.alias(PROBLEM))
-
-    fine = F.lit(None).cast("string")
-    known = {field.name for field in old.fields}
-    nothing = [F.lit(None).cast(field.type).alias(field.name) for field in schema.fields]
-
-    def deleted_column(field: Field) -> Column:
-        """Return a column of the deleted row, of which only the record's own key may be known."""
-        before = F.col(_BEFORE)[field.name] if field.name in known else F.lit(None).cast(field.type)
-        if field.name in own:
-            before = F.when(
-                F.col(_BEFORE).isNull(), F.col(f"__own{own.index(field.name)}")
-            ).otherwise(before)
-        return before.alias(field.name)
-
-    before = [deleted_column(field) for field in schema.fields]
-    write = change(F.col(_AFTER), False, fine)
-    delete = change(F.struct(*before), True, fine)
-    bad = change(F.struct(*nothing), True, F.col(PROBLEM))
-    return (
-        F.when(
-            F.col(TOMBSTONE), F.lit(None)
-        )  # the tombstone after a delete; exploding null returns no row
-        .when(F.col(PROBLEM).isNotNull(), F.array(bad))
-        .when(F.col(_OP) == "m", F.lit(None))
-        .when(F.col(_OP) == "d", F.array(delete))
-        .when(_key_changes(key), F.array(delete, write))
-        .otherwise(F.array(write))
+        F.col(raw)[field.name].contains("?") & is_half,
+        f"column {field.name!r} has half of a character: {UTF8}",
     )

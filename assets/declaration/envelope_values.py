@@ -92,9 +92,11 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
             parsed = fastavro.parse_schema(json.loads(text))
         except (*invalid, LookupError, TypeError, ValueError) as error:
             name = "avro_schema" if which is None else f"avro_schema {which}"
-            problem = f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}."
-            step = "Copy it from the schema registry or the .avsc file."
-            raise ConfigurationError(problem, step, argument="avro_schema") from error
+            raise ConfigurationError(
+                f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}.",
+                "Copy it from the schema registry or the .avsc file.",
+                argument="avro_schema",
+            ) from error
 
         any_scale = _ANY_SCALE in text
 

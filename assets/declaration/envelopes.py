@@ -54,11 +54,12 @@ class EnvelopeFormat:
             )
         declared = Schema.from_ddl(envelope.columns, what)
         for field in declared.fields:
-            if field.name in records.names and records.field(field.name).type != field.type:
+            own = records.field(field.name) if field.name in records else field
+            if own.type != field.type:
                 raise SchemaMismatchError(
                     f"{what}: column {field.name!r} of the rows in {value!r} is declared as"
                     f" {field.type}, but the record's own column of this name is"
-                    f" {records.field(field.name).type}.",
+                    f" {own.type}.",
                     "Declare both with one type: the key of a row is compared with that of its"
                     " record.",
                     column=field.name,
@@ -143,28 +144,32 @@ class DebeziumEnvelope(EnvelopeFormat):
     def _check_format(self) -> None:
         if (self.format == "avro") != (self.avro_schema is not None):
             article = "an" if self.avro_schema else "no"
-            problem = f"{_ENVELOPE} has format={self.format!r} and {article} avro_schema."
-            step = "Give avro_schema with format='avro', and only with it."
-            raise ConfigurationError(problem, step, argument="format")
+            raise ConfigurationError(
+                f"{_ENVELOPE} has format={self.format!r} and {article} avro_schema.",
+                "Give avro_schema with format='avro', and only with it.",
+                argument="format",
+            )
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
 
     def _resolve_missing(self) -> None:
         """Replace on_missing="default", and reject "keep" for rows that are always complete."""
-        has_whole_rows = self.documents or self.format == "avro"
-        if has_whole_rows and "keep" in missing_rules(self).values():
-            what = "documents=True" if self.documents else "format='avro'"
-            problem = (
+        what = ""
+        if self.documents:
+            what = "documents=True"
+        elif self.format == "avro":
+            what = "format='avro'"
+        if what and "keep" in missing_rules(self).values():
+            raise ConfigurationError(
                 f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column"
-                " that is missing in one keeps no stored value."
+                " that is missing in one keeps no stored value.",
+                "Leave on_missing out, or declare on_missing='null'.",
+                argument="on_missing",
             )
-            step = "Leave on_missing out, or declare on_missing='null'."
-            raise ConfigurationError(problem, step, argument="on_missing")
         if self.on_missing == "default":
             # A document lacks a field that it has no value for; an Avro schema says which columns
             # there are.
-            lists_columns = self.layout == "rows" and not self.schemas
-            object.__setattr__(self, "on_missing", "refuse" if lists_columns else "null")
+            object.__setattr__(self, "on_missing", "null" if what else "refuse")
 
     def _check_decimals(self, declared: Schema) -> None:
         """Raise ConfigurationError if it is not declared how JSON encodes decimals."""
@@ -182,12 +187,12 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     def _check_transactions(self) -> None:
         if (self.transactions is None) != (self.collection is None):
-            problem = (
+            raise ConfigurationError(
                 f"{_ENVELOPE} has transactions={self.transactions!r} and"
-                f" collection={self.collection!r}."
+                f" collection={self.collection!r}.",
+                'Give both (transactions="lake.tx", collection="public.accounts"), or neither.',
+                argument="transactions",
             )
-            step = 'Give both (transactions="lake.tx", collection="public.accounts"), or neither.'
-            raise ConfigurationError(problem, step, argument="transactions")
         if self.transactions is not None:
             split_stream_name(self.transactions)
 
@@ -216,10 +221,13 @@ class DebeziumEnvelope(EnvelopeFormat):
         return PATH.fullmatch(path) is not None
 
     def describe(self) -> str:
-        rules = {name: getattr(self, name) for name in ("on_unavailable", "on_missing")}
         usual = ("refuse", "null") if self.documents or self.schemas else ("refuse",)
-        kept = "".join(f", {name}={rule!r}" for name, rule in rules.items() if rule not in usual)
-        return f"Debezium envelopes in {self.format} ({self.columns}){kept}"
+        described = f"Debezium envelopes in {self.format} ({self.columns})"
+        for name in ("on_unavailable", "on_missing"):
+            rule = getattr(self, name)
+            if rule not in usual:
+                described += f", {name}={rule!r}"
+        return described
 
 
 def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
@@ -233,11 +241,11 @@ def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
     rules = dict(given)
     unknown = next((name for name in rules if name not in declared), None)
     if unknown is not None:
-        problem = (
-            f"on_missing names the column {unknown!r}; declared are {', '.join(declared.names)}."
-        )
         raise ConfigurationError(
-            problem, "Correct the name.", argument="on_missing", column=unknown
+            f"on_missing names the column {unknown!r}; declared are {', '.join(declared.names)}.",
+            "Correct the name.",
+            argument="on_missing",
+            column=unknown,
         )
     object.__setattr__(form, "on_missing", tuple(sorted(rules.items())))
 
@@ -246,9 +254,11 @@ def _check_avro(text: str, which: str) -> None:
     try:
         json.loads(text)
     except (TypeError, ValueError) as error:
-        problem = f"{_ENVELOPE}: the Avro schema{which} is not JSON ({error}): {str(text)[:60]!r}."
-        step = "Give the text of the schema from the registry or the .avsc file."
-        raise ConfigurationError(problem, step, argument="avro_schema") from error
+        raise ConfigurationError(
+            f"{_ENVELOPE}: the Avro schema{which} is not JSON ({error}): {str(text)[:60]!r}.",
+            "Give the text of the schema from the registry or the .avsc file.",
+            argument="avro_schema",
+        ) from error
 
 
 def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
@@ -257,40 +267,46 @@ def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
 
     A schema without a record in `before` or `after` is not checked.
     """
-    known = [_avro_row_columns(json.loads(text)) for text in schemas]
-    if not known or None in known:
-        return
-    sent = {name for names in known for name in names or ()}
+    sent: set[str] = set()
+    for text in schemas:
+        names = _avro_row_columns(json.loads(text))
+        if names is None:
+            return
+        sent |= names
     lacking = next((name for name in columns if name not in sent), None)
-    if lacking is None:
+    if lacking is None or not schemas:
         return
-    alike = next((name for name in sorted(sent) if name.lower() == lacking.lower()), None)
-    found = f"but {alike!r} in another case" if alike else f"which have {', '.join(sorted(sent))}"
-    problem = (
-        f"{_ENVELOPE} declares column {lacking!r}, which is in no row of its Avro schemas, {found}."
+    found = f"which have {', '.join(sorted(sent))}"
+    for name in sorted(sent, reverse=True):
+        if name.lower() == lacking.lower():
+            found = f"but {name!r} in another case"
+    raise ConfigurationError(
+        f"{_ENVELOPE} declares column {lacking!r}, which is in no row of its Avro schemas,"
+        f" {found}.",
+        "Correct the name, leave the column out, or let the connector send it.",
+        argument="columns",
+        column=lacking,
     )
-    step = "Correct the name, leave the column out, or let the connector send it."
-    raise ConfigurationError(problem, step, argument="columns", column=lacking)
 
 
 def _avro_row_columns(schema: Any) -> set[str] | None:
     """Return the columns of the rows in an envelope's Avro schema, None if it has no rows."""
-    fields = schema.get("fields", ()) if isinstance(schema, Mapping) else ()
-    sides = [
-        field
-        for field in fields
-        if isinstance(field, Mapping) and field.get("name") in ("before", "after")
-    ]
-    for side in sides:  # the first has the record itself, the second may only name it
+    for side in _avro_fields(schema):
+        if side.get("name") not in ("before", "after"):
+            continue
+        # The first has the record itself, the second may only name it.
         kinds = side.get("type")
         for kind in kinds if isinstance(kinds, list) else [kinds]:
             if isinstance(kind, Mapping) and isinstance(kind.get("fields"), list):
-                return {
-                    field["name"]
-                    for field in kind["fields"]
-                    if isinstance(field, Mapping) and "name" in field
-                }
+                return {field["name"] for field in _avro_fields(kind) if "name" in field}
     return None
+
+
+def _avro_fields(record: Any) -> list[Mapping[str, Any]]:
+    """Return the fields of a record in an Avro schema; none of anything else."""
+    if not isinstance(record, Mapping):
+        return []
+    return [field for field in record.get("fields", ()) if isinstance(field, Mapping)]
 
 
 _MAXWELL = "a Maxwell envelope"
@@ -329,12 +345,12 @@ class MaxwellEnvelope(EnvelopeFormat):
     def __post_init__(self) -> None:
         _freeze_missing(self, Schema.from_ddl(self.columns, _MAXWELL))
         if self.table is not None and "." not in self.table:
-            problem = f"{_MAXWELL} has table={self.table!r}: expected DATABASE.TABLE."
-            step = (
+            raise ConfigurationError(
+                f"{_MAXWELL} has table={self.table!r}: expected DATABASE.TABLE.",
                 'Write, for example, table="shop.items", or leave it out if the stream has one'
-                " table."
+                " table.",
+                argument="table",
             )
-            raise ConfigurationError(problem, step, argument="table")
 
     @property
     def completes(self) -> bool:
@@ -345,6 +361,10 @@ class MaxwellEnvelope(EnvelopeFormat):
         return path in _MAXWELL_PATHS
 
     def describe(self) -> str:
-        table = "" if self.table is None else f" of {self.table}"
-        missing = "" if self.on_missing == "refuse" else f", on_missing={self.on_missing!r}"
-        return f"Maxwell envelopes{table} ({self.columns}){missing}"
+        described = "Maxwell envelopes"
+        if self.table is not None:
+            described += f" of {self.table}"
+        described += f" ({self.columns})"
+        if self.on_missing != "refuse":
+            described += f", on_missing={self.on_missing!r}"
+        return described

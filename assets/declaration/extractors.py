@@ -113,18 +113,17 @@ class Projection:
     def __post_init__(self) -> None:
         # As pairs, so that projections are comparable, hashable and picklable.
         pairs = self.select.items() if isinstance(self.select, Mapping) else self.select
-        object.__setattr__(
-            self, "select", tuple((str(name), str(expression)) for name, expression in pairs)
-        )
+        object.__setattr__(self, "select", tuple((str(name), str(value)) for name, value in pairs))
         declared = Schema.from_ddl(self.columns, "a projection").names
-        unknown = [name for name in self._computed if name not in declared]
-        if unknown:
-            problem = (
-                f"a projection computes {unknown[0]!r}, which is not among its columns"
-                f" {', '.join(declared)}."
-            )
-            step = "Name it in columns, with its type, or leave it out of select."
-            raise ConfigurationError(problem, step, argument="select", column=unknown[0])
+        for name in self._computed:
+            if name not in declared:
+                raise ConfigurationError(
+                    f"a projection computes {name!r}, which is not among its columns"
+                    f" {', '.join(declared)}.",
+                    "Name it in columns, with its type, or leave it out of select.",
+                    argument="select",
+                    column=name,
+                )
 
     @property
     def _computed(self) -> dict[str, str]:
@@ -133,15 +132,16 @@ class Projection:
     def schema(self, records: Schema, what: str) -> Schema:
         declared = Schema.from_ddl(self.columns, what)
         for field in declared.fields:
-            if field.name not in self._computed:
-                given = records.field(field.name, f"{what}: the record")
-                if not is_assignable(given.type, field.type):
-                    raise SchemaMismatchError(
-                        f"{what}: the projection declares {field.name} as {field.type}, the record"
-                        f" has {given.type}.",
-                        f"Declare it as {given.type}, or cast it in select.",
-                        column=field.name,
-                    )
+            if field.name in self._computed:
+                continue
+            given = records.field(field.name, f"{what}: the record")
+            if not is_assignable(given.type, field.type):
+                raise SchemaMismatchError(
+                    f"{what}: the projection declares {field.name} as {field.type}, the record"
+                    f" has {given.type}.",
+                    f"Declare it as {given.type}, or cast it in select.",
+                    column=field.name,
+                )
         return declared
 
     def keeps(self, columns: Sequence[str]) -> bool:
@@ -180,14 +180,12 @@ class Projection:
         """Return what `apply` returns, for records in Arrow and a projection without
         expressions.
         """
-        wanted = schema.to_arrow()
-        columns = {
-            name: records.column(name).cast(wanted.field(name).type) for name in schema.names
-        }
-        marks = {
-            name: records.column(name) for name in records.column_names if name.startswith("__")
-        }
-        return pa.table({**columns, **marks})
+        columns = {}
+        for field in schema.fields:
+            columns[field.name] = records.column(field.name).cast(arrow_type(field.type))
+        for name in metadata_columns(records.column_names):
+            columns[name] = records.column(name)
+        return pa.table(columns)
 
     def _passes(self, records: DataFrame, where: str, what: str) -> Column:
         from pyspark.errors import PySparkException
@@ -220,30 +218,21 @@ class Projection:
             kind = given.dataType.simpleString()
             expression = expressions[field.name]
             if not is_assignable(kind, field.type):
-                problem = (
-                    f"{what}: the projection declares {field.name} as {field.type}, but "
-                    f"{computed.get(field.name, field.name)!r} is {kind}."
-                )
                 raise DatasetError(
-                    problem,
+                    f"{what}: the projection declares {field.name} as {field.type}, but "
+                    f"{computed.get(field.name, field.name)!r} is {kind}.",
                     f"Declare it as {kind}, or cast it in the expression.",
                     column=field.name,
                 )
-            kept = computed.get(field.name, field.name) in (field.name, quote_name(field.name))
-            columns.append(
-                (expression if kept else F.when(~tombstone, expression))
-                .cast(field.type)
-                .alias(field.name)
-            )
+            if not self.keeps([field.name]):
+                expression = F.when(~tombstone, expression)
+            columns.append(expression.cast(field.type).alias(field.name))
         return records.select(*columns, *metadata_columns(records.columns))
 
     def describe(self) -> str:
-        computed = [
-            f"{expression} AS {quote_name(name)}" for name, expression in self._computed.items()
-        ]
-        return "; ".join(
-            filter(None, [f"projection ({self.columns})", ", ".join(computed), self.where or ""])
-        )
+        computed = [f"{value} AS {quote_name(name)}" for name, value in self._computed.items()]
+        parts = (f"projection ({self.columns})", ", ".join(computed), self.where)
+        return "; ".join(filter(None, parts))
 
 
 @validated
@@ -273,12 +262,12 @@ class PythonExtractor:
 
     def __post_init__(self) -> None:
         if not _FACTORY.fullmatch(self.factory):
-            problem = (
+            raise ConfigurationError(
                 f"a Python extractor has the factory {self.factory!r}: expected"
-                " package.module:name."
+                " package.module:name.",
+                "Name a function that can be imported where the tasks run.",
+                argument="factory",
             )
-            step = "Name a function that can be imported where the tasks run."
-            raise ConfigurationError(problem, step, argument="factory")
         declared = Schema.from_ddl(self.columns, f"extractor {self.factory}")
         for name in self.unchanged:
             declared.field(name, f"extractor {self.factory}")
@@ -289,11 +278,12 @@ class PythonExtractor:
             given = records.field(name, f"{what}: the record")
             field = declared.field(name)
             if given.type != field.type:
-                problem = (
+                raise SchemaMismatchError(
                     f"{what}: extractor {self.factory} declares {name} as unchanged and as"
-                    f" {field.type}, but in the record it is {given.type}."
+                    f" {field.type}, but in the record it is {given.type}.",
+                    f"Declare it as {given.type}.",
+                    column=name,
                 )
-                raise SchemaMismatchError(problem, f"Declare it as {given.type}.", column=name)
         return declared
 
     def keeps(self, columns: Sequence[str]) -> bool:
@@ -371,15 +361,13 @@ def metadata_columns(names: Sequence[str]) -> list[str]:
 
 
 def _planning_error(what: str, part: str, expression: str, error: Exception) -> DatasetError:
-    problem = (
+    return DatasetError(
         f"{what}: {part} of the projection, {expression!r}, can't be planned:"
-        f" {first_message_line(error)}"
-    )
-    step = (
+        f" {first_message_line(error)}",
         "Correct the expression: it must be Spark SQL over the record's columns, without"
-        " aggregates."
+        " aggregates.",
+        function=expression,
     )
-    return DatasetError(problem, step, function=expression)
 
 
 Function = Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
@@ -404,18 +392,16 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     except AdjunctError:
         raise
     except Exception as error:  # the user's code
+        failed = "failed"
         if isinstance(error, ImportError | AttributeError | SyntaxError):
             failed = "can't be imported"
-        else:
-            failed = "failed"
-        problem = (
+        raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} {failed} ({type(error).__name__}:"
-            f" {error})."
-        )
-        step = (
-            "Correct the name or the module, and install the module on all machines that run tasks."
-        )
-        raise ConfigurationError(problem, step, argument="factory") from error
+            f" {error}).",
+            "Correct the name or the module, and install the module on all machines that run"
+            " tasks.",
+            argument="factory",
+        ) from error
     if not callable(function):
         raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} returns"
@@ -439,98 +425,167 @@ def _entries(
     `names` are the records' columns in order. A record without entries becomes a tombstone if none
     of its columns in `deleting`, which are the key, is null.
     """
-    function = load_function(extractor, what)
-    data = [name for name in names if not name.startswith("__")]
+    calls = _FunctionCalls(extractor, schema, what, load_function(extractor, what))
     for batch in batches:
         table = pa.Table.from_batches([batch]).rename_columns(names)
-        taken: list[int] = []
-        entries: list[dict[str, Any]] = []
-        marks = table.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
-        if (found := first_unreadable(table, data)) is not None:
-            raise found.error(
-                what, _describe_record(marks[found.row]), hidden=_is_hidden(found.column, extractor)
-            )
-        for row, record in enumerate(table.select(data).to_pylist()):
-            mark = marks[row]
-            extracted: list[dict[str, Any]] = []
-            if not mark[TOMBSTONE]:
-                where = f"{what}: {_describe_record(mark)}"
-                extracted = _call_function(function, record, extractor, schema, where)
-                if not extracted and deleting:
-                    mark[TOMBSTONE] = all(record[name] is not None for name in deleting)
-            if mark[TOMBSTONE]:
-                entry = dict.fromkeys(schema.names)
-                entry |= {
-                    name: record[name] for name in schema.names if name in extractor.unchanged
-                }
-                extracted = [entry]
-            entries += extracted
-            taken += [row] * len(extracted)
-        places = [f"{what}: {_describe_record(marks[row])}" for row in taken]
-        if deleting:
-            tombstones = pa.array([bool(mark[TOMBSTONE]) for mark in marks], pa.bool_())
-            table = table.set_column(table.column_names.index(TOMBSTONE), TOMBSTONE, tombstones)
-        columns = [
-            _column([entry[field.name] for entry in entries], field, extractor, places)
-            for field in schema.fields
-        ]
-        rest = table.select(metadata_columns(names)).take(pa.array(taken, pa.int64()))
-        columns += [column.combine_chunks() for column in rest.columns]
+        columns = calls.entry_columns(table, deleting)
         yield pa.RecordBatch.from_arrays(columns, [f"c{index}" for index in range(len(columns))])
 
 
-def _call_function(
-    function: Function,
-    record: dict[str, Any],
-    extractor: PythonExtractor,
-    schema: Schema,
-    where: str,
-) -> list[dict[str, Any]]:
-    kept = {name: record[name] for name in extractor.unchanged}
-    try:
-        returned = function(record)
-        iterable = isinstance(returned, Iterable) and not isinstance(returned, dict | str | bytes)
-        entries = list(returned) if iterable else []
-    except Exception as error:
+@dataclass(frozen=True, slots=True)
+class _FunctionCalls:
+    """Calls an extractor's function and checks what it returns; `schema` are the entries' columns.
+
+    `what` names the dataset in errors.
+    """
+
+    extractor: PythonExtractor
+    schema: Schema
+    what: str
+    function: Function
+
+    def entry_columns(self, records: pa.Table, deleting: Sequence[str]) -> list[pa.Array]:
+        """Return the columns of the entries, then their metadata columns."""
+        marks = records.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
+        places = [self._describe_record(mark) for mark in marks]
+        data = [name for name in records.column_names if not name.startswith("__")]
+        found = first_unreadable(records, data)
+        if found is not None:
+            place = _describe_record(marks[found.row])
+            raise found.error(self.what, place, hidden=self._is_hidden(found.column))
+        entries: list[dict[str, Any]] = []
+        taken: list[int] = []
+        tombstones: list[bool] = []
+        for row, record in enumerate(records.select(data).to_pylist()):
+            extracted = []
+            is_deleted = bool(marks[row][TOMBSTONE])
+            if not is_deleted:
+                extracted = self._call(record, places[row])
+                has_key = bool(deleting) and None not in map(record.get, deleting)
+                is_deleted = has_key and not extracted
+            if is_deleted:
+                extracted = [self._deleted_entry(record)]
+            tombstones.append(is_deleted)
+            entries += extracted
+            taken += [row] * len(extracted)
+        place = records.column_names.index(TOMBSTONE)
+        marked = records.set_column(place, TOMBSTONE, pa.array(tombstones, pa.bool_()))
+        rest = marked.select(metadata_columns(records.column_names))
+        columns = []
+        for field in self.schema.fields:
+            values = [entry[field.name] for entry in entries]
+            columns.append(self._column(values, field, [places[row] for row in taken]))
+        for column in rest.take(pa.array(taken, pa.int64())).columns:
+            columns.append(column.combine_chunks())
+        return columns
+
+    def _deleted_entry(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return the entry of a tombstone, which has the columns that are passed on."""
+        entry = dict.fromkeys(self.schema.names)
+        for name in self.extractor.unchanged:
+            if name in entry:
+                entry[name] = record[name]
+        return entry
+
+    def _call(self, record: dict[str, Any], where: str) -> list[dict[str, Any]]:
+        """Return the entries of a record. Raises DatasetError for an error of the function, or a
+        result that is not as declared.
+        """
+        kept = {name: record[name] for name in self.extractor.unchanged}
+        try:
+            returned = self.function(record)
+            is_list = isinstance(returned, Iterable) and not isinstance(
+                returned, dict | str | bytes
+            )
+            entries = list(returned) if is_list else []
+        except Exception as error:
+            raise self._failure(error, where) from error
+        if not is_list:
+            shown = _describe_value(returned, bool(self.extractor.sensitive))
+            raise self._violation(
+                where, shown, f"an iterable of dicts with {_describe_columns(self.schema)}"
+            )
+        for entry in entries:
+            self._check_entry(entry, kept, where)
+        return entries
+
+    def _failure(self, error: Exception, where: str) -> DatasetError:
+        """Return the error for one that the function raised."""
         # The message may contain values of the record.
-        if extractor.sensitive:
+        text = str(error)
+        if self.extractor.sensitive:
             text = "the message is not shown, because columns are sensitive"
-        else:
-            text = str(error)
         line = failing_line(error)
-        text += "" if line is None else f" ({line.describe()})"
-        problem = f"{where}: extractor {extractor.factory} failed: {type(error).__name__}: {text}."
-        step = "Fix the function or the record, and run it again: nothing was published."
-        raise DatasetError(problem, step, function=extractor.factory) from error
-    if not iterable:
-        shown = _describe_value(returned, bool(extractor.sensitive))
-        raise _function_error(
-            extractor, where, shown, f"an iterable of dicts with {_describe_columns(schema)}"
+        if line is not None:
+            text += f" ({line.describe()})"
+        factory = self.extractor.factory
+        return DatasetError(
+            f"{where}: extractor {factory} failed: {type(error).__name__}: {text}.",
+            "Fix the function or the record, and run it again: nothing was published.",
+            function=factory,
         )
-    for entry in entries:
-        _check_entry(entry, kept, extractor, schema, where)
-    return entries
 
+    def _check_entry(self, entry: Any, kept: dict[str, Any], where: str) -> None:
+        declared = f"a dict with {_describe_columns(self.schema)}"
+        if not isinstance(entry, dict):
+            shown = _describe_value(entry, bool(self.extractor.sensitive))
+            raise self._violation(where, f"{shown} for an entry", declared)
+        for name in self.schema.names:
+            if name not in entry:
+                given = ", ".join(map(repr, entry)) or "none"
+                raise self._violation(
+                    where, f"an entry without column {name!r}, with {given}", declared
+                )
+        for name in entry:
+            if name not in self.schema:
+                raise self._violation(
+                    where, f"an entry with column {name!r}, which is not declared", declared
+                )
+        for name, value in kept.items():
+            if not _is_equal(entry[name], value):
+                hidden = self._is_hidden(name)
+                raise self._violation(
+                    where,
+                    f"column {name!r} as {_describe_value(entry[name], hidden)}",
+                    f"it unchanged, as {_describe_value(value, hidden)}",
+                )
 
-def _check_entry(
-    entry: Any, kept: dict[str, Any], extractor: PythonExtractor, schema: Schema, where: str
-) -> None:
-    returned = ""
-    declared = f"a dict with {_describe_columns(schema)}"
-    if not isinstance(entry, dict):
-        returned = f"{_describe_value(entry, bool(extractor.sensitive))} for an entry"
-    elif missing := [name for name in schema.names if name not in entry]:
-        returned = (
-            f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
+    def _column(self, values: list[Any], field: Field, places: list[str]) -> pa.Array:
+        kind = arrow_type(field.type)
+        for value, place in zip(values, places, strict=True):
+            if not (value is None or is_missing(value) or _has_type(field.type, value)):
+                raise self._misfit(place, field, value)
+        try:
+            return to_exact_array(values, kind)
+        except (pa.ArrowException, OverflowError, ValueError):
+            for value, place in zip(values, places, strict=True):
+                try:
+                    to_exact_array([value], kind)
+                except (pa.ArrowException, OverflowError, ValueError) as error:
+                    raise self._misfit(place, field, value) from error
+            raise
+
+    def _misfit(self, where: str, field: Field, value: Any) -> DatasetError:
+        shown = _describe_value(value, self._is_hidden(field.name))
+        return self._violation(where, f"column {field.name!r} as {shown}", f"it as {field.type}")
+
+    def _violation(self, where: str, returned: str, declared: str) -> DatasetError:
+        """Return the error for a function that violates its declaration, which does not reject the
+        version.
+        """
+        factory = self.extractor.factory
+        return DatasetError(
+            f"{where}: extractor {factory} returned {returned}: expected {declared}.",
+            "Fix the function or its declaration, and run it again: nothing was published or"
+            " rejected.",
+            function=factory,
         )
-    elif extra := [name for name in entry if name not in schema]:
-        returned = f"an entry with column {extra[0]!r}, which is not declared"
-    elif other := [name for name, value in kept.items() if not _is_equal(entry[name], value)]:
-        hidden = _is_hidden(other[0], extractor)
-        returned = f"column {other[0]!r} as {_describe_value(entry[other[0]], hidden)}"
-        declared = f"it unchanged, as {_describe_value(kept[other[0]], hidden)}"
-    if returned:
-        raise _function_error(extractor, where, returned, declared)
+
+    def _is_hidden(self, column: str) -> bool:
+        return column.lower() in map(str.lower, self.extractor.sensitive)
+
+    def _describe_record(self, marks: dict[str, Any]) -> str:
+        return f"{self.what}: {_describe_record(marks)}"
 
 
 def _is_equal(returned: Any, value: Any) -> bool:
@@ -543,70 +598,25 @@ def _is_equal(returned: Any, value: Any) -> bool:
         return False
 
 
-def _column(
-    values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]
-) -> pa.Array:
-    kind = arrow_type(field.type)
-    for value, place in zip(values, places, strict=True):
-        if value is not None and not _has_type(field.type, value) and not is_missing(value):
-            raise _misfit_error(place, field, extractor, value)
-    try:
-        return to_exact_array(values, kind)
-    except (pa.ArrowException, OverflowError, ValueError):
-        for value, place in zip(values, places, strict=True):
-            try:
-                to_exact_array([value], kind)
-            except (pa.ArrowException, OverflowError, ValueError) as error:
-                raise _misfit_error(place, field, extractor, value) from error
-        raise
-
-
 def value_classes(kind: str) -> tuple[type, ...]:
     """Return the Python classes whose values are accepted for this type."""
     return (Decimal, int) if kind.startswith("decimal") else _CLASSES.get(kind, (int,))
 
 
 def _has_type(kind: str, value: Any) -> bool:
-    if not isinstance(value, value_classes(kind)) or (
-        isinstance(value, bool) and kind != "boolean"
-    ):
-        return False
+    if isinstance(value, bool):
+        return kind == "boolean"
     if isinstance(value, dt.datetime):
-        return kind == "timestamp" and value.tzinfo is not None and value.utcoffset() is not None
-    return True
-
-
-def _misfit_error(place: str, field: Field, extractor: PythonExtractor, value: Any) -> DatasetError:
-    shown = _describe_value(value, _is_hidden(field.name, extractor))
-    return _function_error(
-        extractor, place, f"column {field.name!r} as {shown}", f"it as {field.type}"
-    )
-
-
-def _is_hidden(column: str, extractor: PythonExtractor) -> bool:
-    return column.lower() in {name.lower() for name in extractor.sensitive}
-
-
-def _function_error(
-    extractor: PythonExtractor, where: str, returned: str, declared: str
-) -> DatasetError:
-    """Return the error for a function that violates its declaration, which does not reject the
-    version.
-    """
-    problem = f"{where}: extractor {extractor.factory} returned {returned}: expected {declared}."
-    step = (
-        "Fix the function or its declaration, and run it again: nothing was published or rejected."
-    )
-    return DatasetError(problem, step, function=extractor.factory)
+        return kind == "timestamp" and value.utcoffset() is not None
+    return isinstance(value, value_classes(kind))
 
 
 def _describe_value(value: Any, hidden: bool) -> str:
-    if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None:
-        zone = " without a zone"
-    else:
-        zone = ""
     text = "*** (sensitive)" if hidden else repr(str(value)[:100])
-    return f"the {type(value).__name__}{zone} {text}"
+    kind = type(value).__name__
+    if isinstance(value, dt.datetime) and not is_missing(value) and value.utcoffset() is None:
+        kind += " without a zone"
+    return f"the {kind} {text}"
 
 
 def _describe_columns(schema: Schema) -> str:

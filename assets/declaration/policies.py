@@ -16,6 +16,7 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.schemas.schema import repeated_names
 from dagster_adjunct.resources.times import describe_span, fits_utc
 from dagster_adjunct.resources.validation import validated
 
@@ -68,37 +69,40 @@ class VersionPartitions:
 
     def __post_init__(self) -> None:
         if self.by == "day" and self.names:
-            problem = f"version partitions by day have names={self.names!r}: their names are days."
             raise ConfigurationError(
-                problem, "Leave names out, or leave day and start out.", argument="names"
+                f"version partitions by day have names={self.names!r}: their names are days.",
+                "Leave names out, or leave day and start out.",
+                argument="names",
             )
-        unusable = [name for name in self.names if not _is_usable(name)]
-        if unusable:
-            expected = (
-                f"no name that is empty or contains {_UNUSABLE_PARTS[0]!r} or a control character,"
-                " as in Dagster"
-            )
-            raise argument_error(
-                f"version partitions have the name {unusable[0]!r}", expected, argument="names"
-            )
+        for name in self.names:
+            if not _is_usable(name):
+                raise argument_error(
+                    f"version partitions have the name {name!r}",
+                    f"no name that is empty or contains {_UNUSABLE_PARTS[0]!r} or a control"
+                    " character, as in Dagster",
+                    argument="names",
+                )
         if self.timezone is not None:
             if self.by != "day":
-                problem = (
+                raise ConfigurationError(
                     f"version partitions by name have timezone={self.timezone!r}: only days begin"
-                    " in a zone."
+                    " in a zone.",
+                    "Leave timezone out.",
+                    argument="timezone",
                 )
-                raise ConfigurationError(problem, "Leave timezone out.", argument="timezone")
             check_zone("version partitions have timezone", self.timezone, argument="timezone")
         if (self.by == "day") != (self.start is not None):
-            problem = f"version partitions by {self.by} have start={self.start!r}."
-            step = 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.'
-            raise ConfigurationError(problem, step, argument="start")
-        if self.start is not None and not _is_day(self.start):
-            problem = (
-                f"version partitions by day have start={self.start!r}: expected a date such as"
-                " 2026-01-01."
+            raise ConfigurationError(
+                f"version partitions by {self.by} have start={self.start!r}.",
+                'Write VersionPartitions("day", start="2026-01-01"), or leave start out.',
+                argument="start",
             )
-            raise ConfigurationError(problem, argument="start")
+        if self.start is not None and not _is_day(self.start):
+            raise ConfigurationError(
+                f"version partitions by day have start={self.start!r}: expected a date such as"
+                " 2026-01-01.",
+                argument="start",
+            )
 
     def has(self, name: str) -> bool:
         """Whether this is the name of a partition; if partitions are dynamic, any is that
@@ -106,7 +110,9 @@ class VersionPartitions:
         """
         if self.start is not None:
             return _is_day(name) and name >= self.start
-        return name in self.names if self.names else _is_usable(name)
+        if self.names:
+            return name in self.names
+        return _is_usable(name)
 
     @property
     def zone(self) -> tzinfo:
@@ -153,7 +159,17 @@ def natural_sort_key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 History = timedelta | Literal["all"]
 OnLostOffset = Literal["rebuild", "fail", "serve_stale"]
-_CHUNK_RECORDS = 20_000_000
+CHUNK_RECORDS = 20_000_000
+
+
+def check_positive(argument: str, span: object) -> None:
+    """Raise ConfigurationError for a timedelta that is not positive."""
+    if isinstance(span, timedelta) and span <= timedelta(0):
+        raise ConfigurationError(
+            f"{argument} is {describe_span(span)}: expected a positive timedelta.",
+            "Write, for example, timedelta(days=7).",
+            argument=argument,
+        )
 
 
 @validated
@@ -216,7 +232,6 @@ class ChangeStreamOptions:
     - `on_lost_offset`: what happens if the stream no longer has the next offset
     - `persistent`: False keeps the table for one run only
     - `chunk`: the most records that one commit includes
-    - `freshness`: the age at which Dagster warns
     - `history`: how long the entries of each key are kept over time, or "all"; None keeps the
       newest only
     - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for
@@ -232,8 +247,7 @@ class ChangeStreamOptions:
     on_lost_offset: OnLostOffset = "rebuild"
     compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
     persistent: bool = True
-    chunk: int = _CHUNK_RECORDS
-    freshness: timedelta | None = None
+    chunk: int = CHUNK_RECORDS
     history: History | None = None
     valid_from: str | None = None
 
@@ -247,11 +261,8 @@ class ChangeStreamOptions:
         """Yield what is wrong: the argument, the problem and the next step."""
         if self.keep_tombstones is not None:
             yield from self._tombstone_problems(self.keep_tombstones)
-        for name in ("max_age", "freshness", "history"):
-            span = getattr(self, name)
-            if isinstance(span, timedelta) and span <= timedelta(0):
-                problem = f"{name} is {describe_span(span)}: expected a positive timedelta."
-                yield name, problem, "Write, for example, timedelta(days=7)."
+        check_positive("max_age", self.max_age)
+        check_positive("history", self.history)
         if self.chunk < 1:
             yield "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""
         if not self.persistent:
@@ -339,17 +350,17 @@ class ChangeStreamOptions:
 
         None if a position is just the offset, so that a later change of the stream is always newer.
         """
-        marks_snapshots = getattr(self.changes, "marks_snapshots", False)
-        return STREAMED_FIRST if self.order_by is None and marks_snapshots else self.order_by
+        if self.order_by is None and getattr(self.changes, "marks_snapshots", False):
+            return STREAMED_FIRST
+        return self.order_by
 
     def _check_order(self, given: str | Sequence[str]) -> None:
         names = (given,) if isinstance(given, str) else tuple(given)
         if not names or not all(names) or len(set(names)) < len(names):
-            problem = (
-                f"order_by is {given!r}: expected the name of a column, or several different ones."
-            )
             raise ConfigurationError(
-                problem, "Leave it out to order by offset.", argument="order_by"
+                f"order_by is {given!r}: expected the name of a column, or several different ones.",
+                "Leave it out to order by offset.",
+                argument="order_by",
             )
         for name in names:
             check_name("ordering column", str(name).replace(".", "_"))
@@ -382,20 +393,20 @@ def check_validators(what: str, validators: Sequence[Validator]) -> None:
     """Raise ConfigurationError for names that are not unique, or not 1 to 200 letters, digits
     and underscores.
     """
-    names: list[str] = []
     for validator in validators:
-        names.append(validator.name)
         if not VALIDATOR_NAME.fullmatch(validator.name):
-            problem = (
+            raise ConfigurationError(
                 f"{what} has a validator named {validator.name!r}: expected letters, digits and"
-                " underscores."
+                " underscores.",
+                "Rename the validator.",
+                argument="validators",
             )
-            raise ConfigurationError(problem, "Rename the validator.", argument="validators")
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = repeated_names(validator.name for validator in validators)
     if twice:
-        step = "Remove one, or give one another name with custom(NAME, …)."
         raise ConfigurationError(
-            f"{what} has two validators named {twice[0]!r}.", step, argument="validators"
+            f"{what} has two validators named {twice[0]!r}.",
+            "Remove one, or give one another name with custom(NAME, …).",
+            argument="validators",
         )
 
 
@@ -412,22 +423,20 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
         return
     try:
         if "%" in valid_from:
-            parsed = datetime.strptime(_EXAMPLE.strftime(valid_from), valid_from)
+            example = _EXAMPLE.strftime(valid_from)
+            parsed = datetime.strptime(example, valid_from)
             # strptime ignores a week without its day.
-            if parsed.year == _EXAMPLE.year and parsed.strftime(valid_from) == _EXAMPLE.strftime(
-                valid_from
-            ):
+            if parsed.year == _EXAMPLE.year and parsed.strftime(valid_from) == example:
                 return
     except ValueError:
         pass
-    problem = (
+    raise ConfigurationError(
         f'dataset {dataset!r} has valid_from={valid_from!r}: expected "name", "marker", or a'
-        " pattern of dates with their year."
+        " pattern of dates with their year.",
+        'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.',
+        argument="valid_from",
+        dataset=dataset,
     )
-    step = (
-        'Write a pattern as strptime reads it, such as "%Y-%m-%d", or "date=%Y-%m-%d" for folders.'
-    )
-    raise ConfigurationError(problem, step, argument="valid_from", dataset=dataset)
 
 
 def parse_valid_from(
@@ -445,12 +454,12 @@ def parse_valid_from(
         if len(times) == 1 and fits_utc(times[0]):
             return times[0]
         listed = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in times)
-        if times:
-            problem = f"its markers have different times ({listed})"
-        else:
+        if not times:
             problem = "no marker has a time"
-        if len(times) == 1:
+        elif len(times) == 1:
             problem = f"its markers have a time outside the years 1 to 9999 of UTC ({listed})"
+        else:
+            problem = f"its markers have different times ({listed})"
         raise MarkerConflictError(
             f"{what}: {problem} since when it is valid: expected one, because valid_from is"
             ' "marker".',
@@ -464,12 +473,16 @@ def parse_valid_from(
             named = datetime.fromisoformat(version)
         else:
             named = datetime.strptime(version, valid_from)
-        return (named if named.tzinfo is not None else named.replace(tzinfo=zone)).astimezone(UTC)
+        if named.tzinfo is None:
+            named = named.replace(tzinfo=zone)
+        return named.astimezone(UTC)
     except (ValueError, OverflowError) as error:
+        expected = f"a name in the form {valid_from!r}"
         if valid_from == NAME:
             expected = "a date or time such as 2026-01-31"
-        else:
-            expected = f"a name in the form {valid_from!r}"
-        problem = f"{what}: its name does not say since when it is valid: expected {expected}."
-        step = "Deliver it under such a name, or change valid_from=…."
-        raise MarkerConflictError(problem, step, dataset=dataset, version=version) from error
+        raise MarkerConflictError(
+            f"{what}: its name does not say since when it is valid: expected {expected}.",
+            "Deliver it under such a name, or change valid_from=….",
+            dataset=dataset,
+            version=version,
+        ) from error

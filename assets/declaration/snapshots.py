@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -111,9 +112,10 @@ class ParquetSnapshot:
 
     def __post_init__(self) -> None:
         if not self.url:
-            problem = f"a Parquet snapshot has url={self.url!r}: expected a path or URL."
             raise ConfigurationError(
-                problem, "Name the file, or the folder of the files.", argument="url"
+                f"a Parquet snapshot has url={self.url!r}: expected a path or URL.",
+                "Name the file, or the folder of the files.",
+                argument="url",
             )
         if not isinstance(self.position, str) or not self.position:
             freeze_position(
@@ -135,7 +137,9 @@ class ParquetSnapshot:
             position = self._recorded(spec, what, spark)
         else:
             position = dict(self.position)
-        reader = spark.read if self._is_file else spark.read.option("pathGlobFilter", "*.parquet")
+        reader = spark.read
+        if not self._is_file:
+            reader = reader.option("pathGlobFilter", "*.parquet")
         rows = _translate_read_errors(spec, what, lambda: reader.parquet(_for_spark(self.url)))
         return Snapshot(rows, resolve_position(spec, what, position, ssps))
 
@@ -152,15 +156,16 @@ class ParquetSnapshot:
         rows = _translate_read_errors(
             spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect()
         )
-        try:
-            position = json.loads(rows[0].value) if rows else None
-        except ValueError:
-            position = None
+        position = None
+        if rows:
+            with suppress(ValueError):
+                position = json.loads(rows[0].value)
         if not isinstance(position, dict):
-            step = (
-                'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.'
+            raise DatasetError(
+                f"{what}: {place} is not a JSON object.",
+                'Write it as {"system.stream.0": "OFFSET", …}, with one entry for each partition.',
+                dataset=spec.name,
             )
-            raise DatasetError(f"{what}: {place} is not a JSON object.", step, dataset=spec.name)
         return position
 
 
@@ -180,9 +185,11 @@ class QuerySnapshot:
 
     def __post_init__(self) -> None:
         if (self.sql is None) == (self.query is None) or self.position is None:
-            problem = "a query snapshot needs exactly one of sql and query, and a position."
-            step = 'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).'
-            raise ConfigurationError(problem, step, argument="sql")
+            raise ConfigurationError(
+                "a query snapshot needs exactly one of sql and query, and a position.",
+                'Write QuerySnapshot(sql="SELECT …", position={"lake.accounts.0": "123", …}).',
+                argument="sql",
+            )
         if self.sql is not None and not self.sql.strip():
             raise ConfigurationError(
                 f"a query snapshot has sql={self.sql!r}: expected SQL.",
@@ -223,25 +230,37 @@ def resolve_position(
     A partition is named in full ("lake.accounts.0") or by its number. Raises DatasetError for an
     invalid position, and if a partition is missing, unknown or named twice.
     """
-    wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
     pairs = _pairs(given)
     if pairs is None:
-        problem = f"{what}: its position is {given!r}: expected the next offset of each partition."
         raise DatasetError(
-            problem, 'Give a mapping, as {"lake.accounts.0": "123", …}.', dataset=spec.name
+            f"{what}: its position is {given!r}: expected the next offset of each partition.",
+            'Give a mapping, as {"lake.accounts.0": "123", …}.',
+            dataset=spec.name,
         )
+    wanted: dict[str, SystemStreamPartition] = {}
+    for ssp in ssps:
+        wanted |= {str(ssp): ssp, str(ssp.partition): ssp}
+    offsets: dict[SystemStreamPartition, str] = {}
+    unknown = []
     for name, offset in pairs:
         if not _is_offset(offset):
             raise offset_error(DatasetError, what, name, offset)
-    offsets = {wanted[str(name)]: str(offset) for name, offset in pairs if str(name) in wanted}
-    unknown = sorted(str(name) for name, _ in pairs if str(name) not in wanted)
-    missing = sorted(str(ssp) for ssp in set(wanted.values()) - set(offsets))
-    if missing or unknown or len(offsets) != len(pairs):
-        problems = [f"{', '.join(missing)} missing"] if missing else []
-        problems += [f"{', '.join(unknown)} unknown"] if unknown else []
+        if str(name) in wanted:
+            offsets[wanted[str(name)]] = str(offset)
+        else:
+            unknown.append(str(name))
+    missing = sorted(map(str, set(wanted.values()) - offsets.keys()))
+    problems = []
+    if missing:
+        problems.append(f"{', '.join(missing)} missing")
+    if unknown:
+        problems.append(f"{', '.join(sorted(unknown))} unknown")
+    if not problems and len(offsets) != len(pairs):
+        problems.append("a partition occurs twice")
+    if problems:
         raise DatasetError(
             f"{what}: its position must give the next offset of every partition of the stream, each"
-            f" once: {'; '.join(problems) or 'a partition occurs twice'}.",
+            f" once: {'; '.join(problems)}.",
             "Record the next offset of each partition, also of those without records.",
             dataset=spec.name,
         )
@@ -315,12 +334,11 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
     """
     pairs = _pairs(position)
     if not pairs or not all(_is_offset(offset) for _, offset in pairs):
-        problem = (
-            f"{what} has position={position!r}: expected the next offset of each partition, or"
-            f" {other}."
-        )
         raise ConfigurationError(
-            problem, 'Write position={"lake.accounts.0": "123", …}.', argument="position"
+            f"{what} has position={position!r}: expected the next offset of each partition, or"
+            f" {other}.",
+            'Write position={"lake.accounts.0": "123", …}.',
+            argument="position",
         )
     object.__setattr__(
         declared, "position", tuple(sorted((str(name), str(offset)) for name, offset in pairs))
@@ -337,9 +355,10 @@ def run_query(
         rows = _translate_read_errors(spec, what, lambda: spark.sql(query))
     frame = to_spark_frame(rows, spark, what)
     if frame is None:
-        problem = f"{what} returned a {type(rows).__name__}."
         raise DatasetError(
-            problem, "Return a Spark, pandas or Polars frame, or an Arrow table.", dataset=spec.name
+            f"{what} returned a {type(rows).__name__}.",
+            "Return a Spark, pandas or Polars frame, or an Arrow table.",
+            dataset=spec.name,
         )
     return frame
 
@@ -350,9 +369,10 @@ def _translate_read_errors(spec: Named, what: str, read: Callable[[], Any]) -> A
     try:
         return read()
     except PySparkException as error:
-        problem = f"{what} can't be read: {first_message_line(error)}"
         raise DatasetError(
-            problem, "Correct the declaration, or its source.", dataset=spec.name
+            f"{what} can't be read: {first_message_line(error)}",
+            "Correct the declaration, or its source.",
+            dataset=spec.name,
         ) from error
 
 
@@ -379,26 +399,22 @@ class PostgresSnapshot:
     batch: int = 10_000
 
     def __post_init__(self) -> None:
-        if (
-            not self.dsn_env
-            or not self.query
-            or (self.position_query is None) == (self.position is None)
-        ):
-            problem = (
+        has_position = (self.position_query is None) != (self.position is None)
+        if not self.dsn_env or not self.query or not has_position:
+            raise ConfigurationError(
                 "a PostgreSQL snapshot needs dsn_env, query, and exactly one of position_query and"
-                " position."
-            )
-            step = (
+                " position.",
                 'Write PostgresSnapshot(dsn_env="ACCOUNTS_DSN", query="SELECT …",'
-                ' position_query="SELECT …").'
+                ' position_query="SELECT …").',
+                argument="position_query",
             )
-            raise ConfigurationError(problem, step, argument="position_query")
         if "://" in self.dsn_env or "=" in self.dsn_env:
-            problem = (
-                "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in logs."
+            raise ConfigurationError(
+                "a PostgreSQL snapshot has a DSN as dsn_env, which would show its password in"
+                " logs.",
+                "Put the DSN into an environment variable, and pass the variable's name.",
+                argument="dsn_env",
             )
-            step = "Put the DSN into an environment variable, and pass the variable's name."
-            raise ConfigurationError(problem, step, argument="dsn_env")
         if self.batch < 1:
             raise argument_error(f"batch is {self.batch}", "1 or more rows", argument="batch")
         if self.position is not None and not callable(self.position):
@@ -416,14 +432,11 @@ class PostgresSnapshot:
         settings = postgres_connection.connection_settings(what, self.dsn_env, {})
         given = _given_position(spec, what, self.position)
         connection = postgres_connection.connect_snapshot(what, settings)
-        tables = self._read(
-            connection, spec, schema, what, postgres_connection.format_address(settings)
-        )
+        place = postgres_connection.format_address(settings)
+        tables = self._read(connection, spec, schema, what, place)
         try:
             if self.position_query is not None:
-                given = self._recorded(
-                    connection, spec, what, postgres_connection.format_address(settings)
-                )
+                given = self._recorded(connection, self.position_query, spec, what, place)
             return Snapshot(tables, resolve_position(spec, what, given, ssps), connection.close)
         except BaseException:
             connection.close()
@@ -433,26 +446,23 @@ class PostgresSnapshot:
         return f"PostgreSQL query ({self.query})"
 
     def _recorded(
-        self, connection: psycopg.Connection[Any], spec: Named, what: str, place: str
-    ) -> list[tuple[Any, Any]]:
+        self, connection: psycopg.Connection[Any], query: str, spec: Named, what: str, place: str
+    ) -> list[tuple[Any, ...]]:
         import psycopg
 
-        assert self.position_query is not None
         try:
-            rows = connection.execute(self.position_query.encode()).fetchall()
+            rows = connection.execute(query.encode()).fetchall()
         except psycopg.Error as error:
             raise postgres_connection.translate_error(error, what, place) from error
-        if wrong := [row for row in rows if len(row) != 2 or None in row]:
-            problem = (
-                f"{what}: its position_query returns {wrong[0]!r}: expected rows of (partition,"
-                " offset)."
-            )
-            raise DatasetError(
-                problem,
-                "Select the number of each partition and its next offset.",
-                dataset=spec.name,
-            )
-        return [(row[0], row[1]) for row in rows]
+        for row in rows:
+            if len(row) != 2 or None in row:
+                raise DatasetError(
+                    f"{what}: its position_query returns {row!r}: expected rows of (partition,"
+                    " offset).",
+                    "Select the number of each partition and its next offset.",
+                    dataset=spec.name,
+                )
+        return rows
 
     def _read(
         self,
@@ -470,12 +480,13 @@ class PostgresSnapshot:
                 names = [column.name for column in cursor.description or ()]
                 missing = [name for name in schema.names if name not in names]
                 if missing:
-                    problem = (
+                    raise DatasetError(
                         f"{what} returns the columns {', '.join(names)}:"
-                        f" {', '.join(missing)} missing."
+                        f" {', '.join(missing)} missing.",
+                        "Select the columns of the dataset, under their names.",
+                        dataset=spec.name,
+                        column=missing[0],
                     )
-                    step = "Select the columns of the dataset, under their names."
-                    raise DatasetError(problem, step, dataset=spec.name, column=missing[0])
                 at = [names.index(name) for name in schema.names]
                 while rows := cursor.fetchmany(self.batch):
                     yield _table(rows, at, schema, what)
@@ -484,21 +495,19 @@ class PostgresSnapshot:
 
 
 def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str) -> pa.Table:
-    columns = [
-        _array([row[index] for row in rows], field, what)
-        for index, field in zip(at, schema.fields, strict=True)
-    ]
+    columns = []
+    for index, field in zip(at, schema.fields, strict=True):
+        columns.append(_array([row[index] for row in rows], field, what))
     return pa.table(columns, schema=schema.to_arrow())
 
 
 def _array(values: list[Any], field: Field, what: str) -> pa.Array:
-    other = {type(value) for value in values} - {*value_classes(field.type), type(None)}
+    known = [value for value in values if value is not None]
+    other = {*map(type, known)}.difference(value_classes(field.type))
     if other:
         names = ", ".join(sorted(kind.__name__ for kind in other))
         raise _misfit_error(what, field, f"holds values of {names}")
-    if field.type == "timestamp" and any(
-        value is not None and value.tzinfo is None for value in values
-    ):
+    if field.type == "timestamp" and any(value.tzinfo is None for value in known):
         raise _misfit_error(what, field, "holds timestamps without a time zone")
     try:
         return pa.array(values, arrow_type(field.type))
@@ -509,5 +518,8 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
 
 
 def _misfit_error(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:
-    problem = f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}."
-    return SchemaMismatchError(problem, "Cast the column in the query.", column=field.name)
+    return SchemaMismatchError(
+        f"{what}: column {field.name!r} {what_it_holds}, expected {field.type}.",
+        "Cast the column in the query.",
+        column=field.name,
+    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 from collections.abc import Collection, Sequence
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration import change_formats, change_values
@@ -24,7 +25,7 @@ from dagster_adjunct.assets.declaration.change_formats import (
     SNAPSHOT,
     ArrowChangeFormat,
 )
-from dagster_adjunct.assets.declaration.change_values import Samples
+from dagster_adjunct.assets.declaration.change_values import Order, Samples
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import (
     Projection,
@@ -36,6 +37,7 @@ from dagster_adjunct.assets.sources.entries import (
     OpenedChanges,
     derive_row_schema,
     describe_input,
+    hides_values,
     select_relevant_columns,
 )
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
@@ -70,41 +72,51 @@ def add_order(
     `samples` are the first ordering values as far as they are known (see `find_order_samples`).
     """
     order = spec.following.order or ()
-    string = change_values.position_type(spec.following.order, schema) == "string"
     if order == change_values.STREAMED_FIRST:
-        below = (
-            F.when(F.col(SNAPSHOT), F.lit(change_values.SNAPSHOT_ROWS))
-            .otherwise(F.lit(0))
-            .cast("bigint")
-        )
+        below = F.when(F.col(SNAPSHOT), change_values.SNAPSHOT_ROWS).otherwise(0).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT)
-    paths = [name for name in order if name not in schema.names]
-    values = order_columns(order, schema)
+    string = change_values.position_type(order, schema) == "string"
+    wanted = _comparable_samples(order, samples, string)
     parts: list[Column] = []
     reasons: list[Column] = []
-    # A snapshot's row lacks the fields of a streamed change: it comes before every change with
-    # them.
     snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
-    for place, (name, value) in enumerate(zip(order, values, strict=True)):
-        sample = "0" if samples is None else samples[place]
-        missing = value.isNull() & snapshot if place else F.lit(False)
+    paths = []
+    for name, value, sample in zip(order, order_columns(order, schema), wanted, strict=True):
         if string:
-            sortable = change_values.sortable_column(value, name, sample)
-            part = F.when(missing, F.lit(change_values.MISSING_PART)).otherwise(sortable)
-        elif paths:
-            part = F.when(value.rlike(_POSITION), value.try_cast("bigint"))
-        else:
+            part = change_values.sortable_column(value, name, sample)
+        elif name in schema.names:
             part = position_column(name, schema)
+        else:
+            part = F.when(value.rlike(_POSITION), value.try_cast("bigint"))
+        missing = F.lit(False)
+        # A snapshot's row lacks the fields of a streamed change: it comes before every change with
+        # them.
+        if parts:
+            missing = value.isNull() & snapshot
+            part = F.when(missing, change_values.MISSING_PART).otherwise(part)
+        if name not in schema.names:
+            paths.append(change_formats.path_column(name))
+        null = F.when(snapshot, null_order_reason(name, snapshot=True))
+        null = null.otherwise(null_order_reason(name))
+        other = change_values.incomparable_reason(name, sample)
         parts.append(part)
-        null = F.when(snapshot, F.lit(null_order_reason(name, snapshot=True)))
-        null = null.otherwise(F.lit(null_order_reason(name)))
-        reasons.append(F.when(value.isNull() & ~missing, null))
-        reason = F.lit(change_values.incomparable_reason(name, sample if string else None))
-        reasons.append(
-            F.when(part.isNull() & ~missing, F.concat(change_values.quote_column(value), reason))
-        )
-    placed = add_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
-    return placed.drop(*[change_formats.path_column(path) for path in paths], SNAPSHOT)
+        reasons += [
+            F.when(value.isNull() & ~missing, null),
+            F.when(
+                part.isNull(), change_values.concat_reason(change_values.quote_column(value), other)
+            ),
+        ]
+    position = F.concat(*parts) if string else parts[0]
+    return add_problem(rows.withColumn(ORDER, position), *reasons).drop(*paths, SNAPSHOT)
+
+
+def _comparable_samples(order: Order, samples: Samples | None, string: bool) -> Samples:
+    """Return the first value of each name, in whose format later ones must be: a number where none
+    is known, None for positions that are numbers themselves.
+    """
+    if not string:
+        return (None,) * len(order)
+    return ("0",) * len(order) if samples is None else samples
 
 
 def order_columns(order: Sequence[str], schema: Schema) -> list[Column]:
@@ -112,21 +124,17 @@ def order_columns(order: Sequence[str], schema: Schema) -> list[Column]:
     or paths.
     """
     string = change_values.position_type(tuple(order), schema) == "string"
-    return [
-        _order_text(name, schema) if string or name not in schema.names else named_column(name)
-        for name in order
-    ]
-
-
-def _order_text(name: str, schema: Schema) -> Column:
-    """Return the values of a name in `order_by` as strings: dates and timestamps as their
-    positions.
-    """
-    if name not in schema.names:
-        return F.col(change_formats.path_column(name))
-    if schema.field(name).type in ("date", "timestamp"):
-        return position_column(name, schema).cast("string")
-    return named_column(name).cast("string")
+    values = []
+    for name in order:
+        if name not in schema.names:
+            values.append(F.col(change_formats.path_column(name)))
+        elif not string:
+            values.append(named_column(name))
+        elif schema.field(name).type in ("date", "timestamp"):
+            values.append(position_column(name, schema).cast("string"))
+        else:
+            values.append(named_column(name).cast("string"))
+    return values
 
 
 def position_column(name: str, schema: Schema) -> Column:
@@ -137,7 +145,9 @@ def position_column(name: str, schema: Schema) -> Column:
     kind = schema.field(name).type
     if kind == "timestamp":
         return F.unix_micros(value)
-    return F.unix_date(value).cast("bigint") if kind == "date" else value.cast("bigint")
+    if kind == "date":
+        return F.unix_date(value).cast("bigint")
+    return value.cast("bigint")
 
 
 def null_order_reason(name: str, *, snapshot: bool = False) -> str:
@@ -165,10 +175,9 @@ def late_change_reason(horizon: int, over_time: bool = False) -> str:
 
     With `over_time`, that is a time, in microseconds since the epoch.
     """
+    place = f"position {horizon}"
     if over_time:
         place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC"
-    else:
-        place = f"position {horizon}"
     return f"it comes too late: deletions up to {place} are no longer stored"
 
 
@@ -225,64 +234,59 @@ def decode_changes(
     `samples` are the first ordering values (see `find_order_samples`).
     """
     spec = source.spec
-    entry_schema = source.schema
-    what = describe_input(spec)
     following = spec.following
-    order = spec.following.order
     rows = decode_rows(source, records)
-    if order is not None:
+    position = F.col(OFFSET)
+    if following.order is not None:
         rows = add_order(spec, rows, relevant_schema(source), samples)
+        position = F.col(ORDER)
+    if positions_from and following.order_by is None:
+        position = position + F.lit(positions_from).cast("bigint")
     if following.history is not None:
         rows = _add_valid_from(rows, following.valid_from)
     if spec.extractor is not None:
-        rows = _reject_unreadable(_extract_entries(spec, rows, entry_schema, what), entry_schema)
-    null_key = [
-        F.when(named_column(name).isNull(), F.lit(f"null key column {name!r}")) for name in spec.key
-    ]
-    changes = add_problem(rows, *null_key)
-    if KEPT in changes.columns:
-        reasons = [
-            F.when(F.array_contains(KEPT, name), F.lit(unknown_key_reason(name)))
-            for name in spec.key
-        ]
-        changes = add_problem(changes, *reasons)
-    more = [F.col(name) for name in (KEPT, RAW) if name in changes.columns]
-    # A text that can't be parsed may hold any column, so one sensitive column hides all values.
-    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    position = F.col(OFFSET if order is None else ORDER)
-    if positions_from and following.order_by is None:
-        position = position + F.lit(positions_from).cast("bigint")
+        entries = _extract_entries(spec, rows, source.schema, describe_input(spec))
+        rows = _reject_unreadable(entries, source.schema)
+    changes = _add_key_problems(spec, rows)
+    shown = change_values.render_reason_column(F.col(PROBLEM), values=not hides_values(spec))
     return changes.select(
-        *[named_column(name) for name in entry_schema.names],
+        *map(named_column, source.schema.names),
         *META,
         position.alias(POSITION),
-        change_values.render_reason_column(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
-        *([F.col(VALID_FROM)] if following.history is not None else []),
-        *more,
+        shown.alias(PROBLEM),
+        *[name for name in (VALID_FROM, KEPT, RAW) if name in changes.columns],
     )
+
+
+def _add_key_problems(spec: UnboundedDataset, rows: DataFrame) -> DataFrame:
+    """Return the rows with a problem where a column of the key is null or unknown."""
+    reasons = []
+    for name in spec.key:
+        reasons.append(F.when(named_column(name).isNull(), f"null key column {name!r}"))
+    if KEPT in rows.columns:
+        for name in spec.key:
+            reasons.append(F.when(F.array_contains(KEPT, name), unknown_key_reason(name)))
+    return add_problem(rows, *reasons)
 
 
 def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
     """Return the changes without PROBLEM; writing a change that has one fails with
     BadChangeError.
     """
-    place = F.concat(
-        F.lit(f"dataset {dataset!r}: the change at offset "),
+    place = change_values.concat_reason(
+        f"dataset {dataset!r}: the change at offset ",
         F.col(OFFSET).cast("string"),
-        F.lit(" of partition "),
+        " of partition ",
         F.col(PARTITION).cast("string"),
-        F.lit(" can't be applied: "),
+        " can't be applied: ",
         F.col(PROBLEM),
-        F.lit("."),
+        ".",
     )
     # In a column that every writer reads, because Spark may optimise a filter away.
     mark = F.when(F.col(PROBLEM).isNull(), F.col(TOMBSTONE)).otherwise(
         raise_error_column(BadChangeError, place, _CORRECT, dataset=dataset)
     )
-    kept = [name for name in changes.columns if name not in (PROBLEM, RAW)]
-    return changes.select(
-        *[mark.alias(name) if name == TOMBSTONE else named_column(name) for name in kept]
-    )
+    return changes.withColumn(TOMBSTONE, mark).drop(PROBLEM, RAW)
 
 
 def bad_change_error(dataset: str, offset: int, partition: int, reason: str) -> BadChangeError:
@@ -313,28 +317,26 @@ def _extract_entries(
         entries = extractor.apply(around, entry_schema, what)
     lost = [name for name in marks if name not in entries.columns]
     if lost:
-        problem = (
+        raise SchemaMismatchError(
             f"{what}: extractor {extractor.describe()} drops the metadata columns"
-            f" {', '.join(lost)}."
-        )
-        step = (
+            f" {', '.join(lost)}.",
             "Let its method apply() pass on every column that begins with '__', with the values of"
-            " the record that the entry was made from."
+            " the record that the entry was made from.",
+            dataset=spec.name,
+            column=lost[0],
         )
-        raise SchemaMismatchError(problem, step, dataset=spec.name, column=lost[0])
     if kept:
         return entries
-    return add_problem(entries, F.when(F.col(TOMBSTONE), F.lit(UNKEYED_DELETION)))
+    return add_problem(entries, F.when(F.col(TOMBSTONE), UNKEYED_DELETION))
 
 
 def _add_valid_from(rows: DataFrame, name: str | None) -> DataFrame:
     """Return the rows with their valid-from time, from this column or the record's time; a null
     is a problem.
     """
-    rows = rows.withColumn(
-        VALID_FROM, named_column(name).cast("timestamp") if name is not None else F.col(TIMESTAMP)
-    )
-    return add_problem(rows, F.when(F.col(VALID_FROM).isNull(), F.lit(missing_time_reason(name))))
+    time = named_column(TIMESTAMP if name is None else name).cast("timestamp")
+    rows = rows.withColumn(VALID_FROM, time)
+    return add_problem(rows, F.when(F.col(VALID_FROM).isNull(), missing_time_reason(name)))
 
 
 def missing_time_reason(name: str | None) -> str:
@@ -403,21 +405,22 @@ def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
     """Return the columns of each record as a JSON object, with nulls, as Spark writes it."""
     names = [f'"{name.translate(_ESCAPED)}":' for name in schema.names]
     columns = [_texts(records.column(field.name), field.type) for field in schema.fields]
-    rows = zip(*columns, strict=True)
-    texts = [",".join(name + text for name, text in zip(names, row, strict=True)) for row in rows]
-    return pa.array([f"{{{text}}}" for text in texts], pa.string())
+    texts = []
+    for row in zip(*columns, strict=True):
+        members = ",".join(map(add, names, row))
+        texts.append(f"{{{members}}}")
+    return pa.array(texts, pa.string())
 
 
 def _texts(column: pa.ChunkedArray, kind: str) -> list[str]:
     if kind in ("date", "timestamp"):
         column = column.cast("int32" if kind == "date" else "int64")
-    return [
-        "null" if value is None else _text(value, kind)
-        for value in readable_values(column, "replace")
-    ]
+    return [_text(value, kind) for value in readable_values(column, "replace")]
 
 
 def _text(value: Any, kind: str) -> str:
+    if value is None:
+        return "null"
     if kind == "boolean":
         return "true" if value else "false"
     if kind == "string":
@@ -443,11 +446,8 @@ def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
     following = source.spec.following
     schema = relevant_schema(source)
     assert isinstance(following.changes, ArrowChangeFormat), "other formats were rejected before"
-    records = _set_column(
-        records,
-        TIMESTAMP,
-        null_out_rows(records.column(TIMESTAMP), unreadable_values(records.column(TIMESTAMP))),
-    )
+    times = records.column(TIMESTAMP)
+    records = _set_column(records, TIMESTAMP, null_out_rows(times, unreadable_values(times)))
     if following.on_bad_change != "fail":
         records = _set_column(records, RAW, records_to_json(records, source.records))
     return _reject_unreadable_in_arrow(following.changes.decode_arrow(records, schema), schema)
@@ -456,14 +456,11 @@ def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
 def _add_key_problems_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
     """Return the rows with a problem where a column of the key is null or unknown."""
     for name in spec.key:
-        reason = f"null key column {name!r}"
-        nulls = rows.column(name).is_null().to_pylist()
-        rows = add_problems(rows, [reason if null else None for null in nulls])
+        rows = _add_problem_where(rows, rows.column(name).is_null(), f"null key column {name!r}")
     if KEPT in rows.column_names:
         marks = change_formats.kept_matrix(rows.column(KEPT), spec.key)
-        for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
-            reason = unknown_key_reason(name)
-            rows = add_problems(rows, [reason if mark else None for mark in unknown])
+        for name, unknown in zip(spec.key, marks.T, strict=True):
+            rows = _add_problem_where(rows, pa.array(unknown), unknown_key_reason(name))
     return rows
 
 
@@ -476,34 +473,27 @@ def decode_arrow_changes(
     """Return what `decode_changes` returns, for records in Arrow."""
     spec = source.spec
     schema = source.schema
-    following = source.spec.following
-    what = describe_input(spec)
+    following = spec.following
     rows = decode_arrow_rows(source, records)
     if following.order is not None:
         rows = _add_order_in_arrow(spec, rows, relevant_schema(source), samples)
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
     if spec.extractor is not None:
-        rows = _reject_unreadable_in_arrow(
-            _extract_entries_in_arrow(spec, rows, schema, what), schema
-        )
+        entries = _extract_entries_in_arrow(spec, rows, schema, describe_input(spec))
+        rows = _reject_unreadable_in_arrow(entries, schema)
     rows = _add_key_problems_in_arrow(spec, rows)
-    if following.order is None:
-        placed = pc.add(rows.column(OFFSET), positions_from)
-    else:
-        placed = rows.column(ORDER)
-    if following.order == change_values.STREAMED_FIRST:
-        placed = pc.add(placed, positions_from)
-    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    reasons = [
-        change_values.render_reason(reason, values=not hidden)
-        for reason in rows.column(PROBLEM).to_pylist()
-    ]
+    position = rows.column(OFFSET if following.order is None else ORDER)
+    if following.order_by is None:
+        position = pc.add(position, positions_from)
+    shows = not hides_values(spec)
+    problems = rows.column(PROBLEM).to_pylist()
+    reasons = [change_values.render_reason(reason, values=shows) for reason in problems]
     made = {name: rows.column(name) for name in (*schema.names, *META)}
-    made |= {POSITION: placed, PROBLEM: pa.array(reasons, pa.string())}
-    made |= {
-        name: rows.column(name) for name in (VALID_FROM, KEPT, RAW) if name in rows.column_names
-    }
+    made |= {POSITION: position, PROBLEM: pa.array(reasons, pa.string())}
+    for name in (VALID_FROM, KEPT, RAW):
+        if name in rows.column_names:
+            made[name] = rows.column(name)
     return pa.table(made)
 
 
@@ -517,31 +507,35 @@ def _add_order_in_arrow(
             rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0)
         )
         return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT])
-    values = [position_array(rows, name, schema) for name in order]
     string = change_values.position_type(order, schema) == "string"
-    none = pa.array([False] * rows.num_rows, pa.bool_())
-    snapshot = rows.column(SNAPSHOT) if SNAPSHOT in rows.column_names else none
-    parts = []
-    reasons = dict[int, str]()
-    for place, (name, value) in enumerate(zip(order, values, strict=True)):
-        sample = "0" if samples is None else samples[place]
-        missing = pc.and_(value.is_null(), snapshot if place else none)
-        part = change_values.sortable_array(value.cast("string"), name, sample) if string else value
-        parts.append(pc.if_else(missing, change_values.MISSING_PART, part) if string else part)
-        bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(missing)))
-        for row, text in zip(
-            bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True
-        ):
+    wanted = _comparable_samples(order, samples, string)
+    snapshot = pa.repeat(False, rows.num_rows)
+    if SNAPSHOT in rows.column_names:
+        snapshot = rows.column(SNAPSHOT)
+        rows = rows.drop_columns([SNAPSHOT])
+    parts: list[Any] = []
+    reasons: dict[int, str] = {}
+    for name, sample in zip(order, wanted, strict=True):
+        value = position_array(rows, name, schema)
+        part = value
+        if string:
+            part = change_values.sortable_array(value.cast("string"), name, sample)
+        if parts:
+            missing = pc.and_(value.is_null(), snapshot)
+            part = pc.if_else(missing, change_values.MISSING_PART, part)
+        parts.append(part)
+        bad = pc.indices_nonzero(part.is_null())
+        texts = value.take(bad).cast("string").to_pylist()
+        for row, text in zip(bad.to_pylist(), texts, strict=True):
             if text is None:
-                read = bool(snapshot[row].as_py())
-                reasons.setdefault(row, null_order_reason(name, snapshot=read))
+                reason = null_order_reason(name, snapshot=bool(snapshot[row].as_py()))
             else:
-                shown = change_values.quote_value(text)
-                reasons.setdefault(row, shown + change_values.incomparable_reason(name, sample))
-    rows = _set_column(rows, ORDER, pc.binary_join_element_wise(*parts, "") if string else parts[0])
-    if reasons:
-        rows = add_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
-    return rows.drop_columns([SNAPSHOT] if SNAPSHOT in rows.column_names else [])
+                quoted = change_values.quote_value(text)
+                reason = quoted + change_values.incomparable_reason(name, sample)
+            reasons.setdefault(row, reason)
+    position = pc.binary_join_element_wise(*parts, "") if string else parts[0]
+    rows = _set_column(rows, ORDER, position)
+    return add_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
@@ -554,7 +548,9 @@ def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray
     kind = schema.field(name).type
     if kind == "string" or kind.startswith("decimal"):
         return values
-    return values.cast("int32").cast("int64") if kind == "date" else values.cast("int64")
+    if kind == "date":
+        values = values.cast("int32")
+    return values.cast("int64")
 
 
 def _add_valid_from_in_arrow(rows: pa.Table, name: str | None) -> pa.Table:
@@ -563,18 +559,23 @@ def _add_valid_from_in_arrow(rows: pa.Table, name: str | None) -> pa.Table:
     """
     times = rows.column(TIMESTAMP if name is None else name).cast(pa.timestamp("us", tz="UTC"))
     rows = _set_column(rows, VALID_FROM, times)
-    return add_problems(
-        rows, [missing_time_reason(name) if none else None for none in times.is_null().to_pylist()]
-    )
+    return _add_problem_where(rows, times.is_null(), missing_time_reason(name))
 
 
 def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
     """Return the changes with these reasons, one for each row or None, as their problems, unless
     they have one.
     """
-    return _set_column(
-        changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string()))
-    )
+    problems = pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string()))
+    return _set_column(changes, PROBLEM, problems)
+
+
+def _add_problem_where(changes: pa.Table, where: pa.ChunkedArray, reason: str) -> pa.Table:
+    """Return the changes with this reason as the problem where this is true, unless they have
+    one.
+    """
+    reasons = pc.if_else(where, reason, pa.scalar(None, pa.string()))
+    return _set_column(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), reasons))
 
 
 def _extract_entries_in_arrow(
@@ -591,27 +592,27 @@ def _extract_entries_in_arrow(
     entries = extractor.apply_arrow(around, schema, what, spec.key if kept else ())
     if kept:
         return entries
-    deleted = entries.column(TOMBSTONE).to_pylist()
-    return add_problems(entries, [UNKEYED_DELETION if mark else None for mark in deleted])
+    return _add_problem_where(entries, entries.column(TOMBSTONE), UNKEYED_DELETION)
 
 
 def _reject_unreadable_in_arrow(changes: pa.Table, schema: Schema) -> pa.Table:
     """Return the changes with a null, and a problem, where a date or text can't be represented
     in Python.
     """
-    for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
+    for field in schema.fields:
+        if field.type not in CHECKED_TYPES:
+            continue
         values = changes.column(field.name)
-        if lacking := unreadable_values(values, "replace"):
-            expected = expected_values(field.type)
-            reasons = {
-                row: (
-                    f"column {field.name!r} is {change_values.quote_value(text)}, declared"
-                    f" {field.type}: {expected}"
-                )
-                for row, text in lacking.items()
-            }
-            changes = add_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])
-            changes = _set_column(changes, field.name, null_out_rows(values, lacking))
+        lacking = unreadable_values(values, "replace")
+        if not lacking:
+            continue
+        rule = f", declared {field.type}: {expected_values(field.type)}"
+        reasons: list[str | None] = [None] * changes.num_rows
+        for row, text in lacking.items():
+            quoted = change_values.quote_value(text)
+            reasons[row] = f"column {field.name!r} is {quoted}{rule}"
+        changes = add_problems(changes, reasons)
+        changes = _set_column(changes, field.name, null_out_rows(values, lacking))
     return changes
 
 
@@ -619,11 +620,8 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
     """Return the values with null in these rows."""
     if not rows:
         return values
-    return pc.if_else(
-        pa.array([row not in rows for row in range(len(values))]),
-        values,
-        pa.scalar(None, values.type),
-    )
+    kept = pa.array([row not in rows for row in range(len(values))])
+    return pc.if_else(kept, values, pa.scalar(None, values.type))
 
 
 def _set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -60,6 +60,11 @@ def describe_input(spec: AdjunctDataset) -> str:
     return f"dataset {spec.name!r} (input {spec.input})"
 
 
+def hides_values(spec: AdjunctDataset) -> bool:
+    """Whether errors hide all values, because one may be that of a sensitive column."""
+    return bool(spec.sensitive or getattr(spec.extractor, "sensitive", ()))
+
+
 def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     """Return the columns of entries made from records with these columns, after extractor and
     `columns`.
@@ -86,13 +91,13 @@ def _check_sensitive(spec: AdjunctDataset, known: Collection[str], what: str) ->
     """
     for name in spec.sensitive:
         if name not in known:
-            problem = (
-                f"{what} has no column {name!r}, which sensitive= names; it has"
-                f" {', '.join(sorted(known))}."
-            )
-            step = "Correct sensitive=: values of the column that is meant would be shown."
             raise errors.SchemaMismatchError(
-                problem, step, dataset=spec.name, argument="sensitive", column=name
+                f"{what} has no column {name!r}, which sensitive= names; it has"
+                f" {', '.join(sorted(known))}.",
+                "Correct sensitive=: values of the column that is meant would be shown.",
+                dataset=spec.name,
+                argument="sensitive",
+                column=name,
             )
 
 
@@ -123,25 +128,22 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
     else:
         kind = rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
     if kind not in ("date", "timestamp"):
-        problem = (
+        raise errors.SchemaMismatchError(
             f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
-            " or a date."
+            " or a date.",
+            "Name another column, or leave valid_from out to use the record's time.",
+            column=name,
         )
-        step = "Name another column, or leave valid_from out to use the record's time."
-        raise errors.SchemaMismatchError(problem, step, column=name)
     for name in following.order_by or ():
         _check_ordering(spec, rows, name, what)
     if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
-        problem = (
-            f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
-            f"{order_as_code(following.order_by or ())} there is no distance."
-        )
-        step = (
-            "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a"
-            " timestamp."
-        )
         raise errors.SchemaMismatchError(
-            problem, step, dataset=spec.name, argument="keep_tombstones"
+            f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
+            f"{order_as_code(following.order_by or ())} there is no distance.",
+            "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a"
+            " timestamp.",
+            dataset=spec.name,
+            argument="keep_tombstones",
         )
     if spec.extractor is None:  # else they may be columns of its entries
         _check_sensitive(spec, {*stream_schema.names, *rows.names}, what)
@@ -194,28 +196,41 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     because it is unknown which entry it deletes.
     """
     what = describe_input(spec)
-    if spec.by_offset:
-        position = {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
-    else:
-        position = {}
     if spec.extractor is not None:
-        given = Schema(tuple(field for field in schema.fields if field.name not in position))
-        records = mask_columns(spec.extractor, spec.sensitive).apply(records, given, what)
-    values = {name: position.get(name, named_column(name)) for name in (*schema.names, *META)}
-    if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
+        extractor = mask_columns(spec.extractor, spec.sensitive)
+        records = extractor.apply(records, _extracted_columns(spec, schema), what)
+    values = {name: named_column(name) for name in (*schema.names, *META)}
+    if spec.by_offset:
+        values |= {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
+    if not _keeps_key(spec):
         values[TOMBSTONE] = _reject_tombstones_column(what)
     return records.select(*[value.alias(name) for name, value in values.items()])
 
 
+def _extracted_columns(spec: AdjunctDataset, schema: Schema) -> Schema:
+    """Return the columns of entries without those of the record's position, which are a key."""
+    if not spec.by_offset:
+        return schema
+    return Schema(tuple(field for field in schema.fields if field.name not in BY_OFFSET))
+
+
+def _keeps_key(spec: AdjunctDataset) -> bool:
+    """Whether records have the key of their entries, so that a tombstone deletes one."""
+    if spec.by_offset:
+        return False
+    return spec.extractor is None or spec.extractor.keeps(spec.key)
+
+
 def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
-    taken = [name for name in BY_OFFSET if name in schema.names]
-    if taken:
-        problem = (
-            f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and"
-            f" records already have a column {taken[0]!r}."
-        )
-        step = "Rename that column with a Projection, or leave it out with columns=."
-        raise errors.SchemaMismatchError(problem, step, dataset=spec.name, column=taken[0])
+    for name in BY_OFFSET:
+        if name in schema:
+            raise errors.SchemaMismatchError(
+                f"{what}: it is keyed by offset, which is stored as {' and '.join(BY_OFFSET)}, and"
+                f" records already have a column {name!r}.",
+                "Rename that column with a Projection, or leave it out with columns=.",
+                dataset=spec.name,
+                column=name,
+            )
     if isinstance(spec.extractor, PythonExtractor):
         raise errors.SchemaMismatchError(
             f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make"
@@ -260,9 +275,9 @@ def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str
 def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
     """Return this dataset's extractor, in words, if it needs Spark; empty otherwise."""
     extractor = spec.extractor
-    if extractor is None or (
-        isinstance(extractor, Projection | PythonExtractor) and not extractor.needs_spark
-    ):
+    if extractor is None:
+        return []
+    if isinstance(extractor, Projection | PythonExtractor) and not extractor.needs_spark:
         return []
     return [f"the extractor ({extractor.describe()})"]
 
@@ -270,12 +285,12 @@ def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
 def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
     """Raise ConfigurationError if anything needs Spark."""
     if needed:
-        problem = (
+        raise errors.ConfigurationError(
             f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark:"
-            f" {'; '.join(needed)}."
+            f" {'; '.join(needed)}.",
+            "Pass a Spark session, or session_scope(), instead of IN_PROCESS.",
+            dataset=spec.name,
         )
-        step = "Pass a Spark session, or session_scope(), instead of IN_PROCESS."
-        raise errors.ConfigurationError(problem, step, dataset=spec.name)
 
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
@@ -283,21 +298,23 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     fail the job raises.
     """
     what = describe_input(spec)
-    position = {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET} if spec.by_offset else {}
     if spec.extractor is not None:
-        given = Schema(tuple(field for field in schema.fields if field.name not in position))
         extractor = mask_columns(spec.extractor, spec.sensitive)
         assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
-        records = extractor.apply_arrow(records, given, what)
-    if spec.by_offset or (spec.extractor is not None and not spec.extractor.keeps(spec.key)):
+        records = extractor.apply_arrow(records, _extracted_columns(spec, schema), what)
+    if not _keeps_key(spec):
         deleted = records.filter(records.column(TOMBSTONE))
         if deleted.num_rows:
             offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
-            problem = f"{what}: the record at offset {offset} of partition {partition} {_NO_KEY}"
-            raise errors.SchemaMismatchError(problem, _NO_KEY_STEP, dataset=spec.name)
-    return pa.table(
-        {name: records.column(position.get(name, name)) for name in (*schema.names, *META)}
-    )
+            raise errors.SchemaMismatchError(
+                f"{what}: the record at offset {offset} of partition {partition} {_NO_KEY}",
+                _NO_KEY_STEP,
+                dataset=spec.name,
+            )
+    values = {name: name for name in (*schema.names, *META)}
+    if spec.by_offset:
+        values |= {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET}
+    return records.select([*values.values()]).rename_columns([*values])
 
 
 Offsets = Mapping[SystemStreamPartition, str]
@@ -349,22 +366,19 @@ class OpenedStream:
         Entries then hash like their records: the bucketing columns are unchanged columns of the
         records.
         """
-        spec = self.spec
         info = self.info
         names = self.spec.partition_by
-        same = (
-            info.partitioner == "spark-murmur3"
-            and spec.partitions == info.partitions
-            and info.key == names
-        )
-        if not same or not self._keeps(names):
+        extractor = self.spec.extractor
+        spread = ("spark-murmur3", self.spec.partitions, names)
+        if (info.partitioner, info.partitions, info.key) != spread or not self._keeps(names):
             return False
-        if spec.extractor is None:
+        if extractor is None:
             return True
-        if not isinstance(spec.extractor, Projection | PythonExtractor):
+        if not isinstance(extractor, Projection | PythonExtractor):
             return False  # others may shuffle
-        unchanged = self.records.select(names) == self.schema.select(names)
-        return spec.extractor.keeps(names) and unchanged
+        if self.records.select(names) != self.schema.select(names):
+            return False
+        return extractor.keeps(names)
 
     def _keeps(self, names: tuple[str, ...]) -> bool:
         """Whether rows have these columns of their records unchanged."""
@@ -380,14 +394,12 @@ class OpenedStream:
         removed are skipped.
         """
         default = oldest if self.info.default_offset == "oldest" else upcoming
-
-        def later(left: str, right: str) -> str:
-            return left if self.system.compare(left, right) >= 0 else right
-
-        return {
-            ssp: later(known[ssp], oldest[ssp]) if ssp in known else default[ssp]
-            for ssp in self.ssps
-        }
+        starts = {}
+        for ssp in self.ssps:
+            starts[ssp] = known.get(ssp, default[ssp])
+            if self.system.compare(starts[ssp], oldest[ssp]) < 0:
+                starts[ssp] = oldest[ssp]
+        return starts
 
     def recreated_error(
         self, before: str | None, read_to: Offsets, ends: Offsets
@@ -402,15 +414,10 @@ class OpenedStream:
         ways_on = self._ways_on()
         name = self.spec.name
         stream = str(self.spec.input)
-        compare = self.system.compare
-        beyond = next(
-            (
-                ssp
-                for ssp, offset in read_to.items()
-                if ssp in ends and compare(offset, ends[ssp]) > 0
-            ),
-            None,
-        )
+        beyond = None
+        for ssp in sorted(read_to.keys() & ends.keys(), reverse=True):
+            if self.system.compare(read_to[ssp], ends[ssp]) > 0:
+                beyond = ssp
         if beyond is None and not self.info.was_recreated(before):
             return None
         about: dict[str, Any] = {"dataset": name, "stream": stream}
@@ -505,10 +512,7 @@ class OpenedChanges(OpenedStream):
         With `order_by`, and with a history of timestamps, the changes themselves say which one is
         newer.
         """
-        following = self.spec.following
-        if len(self.ssps) == 1 or following.order_by is not None:
-            return False
-        return following.history is None or self.has_dates_as_times
+        return len(self.ssps) > 1 and not self.orders_itself
 
     @property
     def stores_partitions(self) -> bool:
@@ -518,19 +522,23 @@ class OpenedChanges(OpenedStream):
         newer: offsets must not decide between two that say the same. Kafka's partitioner moves keys
         when partitions are added.
         """
-        following = self.spec.following
-        if following.order_by is None and (following.history is None or self.has_dates_as_times):
+        if not self.orders_itself:
             return False
         of_key = bool(self.info.key) and set(self.info.key) <= set(self.spec.key)
         return self.info.partitioner != "spark-murmur3" or not of_key
 
     @property
-    def has_dates_as_times(self) -> bool:
-        """Whether the history's times are dates, on which a key may well change twice."""
-        name = self.spec.following.valid_from
-        if name is None:
-            return False
-        return derive_row_schema(self.spec, self.records).field(name).type == "date"
+    def orders_itself(self) -> bool:
+        """Whether changes say themselves which one of a key is newer: by `order_by`, or by the
+        times of a history that are no dates, on which a key may well change twice.
+        """
+        following = self.spec.following
+        if following.order_by is not None:
+            return True
+        if following.history is None or following.valid_from is None:
+            return following.history is not None
+        rows = derive_row_schema(self.spec, self.records)
+        return rows.field(following.valid_from).type != "date"
 
     def _keeps(self, names: tuple[str, ...]) -> bool:
         """Whether rows have these columns of their changes unchanged."""
@@ -595,18 +603,21 @@ def open_changes(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) ->
 def _resolve_input(
     systems: Mapping[str, StreamSystem], spec: BoundedDataset | UnboundedDataset
 ) -> tuple[StreamSystem, str]:
-    what = f"dataset {spec.name!r} has the input {spec.input}"
-    return resolve_stream(systems, str(spec.input), what, dataset=spec.name)
+    return resolve_stream(
+        systems,
+        str(spec.input),
+        f"dataset {spec.name!r} has the input {spec.input}",
+        dataset=spec.name,
+    )
 
 
 def _require_columns(spec: AdjunctDataset, info: StreamInfo) -> Schema:
     if info.schema is None:
-        problem = (
-            f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
-            " columns."
-        )
         raise errors.DatasetError(
-            problem, "Use an input stream that declares its schema.", dataset=spec.name
+            f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
+            " columns.",
+            "Use an input stream that declares its schema.",
+            dataset=spec.name,
         )
     return info.schema
 
@@ -617,9 +628,9 @@ def check_changes_ordered(
     """Raise DatasetError if two changes of one key may be in two partitions, where nothing
     orders them.
     """
-    if spec.following.order_by is not None or has_one_partition_per_key(
-        spec, key, partitions, partitioner
-    ):
+    if spec.following.order_by is not None:
+        return
+    if has_one_partition_per_key(spec, key, partitions, partitioner):
         return
     keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
     raise errors.DatasetError(
@@ -638,7 +649,9 @@ def has_one_partition_per_key(
     """Whether all records of one dataset key are in one partition of a stream with this key and
     partitioner.
     """
-    return partitions == 1 or (bool(key) and partitioner != "unknown" and set(key) <= set(spec.key))
+    if partitions == 1:
+        return True
+    return bool(key) and partitioner != "unknown" and set(key) <= set(spec.key)
 
 
 def _offset_ranges(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:
@@ -667,11 +680,10 @@ def resolve_stream(
     """
     system, stream = split_stream_name(name)
     if system not in systems:
-        problem = (
-            f"{what}, but systems has no stream system {system!r}: it has"
-            f" {', '.join(sorted(systems)) or 'none'}."
-        )
         raise errors.DatasetError(
-            problem, "Pass the result of open_system(lake, name) in systems.", dataset=dataset
+            f"{what}, but systems has no stream system {system!r}: it has"
+            f" {', '.join(sorted(systems)) or 'none'}.",
+            "Pass the result of open_system(lake, name) in systems.",
+            dataset=dataset,
         )
     return systems[system], stream

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource
 from dagster_adjunct.assets.declaration.policies import MARKER, natural_sort_key
-from dagster_adjunct.assets.sources.entries import derive_entry_schema
+from dagster_adjunct.assets.sources.entries import derive_entry_schema, hides_values
 from dagster_adjunct.assets.sources.version_source import (
     Awaiting,
     Delivery,
@@ -312,12 +312,12 @@ class FileVersions(VersionSource):
         self._check_same(what, folder)
         if promise.problem:
             problem = f"the completion object {self._marker(folder)} {promise.problem}."
-            step = (
-                "Write it empty, or as JSON with rows, checksum and valid_from, and deliver under a"
-                " new version name."
-            )
             raise MarkerConflictError(
-                f"{what}: {problem}", step, dataset=self.spec.name, version=delivery.version
+                f"{what}: {problem}",
+                "Write it empty, or as JSON with rows, checksum and valid_from, and deliver under a"
+                " new version name.",
+                dataset=self.spec.name,
+                version=delivery.version,
             )
         if not folder.files:
             empty = self.empty_error(delivery)
@@ -352,16 +352,15 @@ class FileVersions(VersionSource):
         found = "no data file"
         if folder.files:
             found = f"{len(folder.files)} data file(s) without a record"
-        problem = (
+        return EmptyVersionError(
             f"{self._what(delivery)}: the folder {self._place(folder.path)} is complete and holds"
             f" {found}: expected {self._source.format} files below it, not called _… or .…, or a"
-            " completion object that states rows 0."
-        )
-        step = (
+            " completion object that states rows 0.",
             'Deliver the files and complete it again; for an empty version, write {"rows": 0} into'
-            " that object."
+            " that object.",
+            dataset=self.spec.name,
+            version=delivery.version,
         )
-        return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
 
     def _count(
         self, delivery: Delivery, spark: Callable[[], SparkSession], *, must: bool
@@ -382,12 +381,15 @@ class FileVersions(VersionSource):
 
     def _promise_error(self, delivery: Delivery, expected: str, found: str) -> MarkerConflictError:
         promise = f"the completion object {self._marker(delivery.content[0])} expects {expected}"
-        problem = f"{self._what(delivery)}: {promise}, the files hold {found}."
-        step = (
+        return contradiction_error(
+            f"{self._what(delivery)}: {promise}, the files hold {found}.",
+            self.spec.name,
+            delivery.version,
+            expected,
+            found,
             "The version is not published and what is served stays. Deliver the right content under"
-            " a new name."
+            " a new name.",
         )
-        return contradiction_error(problem, self.spec.name, delivery.version, expected, found, step)
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
         """Return the records of the files with the columns of META: `__partition` is the file's
@@ -428,25 +430,23 @@ class FileVersions(VersionSource):
         url = self._source.url
         for folder in named:
             if folder.complete is not None:
-                problem = (
+                raise DatasetError(
                     f"dataset {self.spec.name!r}: {url} holds {self._source.complete} itself and so"
                     f" does its folder {folder.path!r}: either everything below the URL is one"
-                    " version, or each folder is."
-                )
-                raise DatasetError(
-                    problem, "Remove one of the two completion objects.", dataset=self.spec.name
+                    " version, or each folder is.",
+                    "Remove one of the two completion objects.",
+                    dataset=self.spec.name,
                 )
         if self._partition is not None:
-            problem = (
+            raise DatasetError(
                 f"dataset {self.spec.name!r}: version {self._partition!r} was requested, but"
                 f" {url} is one folder that is written in place, whose versions are"
-                " named by their completion time."
-            )
-            step = (
+                " named by their completion time.",
                 "Put each version into a folder of its own, or advance the dataset without a"
-                " partition."
+                " partition.",
+                dataset=self.spec.name,
+                version=self._partition,
             )
-            raise DatasetError(problem, step, dataset=self.spec.name, version=self._partition)
 
     def _find_delivered_in_place(
         self, manifest: BoundedManifest, folder: Folder, done: Delivered
@@ -727,12 +727,10 @@ class FileVersions(VersionSource):
         )
 
     def _declared(self, delivery: Delivery) -> DeclaredFiles:
-        # A line may contain values of a sensitive column, so if there is such a column, errors show
-        # no values.
-        sensitive = self.spec.sensitive or getattr(self.spec.extractor, "sensitive", ())
         source = self._source
+        shows = not hides_values(self.spec)
         what = self._what(delivery)
-        return DeclaredFiles(self._tree, source.format, source.schema, what, values=not sensitive)
+        return DeclaredFiles(self._tree, source.format, source.schema, what, values=shows)
 
     def _what(self, delivery: Delivery) -> str:
         return f"dataset {self.spec.name!r}, version {delivery.version!r}"

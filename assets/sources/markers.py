@@ -204,8 +204,10 @@ def _check_repeats(dataset: str, segment: MarkedSegment, markers: Sequence[Marke
 
 def _is_repeated_alone(segments: Sequence[MarkedSegment], reusable: Collection[str]) -> bool:
     """Whether only the markers of a reusable version were delivered again, without records."""
-    repeated = [segment.marker for segment in segments if segment.marker.version in reusable]
-    return bool(repeated) and len(repeated) == len(segments) and is_bare(repeated)
+    markers = [segment.marker for segment in segments]
+    if not markers or markers[0].version not in reusable:
+        return False
+    return is_bare(markers)
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
@@ -243,13 +245,14 @@ def check_counts(
         expected = segment.marker.rows
         got = records[segment.ssp]
         if expected not in (None, got):
-            problem = (
+            raise contradiction_error(
                 f"dataset {dataset!r}, version {complete.version!r}: the marker at offset"
                 f" {segment.marker.offset} of {segment.ssp} expects {expected} records, the"
-                f" partition holds {got} before it."
-            )
-            raise contradiction_error(
-                problem, dataset, complete.version, f"{expected} records", f"{got} records"
+                f" partition holds {got} before it.",
+                dataset,
+                complete.version,
+                f"{expected} records",
+                f"{got} records",
             )
 
 
@@ -264,13 +267,14 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker |
         ("valid_from", before.valid_from, marker.valid_from),
     ):
         if first is not None and now is not None and first != now:
-            problem = (
+            raise contradiction_error(
                 f"dataset {dataset!r}: version {marker.version!r} is marked again at offset"
                 f" {marker.offset} of {marker.ssp} with {what} {now}; it was first delivered there"
-                f" with {first}."
-            )
-            raise contradiction_error(
-                problem, dataset, marker.version, f"{what} {first}", f"{what} {now}"
+                f" with {first}.",
+                dataset,
+                marker.version,
+                f"{what} {first}",
+                f"{what} {now}",
             )
 
 
@@ -448,7 +452,10 @@ class _RemainingMarkers:
 
     def first_of(self, versions: Collection[str]) -> Marker | None:
         """Return the first marker of one of these versions."""
-        return next((marker for marker in self.upcoming if marker.version in versions), None)
+        for marker in self.upcoming:
+            if marker.version in versions:
+                return marker
+        return None
 
     def may_lack_start(self, marker: Marker) -> bool:
         """Whether removed records may have belonged to the version that ends with this marker."""
@@ -461,9 +468,8 @@ class _RemainingMarkers:
 
     def position_before(self, marker: Marker) -> int:
         """Return the offset after the last marker before this one."""
-        earlier = [int(other.offset) for other in self.markers]
-        ends = [offset + 1 for offset in earlier if offset < int(marker.offset)]
-        return max([self.start, *ends])
+        place = self.markers.index(marker)
+        return int(self.markers[place - 1].offset) + 1 if place else self.start
 
 
 def resume_after_truncation(
@@ -497,17 +503,16 @@ def resume_after_truncation(
     common = _find_common_versions(remaining, spans)
     if not common:
         return _await_common_version(remaining)
-    nexts = {each.ssp: each.first_of(common) for each in remaining}
-    marked = {ssp: marker.version for ssp, marker in nexts.items() if marker is not None}
+    nexts: list[tuple[_RemainingMarkers, Marker]] = []
+    for each in remaining:
+        first = each.first_of(common)
+        if first is not None:
+            nexts.append((each, first))
+    marked = {each.ssp: marker.version for each, marker in nexts}
     version = resolve_next_version(dataset, marked, spans)
     assert version is not None, "there is a common version"
-    firsts: list[tuple[_RemainingMarkers, Marker]] = []
-    positions: dict[SystemStreamPartition, int] = {}
-    for each in remaining:
-        positions[each.ssp] = each.start
-        marker = nexts[each.ssp]
-        if marker is not None and has_partition(each.ssp, version, spans):
-            firsts.append((each, marker))
+    firsts = [pair for pair in nexts if has_partition(pair[0].ssp, version, spans)]
+    positions = {each.ssp: each.start for each in remaining}
     lost = _lost_before(dataset, version, [each for each, _ in firsts], spans)
     if _may_lack_records(firsts, count):
         positions |= {each.ssp: int(marker.offset) + 1 for each, marker in firsts}
@@ -544,10 +549,11 @@ def _may_lack_records(
     firsts: Sequence[tuple[_RemainingMarkers, Marker]], count: Callable[[MarkedSegment], int]
 ) -> bool:
     """Whether retention may have removed the start of the version that these markers end."""
-    unsure = [(each, marker) for each, marker in firsts if each.may_lack_start(marker)]
-    if unsure and is_bare(marker for _, marker in firsts):
-        return True
-    return any(not each.has_all_records(marker, count) for each, marker in unsure)
+    bare = is_bare(marker for _, marker in firsts)
+    for each, marker in firsts:
+        if each.may_lack_start(marker) and (bare or not each.has_all_records(marker, count)):
+            return True
+    return False
 
 
 def _lost_before(

@@ -26,6 +26,7 @@ from dagster_adjunct.assets.sources.entries import (
     Ranges,
     derive_row_schema,
     describe_input,
+    hides_values,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
@@ -51,11 +52,6 @@ class OrderSamples:
 
     values: Samples
     problems: tuple[str | None, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether each name has a value."""
-        return None not in self.values
 
     @property
     def lacking(self) -> tuple[int, str] | None:
@@ -101,13 +97,12 @@ def find_order_samples(
 
     def look(wanted: Ranges) -> OrderSamples:
         if spark is IN_PROCESS:
-            return samples_in_arrow(
-                spec, decode_arrow_rows(source, source.read_arrow(wanted)), rows
-            )
+            changes = decode_arrow_rows(source, source.read_arrow(wanted))
+            return samples_in_arrow(spec, changes, rows)
         return samples_in_frame(spec, decode_rows(source, source.read(spark(), wanted)), rows)
 
     for wanted in (next(_cut(source, ranges, _FIRST_OFFSETS), {}), ranges):
-        if wanted and not found.complete:
+        if wanted and None in found.values:
             found = found.merge(look(wanted))
     for wanted in _cut(source, ahead or {}, _OFFSETS_AT_ONCE):
         if found.lacking is None:
@@ -129,15 +124,16 @@ def _cut(source: OpenedChanges, ranges: Ranges, count: int) -> Iterator[Ranges]:
     left = {ssp: span for ssp, span in ranges.items() if system.compare(*span) < 0}
     while left:
         piece = {}
+        rest = {}
         for ssp, (start, end) in left.items():
             middle = system.advance(ssp, start, count)
-            piece[ssp] = (start, middle if system.compare(middle, end) < 0 else end)
+            if system.compare(middle, end) < 0:
+                piece[ssp] = (start, middle)
+                rest[ssp] = (middle, end)
+            else:
+                piece[ssp] = (start, end)
         yield piece
-        left = {
-            ssp: (middle, left[ssp][1])
-            for ssp, (_, middle) in piece.items()
-            if middle != left[ssp][1]
-        }
+        left = rest
 
 
 def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
@@ -159,15 +155,16 @@ def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) ->
         firsts.append(F.min(F.when(misfits, misfit)).alias(f"misfit{number}"))
     found = rows.agg(*firsts).head()
     assert found is not None
-    first_fits = [found[f"fit{number}"] for number in range(len(order))]
-    first_misfits = [found[f"misfit{number}"] for number in range(len(order))]
-    problems = [
-        None if row is None else _problem(name, row["text"], row["reason"])
-        for name, row in zip(order, first_misfits, strict=True)
-    ]
-    return OrderSamples(
-        tuple(None if row is None else row["text"] for row in first_fits), tuple(problems)
-    )
+    values: list[str | None] = []
+    problems: list[str | None] = []
+    for number, name in enumerate(order):
+        fit = found[f"fit{number}"]
+        misfit = found[f"misfit{number}"]
+        values.append(None if fit is None else fit["text"])
+        problems.append(
+            None if misfit is None else _problem(name, misfit["text"], misfit["reason"])
+        )
+    return OrderSamples(tuple(values), tuple(problems))
 
 
 def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
@@ -201,8 +198,7 @@ def unorderable_error(spec: UnboundedDataset, place: int, reason: str) -> Schema
     `order_by`.
     """
     name = (spec.following.order_by or ())[place]
-    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    shown = change_values.render_reason(reason, values=not hidden)
+    shown = change_values.render_reason(reason, values=not hides_values(spec))
     meant = change_values.suggest_path(name)
     step = f"Did you mean {meant!r}? " if meant is not None else ""
     return SchemaMismatchError(

@@ -80,16 +80,16 @@ class QueryVersions(VersionSource):
         """Return the error for an answer without entries, None if the query may be empty."""
         if self._query.allow_empty:
             return None
-        if self.spec.extractor is None:
-            left = "returned no rows"
-        else:
-            left = "returned no rows from which an entry is made"
-        step = (
+        left = "returned no rows"
+        if self.spec.extractor is not None:
+            left += " from which an entry is made"
+        return EmptyVersionError(
+            f"{self._what(delivery)} {left}.",
             "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
-            " allow_empty=True)."
+            " allow_empty=True).",
+            dataset=self.spec.name,
+            version=delivery.version,
         )
-        problem = f"{self._what(delivery)} {left}."
-        return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
 
     def list_spark_needs(self) -> list[str]:
         """Return, in words, why the query can't be run, or entries made, without Spark."""
@@ -107,23 +107,22 @@ class QueryVersions(VersionSource):
             self.spec, what, "function", partial(query, IN_PROCESS, delivery.content)
         )
         if not isinstance(answer, ArrowFrame):
-            step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
             raise DatasetError(
-                f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name
+                f"{what} returned a {type(answer).__name__}.",
+                "Without Spark, return an Arrow table, or a pandas or Polars frame.",
+                dataset=self.spec.name,
             )
         answer = _type_nulls(to_arrow_table(answer, what), self._query.schema)
         columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
         _check_columns(columns, self._query.schema, what)
-        rows = answer.num_rows
-        zeros = [0] * answer.num_rows
-        marks = (
-            pa.array(zeros, pa.int32()),
-            pa.array(zeros, pa.int64()),
-            pa.nulls(rows, pa.timestamp("us", "UTC")),
-        )
         answer = fit_to_schema(answer, self._query.schema, what)
+        rows = answer.num_rows
+        partition, offset, timestamp, tombstone = META
         records = {name: answer.column(name) for name in self._query.schema.names}
-        records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
+        records[partition] = pa.repeat(pa.scalar(0, pa.int32()), rows)
+        records[offset] = pa.repeat(pa.scalar(0, pa.int64()), rows)
+        records[timestamp] = pa.nulls(rows, pa.timestamp("us", "UTC"))
+        records[tombstone] = pa.repeat(False, rows)
         return pa.table(records)
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
@@ -144,15 +143,13 @@ class QueryVersions(VersionSource):
         frame = run_query(self.spec, what, spark, ready)
         columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
         _check_columns(columns, self._query.schema, what)
-        marks = {
-            META[0]: F.lit(0),
-            META[1]: F.lit(0).cast("bigint"),
-            META[2]: F.lit(None).cast("timestamp"),
-        }
+        partition, offset, timestamp, tombstone = META
         return frame.select(
-            *[named_column(name) for name in self._query.schema.names],
-            *[value.alias(name) for name, value in marks.items()],
-            F.lit(False).alias(META[3]),
+            *map(named_column, self._query.schema.names),
+            F.lit(0).alias(partition),
+            F.lit(0).cast("bigint").alias(offset),
+            F.lit(None).cast("timestamp").alias(timestamp),
+            F.lit(False).alias(tombstone),
         )
 
     def _what(self, delivery: Delivery) -> str:
@@ -177,22 +174,21 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
     """
     types = dict(columns)
     parts = [(name, "is missing") for name in declared.names if name not in types]
-    parts += [
-        (name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared
-    ]
-    parts += [
-        (field.name, f"is {types[field.name]}, declared {field.type}")
-        for field in declared.fields
-        if field.name in types and types[field.name] != field.type
-    ]
+    for name, kind in types.items():
+        if name not in declared:
+            parts.append((name, f"({kind}) is not declared"))
+    for field in declared.fields:
+        found = types.get(field.name, field.type)
+        if found != field.type:
+            parts.append((field.name, f"is {found}, declared {field.type}"))
     parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
     if parts:
-        problem = (
+        raise DatasetError(
             f"{what} returns other columns than declared:"
-            f" {'; '.join(' '.join(part) for part in parts)}."
+            f" {'; '.join(' '.join(part) for part in parts)}.",
+            "Select, name and cast them in the query, or declare the columns that it returns.",
+            column=parts[0][0],
         )
-        step = "Select, name and cast them in the query, or declare the columns that it returns."
-        raise DatasetError(problem, step, column=parts[0][0])
 
 
 def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:

@@ -219,17 +219,18 @@ class StreamSource(VersionSource):
             found = checksums.get(cut.ssp.partition, hashing.EMPTY_CHECKSUM)
             if checksum != found:
                 name = self.spec.name
-                problem = (
+                raise contradiction_error(
                     f"dataset {name!r}, version {delivery.version!r}: the marker at"
                     f" offset {cut.marker.offset} of {cut.marker.ssp} expects records with the"
-                    f" checksum {checksum}, those before it have {found}."
-                )
-                step = (
+                    f" checksum {checksum}, those before it have {found}.",
+                    name,
+                    delivery.version,
+                    checksum,
+                    found,
                     "The version is not published and what is served stays. Deliver the right"
                     " content under a new version name; producers compute checksums with"
-                    " records_checksum(df, schema)."
+                    " records_checksum(df, schema).",
                 )
-                raise contradiction_error(problem, name, delivery.version, checksum, found, step)
         return sum(records.values())
 
     def list_spark_needs(self) -> list[str]:

@@ -257,10 +257,9 @@ class _TransactionReader:
         for transaction in sorted(missing):
             # Offset 0 was removed, and all that is left is newer: the end of this one will never be
             # found.
-            removed = [ssp for ssp in ssps if oldest[ssp] != "0"]
             at = since[transaction]
-            newer = [ssp for ssp in removed if system.offset_for_timestamp(ssp, at) == oldest[ssp]]
-            if len(newer) == len(ssps):
+            newer = {ssp: system.offset_for_timestamp(ssp, at) for ssp in ssps}
+            if newer == oldest and "0" not in newer.values():
                 raise DatasetError(
                     f"{what}: {name} no longer reaches back to transaction {transaction!r}, so its"
                     " number of changes is unknown.",

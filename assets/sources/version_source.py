@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     """What a source answers: a delivery, or what it awaits.
 
@@ -44,14 +44,14 @@ class _Answer:
     unchanged.
     """
 
-    offsets: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    redelivered: int = field(default=0, kw_only=True)
-    left_out: int = field(default=0, kw_only=True)
-    outside: tuple[str, ...] = field(default=(), kw_only=True)
-    lost: Lost | None = field(default=None, kw_only=True)
-    notes: tuple[str, ...] = field(default=(), kw_only=True)
-    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict, kw_only=True)
-    stream: str | None = field(default=None, kw_only=True)
+    offsets: Mapping[str, str] = field(default_factory=dict)
+    redelivered: int = 0
+    left_out: int = 0
+    outside: tuple[str, ...] = ()
+    lost: Lost | None = None
+    notes: tuple[str, ...] = ()
+    copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict)
+    stream: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,23 +101,28 @@ def find_impossible_values(values: Iterable[object], kind: str) -> list[object]:
 
 
 def _can_hold(value: object, kind: str) -> bool:
-    number = kind in _WHOLE or kind in _FLOATS or kind.startswith("decimal")
     if isinstance(value, str):
-        text = value.strip().lower()
-        if kind == "boolean":
-            return text in _TRUTHS
-        if number and kind not in _WHOLE and text.lstrip("+-") in _NO_DIGITS:
-            return True
-        return any(letter.isdigit() for letter in text) or not (
-            number or kind in ("date", "timestamp")
-        )
+        return _can_read(value.strip().lower(), kind)
+    is_number = kind in _WHOLE or kind in _FLOATS or kind.startswith("decimal")
     if isinstance(value, bool):
-        return not number and kind not in ("date", "timestamp", "binary")
+        return not is_number and kind not in ("date", "timestamp", "binary")
     if isinstance(value, Number | Decimal):
         return kind not in ("boolean", "date", "timestamp", "binary")
     if isinstance(value, date):  # or a datetime
-        return not number and kind not in ("boolean", "binary")
+        return not is_number and kind not in ("boolean", "binary")
     return True
+
+
+def _can_read(text: str, kind: str) -> bool:
+    """Whether Spark may read this text, in lower case, as a value of this type."""
+    if kind == "boolean":
+        return text in _TRUTHS
+    if kind in ("string", "binary"):
+        return True
+    is_special = text.lstrip("+-") in _NO_DIGITS
+    if is_special and (kind in _FLOATS or kind.startswith("decimal")):
+        return True
+    return any(map(str.isdigit, text))
 
 
 _MESSAGE_LENGTH = 2_000
@@ -151,24 +156,27 @@ class Check:
 
     def __post_init__(self) -> None:
         if not VALIDATOR_NAME.fullmatch(self.name):
-            expected = "letters, digits and underscores, as Dagster's asset checks have them"
             raise argument_error(
-                f"a validator has the name {self.name!r}", expected, argument="name"
+                f"a validator has the name {self.name!r}",
+                "letters, digits and underscores, as Dagster's asset checks have them",
+                argument="name",
             )
         given = ("candidate", *map(repr, self.arguments))
         check_plain_function(f"validator {self.name!r}", self.function, "function", *given)
 
     def __call__(self, candidate: Candidate) -> Verdict:
         """Run the check and return its verdict. Raises what the function raises."""
-        answer = self.function(candidate, *self.arguments)
-        if isinstance(answer, Verdict):  # of another validator that the function called
-            answer = Finding(answer.passed, answer.message, answer.facts, answer.without_values)
-        elif not isinstance(answer, Finding):
-            # numpy and pandas answer with a truth value of their own.
-            if not isinstance(answer, bool) and type(answer).__name__ not in ("bool", "bool_"):
-                found = f"validator {self.name!r} returned {answer!r}"
-                raise argument_error(found, "True, False or a Finding", argument="function")
+        answer: object = self.function(candidate, *self.arguments)
+        # numpy and pandas answer with a truth value of their own.
+        if type(answer).__name__ in ("bool", "bool_"):
             answer = Finding(bool(answer), "it holds" if answer else "it does not hold")
+        # A Verdict is that of another validator that the function called.
+        if not isinstance(answer, Finding | Verdict):
+            raise argument_error(
+                f"validator {self.name!r} returned {answer!r}",
+                "True, False or a Finding",
+                argument="function",
+            )
         return Verdict(
             name=self.name,
             passed=answer.passed,
@@ -197,10 +205,8 @@ def describe_rule(validator: Validator) -> str:
     name = getattr(validator.function, "__name__", type(validator.function).__name__)
     if getattr(validator.function, "__module__", "") == __name__:
         name = name.removeprefix("check_")
-    given = ", ".join(
-        f"{argument}={value!r}" for argument, value in validator_arguments(validator).items()
-    )
-    return f"{name}({given})"
+    given = [f"{argument}={value!r}" for argument, value in validator_arguments(validator).items()]
+    return f"{name}({', '.join(given)})"
 
 
 def check_unique_keys(candidate: Candidate) -> Finding:
@@ -227,17 +233,14 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     for column in columns:
         view.schema.field(column, f"dataset {view.dataset!r}")
     nulls = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), columns)
-    broken = [
-        f"{count:,} of {view.rows:,} rows have no {column!r}"
-        for column, count in nulls.items()
-        if count
-    ]
     facts = {"nulls": nulls, "rows": view.rows}
-    return Finding(
-        not broken,
-        "; ".join(broken) or f"{view.rows:,} rows have {', '.join(map(repr, columns))}",
-        facts,
-    )
+    broken = []
+    for column, count in nulls.items():
+        if count:
+            broken.append(f"{count:,} of {view.rows:,} rows have no {column!r}")
+    if broken:
+        return Finding(False, "; ".join(broken), facts)
+    return Finding(True, f"{view.rows:,} rows have {', '.join(map(repr, columns))}", facts)
 
 
 def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
@@ -246,17 +249,7 @@ def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
     served = candidate.current.version
     old = candidate.current.schema
     new = candidate.view.schema
-    before = {field.name: field.type for field in old.fields}
-    after = {field.name: field.type for field in new.fields}
-    changes: dict[str, list[str]] = {"removed": [], "retyped": [], "added": []}
-    for name, kind in before.items():
-        if name not in after:
-            changes["removed"].append(name)
-        elif after[name] != kind:
-            changes["retyped"].append(f"{name} ({kind} to {after[name]})")
-    for name, kind in after.items():
-        if name not in before:
-            changes["added"].append(f"{name} ({kind})")
+    changes = _compare_columns(old, new)
     facts: dict[str, Any] = {**changes, "served": served}
     parts = [f"{what} {', '.join(names)}" for what, names in changes.items() if names]
     if not parts and old.names != new.names:
@@ -266,6 +259,19 @@ def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
     only_adds = not changes["removed"] and not changes["retyped"]
     passed = rule == "any" or (rule == "additive" and only_adds)
     return Finding(passed, f"against version {served}: {'; '.join(parts)}", facts)
+
+
+def _compare_columns(old: Schema, new: Schema) -> dict[str, list[str]]:
+    """Return the columns that were removed, got another type, or were added."""
+    removed = []
+    retyped = []
+    for field in old.fields:
+        if field.name not in new:
+            removed.append(field.name)
+        elif new.field(field.name).type != field.type:
+            retyped.append(f"{field.name} ({field.type} to {new.field(field.name).type})")
+    added = [f"{field.name} ({field.type})" for field in new.fields if field.name not in old]
+    return {"removed": removed, "retyped": retyped, "added": added}
 
 
 def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
@@ -286,25 +292,22 @@ def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: 
         )
     change = (rows - served) / served
     facts["change"] = round(change, 6)
-    change_in_rows = (
+    message = (
         f"{_count_rows(rows)}, {change:+.1%} of the {served:,} of version"
         f" {candidate.current.version}"
     )
     passed = abs(change) <= fraction  # exact at the limit, unlike fraction * served
-    return Finding(
-        passed,
-        change_in_rows if passed else f"{change_in_rows}: at most {fraction:.1%} is allowed",
-        facts,
-    )
+    if not passed:
+        message += f": at most {fraction:.1%} is allowed"
+    return Finding(passed, message, facts)
 
 
 def check_min_rows(candidate: Candidate, n: int) -> Finding:
     rows = candidate.view.rows or 0
-    return Finding(
-        rows >= n,
-        _count_rows(rows) + ("" if rows >= n else f", expected {n:,} or more"),
-        {"rows": rows},
-    )
+    message = _count_rows(rows)
+    if rows < n:
+        message += f", expected {n:,} or more"
+    return Finding(rows >= n, message, {"rows": rows})
 
 
 def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
@@ -325,30 +328,35 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
     except (NumberFormatException, DateTimeException) as error:
         # Spark only casts to compare with values of another type, so the data is not the cause.
         # Its message may have a value of the column, which may be sensitive.
-        problem = (
-            f"values_in({column!r}) has values that can't be compared with the column's type,"
-            f" {field.type}: {_condition(error)}."
-        )
         raise errors.ConfigurationError(
-            problem, "List values of that type.", argument="values"
+            f"values_in({column!r}) has values that can't be compared with the column's type,"
+            f" {field.type}: {_condition(error)}.",
+            "List values of that type.",
+            argument="values",
         ) from None
-    violations = sum(row["count"] for row in counted)
-    if not violations:
+    if not counted:
         return Finding(
             True,
             f"{column!r} holds nothing but the {len(values):,} allowed values",
             {"violations": 0},
         )
-    listed = ", ".join(f"{row['value']!r} ({row['count']:,})" for row in counted[:SAMPLE_SIZE])
+    violations = sum(row["count"] for row in counted)
+    listed = []
+    sample = []
+    for value, count in counted[:SAMPLE_SIZE]:
+        listed.append(f"{value!r} ({count:,})")
+        sample.append([to_json_value(value), count])
+    message = ", ".join(listed)
+    if len(counted) > SAMPLE_SIZE:
+        message += f" and {len(counted) - SAMPLE_SIZE:,} more"
     facts = {
         "violations": violations,
         "values": len(counted),
         "sample_of": column,
-        "sample": [[to_json_value(row["value"]), row["count"]] for row in counted[:SAMPLE_SIZE]],
+        "sample": sample,
     }
-    more = f" and {len(counted) - SAMPLE_SIZE:,} more" if len(counted) > SAMPLE_SIZE else ""
     counted_only = f"other values of {column!r} in {_count_rows(violations)}"
-    return Finding(False, f"{counted_only}: {listed}{more}", facts, counted_only)
+    return Finding(False, f"{counted_only}: {message}", facts, counted_only)
 
 
 def check_sql(candidate: Candidate, sql: str) -> Finding:
@@ -359,19 +367,20 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
     # A SELECT may not return the key columns, or those of both sides of a join: then the sample is
     # of its own rows.
     key = [name for name in candidate.view.sealed.key if broken.columns.count(name) == 1]
-    wanted = [quote_name(name) for name in key] or ["*"]
-    sample = [
-        [to_json_value(value) for value in row]
-        for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect()
-    ]
+    wanted = [*map(quote_name, key)] or ["*"]
+    sample = []
+    listed = []
+    for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect():
+        values = [*map(to_json_value, row)]
+        sample.append(values)
+        listed.append(repr(values[0] if len(values) == 1 else tuple(values)))
     what = ", ".join(key) or "rows"
-    listed = ", ".join(
-        str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample
-    )
-    more = " …" if violations > len(sample) else ""
+    message = f"{what} {', '.join(listed)}"
+    if violations > len(sample):
+        message += " …"
     facts = {"violations": violations, "sample_of": what, "sample": sample}
     counted_only = f"broken by {_count_rows(violations)}"
-    return Finding(False, f"{counted_only}: {what} {listed}{more}", facts, counted_only)
+    return Finding(False, f"{counted_only}: {message}", facts, counted_only)
 
 
 def _count_rows(count: int) -> str:
@@ -383,8 +392,9 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
     version = candidate.view.frame(spark)
     if not _SELECT.match(sql):
         return version.where(~F.coalesce(F.expr(sql), F.lit(False)))
-    current = candidate.current.frame(spark) if candidate.current is not None else version.limit(0)
-    names = {VERSION: version, CURRENT: current}
+    names = {VERSION: version, CURRENT: version.limit(0)}
+    if candidate.current is not None:
+        names[CURRENT] = candidate.current.frame(spark)
     mark = uuid.uuid4().hex
     try:
         for name, frame in names.items():
@@ -449,12 +459,12 @@ def row_count_within(
     (or none).
     """
     if not 0 <= fraction <= 1:
-        step = (
-            "Pass a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own"
-            " rule: custom(NAME, …)."
-        )
         raise argument_error(
-            f"row_count_within has the fraction {fraction!r}", "0 to 1", step, argument="fraction"
+            f"row_count_within has the fraction {fraction!r}",
+            "0 to 1",
+            "Pass a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own"
+            " rule: custom(NAME, …).",
+            argument="fraction",
         )
     _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
     return Check(
@@ -539,18 +549,16 @@ def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verd
     unchanged.
     """
     result = verdict.model_copy(update={"without_values": ""})
-    of = verdict.facts.get("sample_of")
-    if of is None or "sample" not in verdict.facts:
+    sampled = verdict.facts.get("sample_of")
+    if not sensitive or sampled is None or "sample" not in verdict.facts:
         return result
-    hidden = {name.lower() for name in sensitive}
-    if not hidden or (
-        of != "rows" and not hidden & {name.strip().lower() for name in str(of).split(",")}
-    ):
+    hidden = {*map(str.lower, sensitive)}
+    columns = {name.strip().lower() for name in str(sampled).split(",")}
+    if sampled != "rows" and hidden.isdisjoint(columns):
         return result
     facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
-    message = ": ".join(
-        filter(None, (verdict.without_values, "values of sensitive columns are hidden"))
-    )
+    parts = (verdict.without_values, "values of sensitive columns are hidden")
+    message = ": ".join(filter(None, parts))
     return result.model_copy(update={"facts": facts, "message": message})
 
 
@@ -559,50 +567,61 @@ def _evaluate_one(validator: Validator, candidate: Candidate, *, hides_values: b
     try:
         verdict: object = validator(candidate)
         if not isinstance(verdict, Verdict):
-            problem = f"validator {validator.name!r} returned {verdict!r}: expected a Verdict."
-            step = "Return a Verdict from its __call__, or use custom(NAME, function)."
-            raise errors.ConfigurationError(problem, step, argument="validators")
+            raise errors.ConfigurationError(
+                f"validator {validator.name!r} returned {verdict!r}: expected a Verdict.",
+                "Return a Verdict from its __call__, or use custom(NAME, function).",
+                argument="validators",
+            )
     except Exception as error:  # user code: any error becomes the verdict, with its text
         if isinstance(error, errors.ConfigurationError) and error.argument == "spark":
-            view = candidate.view
-            version = view.sealed.name or view.version
-            of = f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r}"
+            of = _describe_validator(validator, candidate)
             raise error.reworded(f"{of}: {error.problem}", error.next_step) from error
         if _propagates(error, warns):
             raise
-        analysis = _package(error) == "pyspark" and _is_a(error, "AnalysisException")
-        if not warns and (isinstance(error, _MISTAKES) or analysis):
+        if not warns and (isinstance(error, _MISTAKES) or _is_analysis_error(error)):
             raise _mistake_error(validator, candidate, error) from error
-        sparks = _package(error) in ("pyspark", "py4j")
-        hides_values = (
-            hides_values and sparks and not analysis
-        )  # Spark names the value that it can't convert
-        logged = None if hides_values else error
-        _logger.error(
-            "validator %s raised on version %s",
-            validator.name,
-            candidate.view.version,
-            exc_info=logged,
-        )
-        text = first_message_line(error) if sparks else str(error)  # Spark appends its whole plan
-        if hides_values:
-            text = f"{_condition(error)}: values of sensitive columns are hidden"
-        message = f"{type(error).__name__}: {text}"[:_MESSAGE_LENGTH]
-        return Verdict(
-            name=validator.name, passed=False, severity=validator.severity, message=message
-        )
+        return _failed_verdict(validator, candidate, error, hides_values)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
+
+
+def _failed_verdict(
+    validator: Validator, candidate: Candidate, error: Exception, hides_values: bool
+) -> Verdict:
+    """Return the verdict of a validator that raised this error; Spark's may show values."""
+    text = str(error)
+    logged: Exception | None = error
+    if _package(error) in ("pyspark", "py4j"):
+        text = first_message_line(error)  # Spark appends its whole plan
+        # Spark names the value that it can't convert.
+        if hides_values and not _is_analysis_error(error):
+            text = f"{_condition(error)}: values of sensitive columns are hidden"
+            logged = None
+    version = candidate.view.version
+    _logger.error("validator %s raised on version %s", validator.name, version, exc_info=logged)
+    message = f"{type(error).__name__}: {text}"[:_MESSAGE_LENGTH]
+    return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
+
+
+def _describe_validator(validator: Validator, candidate: Candidate) -> str:
+    view = candidate.view
+    version = view.sealed.name or view.version
+    return f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r}"
+
+
+def _is_analysis_error(error: Exception) -> bool:
+    """Whether Spark could not resolve a name or a type."""
+    return _package(error) == "pyspark" and _is_a(error, "AnalysisException")
 
 
 def _propagates(error: Exception, warns: bool) -> bool:
     """Whether an error has its cause neither in the version nor in the validator, and so
     propagates.
     """
+    if isinstance(error, MemoryError):
+        return True
     if _package(error) == "py4j":
-        return not (warns and _is_a(error, "Py4JJavaError"))
-    return isinstance(error, MemoryError) or (
-        isinstance(error, errors.TransientError) and not warns
-    )
+        return not warns or not _is_a(error, "Py4JJavaError")
+    return isinstance(error, errors.TransientError) and not warns
 
 
 def _is_a(error: Exception, name: str) -> bool:
@@ -628,8 +647,8 @@ def _mistake_error(
     version = view.sealed.name or view.version
     text = error.problem if isinstance(error, errors.AdjunctError) else first_message_line(error)
     return errors.ValidatorError(
-        f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be"
-        f" evaluated: {type(error).__name__}: {text[:_MESSAGE_LENGTH]}",
+        f"{_describe_validator(validator, candidate)} can't be evaluated: {type(error).__name__}:"
+        f" {text[:_MESSAGE_LENGTH]}",
         "Nothing was published or rejected, and the version waits. Correct the validator and"
         " advance again; or give this version up: adjunct dataset abandon"
         f" {view.dataset} {version} --reason ….",
@@ -664,29 +683,23 @@ def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
     """
     types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
     for validator in dataset.validators:
-        if not isinstance(validator, Check) or validator.function not in (
-            check_no_nulls,
-            check_values_in,
-        ):
+        if not isinstance(validator, Check):
             continue
         what = f"validator {validator.name!r} of dataset {dataset.name!r}"
-        allows = validator.function is check_values_in
-        for name in validator.arguments[:1] if allows else validator.arguments:
-            if name not in types:
-                problem = (
-                    f"{what}: the dataset has no column {name!r}; its columns are"
-                    f" {', '.join(types)}."
-                )
-                step = f"{did_you_mean(name, types)}Correct the validator."
-                raise errors.PlanningError(problem, step, dataset=dataset.name, column=name)
-        if allows:
+        if validator.function is check_no_nulls:
+            for name in validator.arguments:
+                _check_column(what, dataset, name, types)
+        elif validator.function is check_values_in:
             column, values = validator.arguments
-            kind = types[column]
-            wrong = [] if kind is None else find_impossible_values(values, kind)
+            _check_column(what, dataset, column, types)
+            kind = str(types[column])
+            wrong = find_impossible_values(values, kind)
             if wrong:
-                problem = f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}."
                 raise errors.PlanningError(
-                    problem, f"List values of type {kind}.", dataset=dataset.name, column=column
+                    f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
+                    f"List values of type {kind}.",
+                    dataset=dataset.name,
+                    column=column,
                 )
     for name, text, is_select in iterate_sql_rules(dataset):
         what = f"validator {name!r} of dataset {dataset.name!r}"
@@ -696,6 +709,19 @@ def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
             )
         elif not any(column.name.startswith("__") for column in parse_expression(text).columns):
             _check_condition(what, dataset, text, types)
+
+
+def _check_column(
+    what: str, dataset: BoundedDataset, name: str, types: Mapping[str, str | None]
+) -> None:
+    """Raise PlanningError for a column that the dataset won't have."""
+    if name not in types:
+        raise errors.PlanningError(
+            f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}.",
+            f"{did_you_mean(name, types)}Correct the validator.",
+            dataset=dataset.name,
+            column=name,
+        )
 
 
 def iterate_sql_rules(dataset: BoundedDataset) -> Iterator[tuple[str, str, bool]]:
@@ -729,19 +755,19 @@ def _check_condition(
 ) -> None:
     over = [name for name, _ in multi_record_functions(condition)]
     if over:
-        problem = (
-            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one"
-            " that is true or false for each row."
-        )
         raise errors.PlanningError(
-            problem, "Write a SELECT of the rows that break the rule.", dataset=dataset.name
+            f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one"
+            " that is true or false for each row.",
+            "Write a SELECT of the rows that break the rule.",
+            dataset=dataset.name,
         )
     step = "Correct the validator."
     kind = check_expression(
         what, condition, tuple(types), types, side="the dataset", next_step=step
     )
     if kind not in (None, "boolean"):
-        problem = f"{what}: {condition!r} has the type {kind}: expected a condition, or a SELECT."
         raise errors.PlanningError(
-            problem, f"Compare it with something: {condition} is not null.", dataset=dataset.name
+            f"{what}: {condition!r} has the type {kind}: expected a condition, or a SELECT.",
+            f"Compare it with something: {condition} is not null.",
+            dataset=dataset.name,
         )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 from dagster_adjunct.assets.declaration.policies import natural_sort_key
@@ -83,12 +84,12 @@ class VersionActions:
             why = f"has passed: it is {now:%Y-%m-%d %H:%M:%S} UTC"
         else:
             return
-        problem = f"a pin of {self._log.name!r} expires at {expires_at}, which {why}."
-        step = (
+        raise ConfigurationError(
+            f"a pin of {self._log.name!r} expires at {expires_at}, which {why}.",
             "Pass a later time such as datetime(…, tzinfo=UTC), or None for a pin that lasts"
-            " until unpin."
+            " until unpin.",
+            argument="expires_at",
         )
-        raise ConfigurationError(problem, step, argument="expires_at")
 
     def unpin(self, *, reason: str, by: str) -> BoundedManifest:
         """Remove the pin, so that the version of the last switch is served again. Does nothing
@@ -199,15 +200,14 @@ class VersionActions:
             chosen = resolve_versions(manifests, log.name, version, present=True)
             ref = chosen[log.name]
             if ref.state == "sealed":
-                problem = (
+                raise DatasetError(
                     f"dataset {log.name!r}: version {ref.id} is sealed; only rejected and revoked"
-                    " ones are dropped."
-                )
-                step = (
+                    " ones are dropped.",
                     "Revoke it first if it must not be served; the discard policy removes other"
-                    " sealed versions."
+                    " sealed versions.",
+                    dataset=log.name,
+                    version=ref.id,
                 )
-                raise DatasetError(problem, step, dataset=log.name, version=ref.id)
             after = {}
             for name, other in chosen.items():
                 if other.state != "sealed":
@@ -221,12 +221,13 @@ class VersionActions:
 def _check_acceptable(log: DatasetLog, name: str, ref: VersionRef) -> None:
     """Raise DatasetError for a version that is not rejected, or was never built."""
     if ref.state != "rejected":
-        problem = (
+        raise DatasetError(
             f"dataset {name!r}: version {ref.id} is {ref.state}, and only a rejected one can be"
-            " accepted."
+            " accepted.",
+            f"List them: adjunct dataset versions {name}. An older sealed one: use rollback.",
+            dataset=name,
+            version=ref.id,
         )
-        step = f"List them: adjunct dataset versions {name}. An older sealed one: use rollback."
-        raise DatasetError(problem, step, dataset=name, version=ref.id)
     DatasetLog(log.lake, name).read_version(ref)
 
 
@@ -340,10 +341,10 @@ def insert_unserved_version(
     if not between or head is None or order(new) >= order(head):
         return with_ref(manifest, new)
     later = head
-    before = manifest.ref(head.replaced or "")
+    before = manifest.ref(head.replaced)
     while before is not None and order(new) < order(before) < order(later):
         later = before
-        before = manifest.ref(before.replaced or "")
+        before = manifest.ref(before.replaced)
     new = new.model_copy(update={"replaced": later.replaced})
     return with_ref(manifest, new, later.model_copy(update={"replaced": new.id}))
 
@@ -516,32 +517,35 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
 def _find_by_prefix(manifest: BoundedManifest, prefix: str) -> VersionRef | None:
     begun = [ref for ref in manifest.versions if ref.id.startswith(prefix)]
     if len(begun) > 1:
-        problem = (
+        raise DatasetError(
             f"dataset {manifest.name!r}: {prefix!r} is a prefix of several ids: "
-            f"{', '.join(ref.id for ref in begun)}."
+            f"{', '.join(ref.id for ref in begun)}.",
+            "Give more digits.",
+            dataset=manifest.name,
         )
-        raise DatasetError(problem, "Give more digits.", dataset=manifest.name)
     return begun[0] if begun else None
 
 
 def _no_version_error(manifest: BoundedManifest, version: str) -> DatasetError:
     # Only an erasure gives a number a second id.
     number = version_number(version) if "-" in version else 0
-    rewritten = next((ref for ref in manifest.versions if ref.number == number), None)
-    if rewritten is not None:
-        problem = (
-            f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as"
-            f" {rewritten.id}."
-        )
-        step = "Open that one: it has the same entries without the erased ones."
-    else:
-        listed = ", ".join(f"{ref.id} ({ref.name})" for ref in manifest.versions[-5:]) or "none"
-        problem = (
-            f"dataset {manifest.name!r} has no version {version!r}; the newest retained are"
-            f" {listed}."
-        )
-        step = f"See adjunct dataset versions {manifest.name}."
-    return DatasetError(problem, step, dataset=manifest.name, version=version)
+    for ref in manifest.versions:
+        if ref.number == number:
+            return DatasetError(
+                f"dataset {manifest.name!r}: version {version} was rewritten by an erasure, as"
+                f" {ref.id}.",
+                "Open that one: it has the same entries without the erased ones.",
+                dataset=manifest.name,
+                version=version,
+            )
+    listed = ", ".join(f"{ref.id} ({ref.name})" for ref in manifest.versions[-5:])
+    return DatasetError(
+        f"dataset {manifest.name!r} has no version {version!r}; the newest retained are"
+        f" {listed or 'none'}.",
+        f"See adjunct dataset versions {manifest.name}.",
+        dataset=manifest.name,
+        version=version,
+    )
 
 
 def require_readable_version(manifest: BoundedManifest, version: str) -> VersionRef:
@@ -555,8 +559,7 @@ def require_readable_version(manifest: BoundedManifest, version: str) -> Version
 def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
     """Return the sealed version before this one, in the dataset's own order; None without one."""
     order = version_order(manifest)
-    sealed = [other for other in manifest.versions if other.state == "sealed"]
-    before = [other for other in sealed if order(other) < order(ref)]
+    before = [other for other in manifest.sealed if order(other) < order(ref)]
     return max(before, key=order, default=None)
 
 
@@ -610,16 +613,14 @@ def resolve_versions(
     mine = manifests[dataset]
     if version is None:
         before = _find_previous(manifests, dataset)
-        if before is None:
-            problem = (
+        if not before:
+            raise DatasetError(
                 f"dataset {mine.name!r} has no sealed version before {mine.head or 'the first'} any"
-                " more."
-            )
-            step = (
+                " more.",
                 f"List them: adjunct dataset versions {mine.name}. The discard policy sets how many"
-                " are kept."
+                " are kept.",
+                dataset=mine.name,
             )
-            raise DatasetError(problem, step, dataset=mine.name)
         return before
     ref = require_version(mine, version, sealed=sealed)
     # Other members do not know the id or its prefix; the newest of its names is the one that was
@@ -645,18 +646,21 @@ def resolve_heads(drafts: Members, dataset: str) -> dict[str, str | None]:
     was served before. If that is no longer known, they go back to the previous sealed versions of
     one name, or all have none.
     """
-    heads = {name: draft.head for name, draft in drafts.items()}
-    if all(draft.head is None or draft.retains(draft.head) for draft in drafts.values()):
-        return heads
+    after = {name: draft.head for name, draft in drafts.items()}
+    gone = [name for name, head in after.items() if head and not drafts[name].retains(head)]
+    if not gone:
+        return after
     at = _follow_switches_back(drafts)
     if not _are_sealed(at):
         moved = {}
         for name, ref in at.items():
             head = None if ref is None else ref.id
             moved[name] = drafts[name].model_copy(update={"head": head})
-        at = _find_previous(moved, dataset) or {}
-    after: dict[str, str | None] = dict.fromkeys(drafts)
-    return after | {name: ref.id for name, ref in at.items() if ref is not None}
+        at = _find_previous(moved, dataset)
+    for name in drafts:
+        ref = at.get(name)
+        after[name] = None if ref is None else ref.id
+    return after
 
 
 def _are_sealed(at: Heads) -> bool:
@@ -693,23 +697,25 @@ def _find_replaced(drafts: Members, at: Heads) -> Heads | None:
         refs[name] = ref
     if not common:
         return None
-    back: dict[str, VersionRef | None] = {}
+    back: dict[str, VersionRef | None] = {**refs}
     for name, ref in refs.items():
-        back[name] = drafts[name].ref(ref.replaced or "") if ref.name == common[0] else ref
+        if ref.name == common[0]:
+            back[name] = drafts[name].ref(ref.replaced)
     return None if None in back.values() else back
 
 
-def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef] | None:
-    """Return the sealed version before the served one; None without any.
+def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
+    """Return the sealed version before the served one; {} without any.
 
     In a version set, these are the newest of one name, sealed in all members and different from the
     served ones.
     """
     mine = manifests[dataset]
     if len(manifests) == 1:
-        head = mine.head_ref
-        before = None if head is None else find_previous_version(mine, head)
-        return None if before is None else {dataset: before}
+        if mine.head_ref is None:
+            return {}
+        before = find_previous_version(mine, mine.head_ref)
+        return {} if before is None else {dataset: before}
     heads = {member: manifest.head for member, manifest in manifests.items()}
     names = _names_in_order(mine)
     for name in reversed(names[: _served_place(names, manifests, mine)]):
@@ -718,7 +724,7 @@ def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef] | 
             continue
         if {member: ref.id for member, ref in sealed.items()} != heads:
             return sealed
-    return None
+    return {}
 
 
 def _names_in_order(manifest: BoundedManifest) -> list[str]:
@@ -727,18 +733,24 @@ def _names_in_order(manifest: BoundedManifest) -> list[str]:
     if not manifest.declaration.by_time:
         return names
     order = version_order(manifest)
-    refs = {name: find_version(manifest, name) for name in names}
-    known = [(order(ref), name) for name, ref in refs.items() if ref is not None]
-    return [name for _, name in sorted(known, key=lambda place: place[0])]
+    places = []
+    for name in names:
+        ref = find_version(manifest, name)
+        if ref is not None:
+            places.append((order(ref), name))
+    return [name for _, name in sorted(places, key=itemgetter(0))]
 
 
 def _served_place(names: Sequence[str], manifests: Members, mine: BoundedManifest) -> int:
     """Return the place of the name that all members serve, or else this one; the end if none is."""
-    by_all = [at for at, name in enumerate(names) if _is_served(manifests.values(), name)]
-    if by_all:
-        return by_all[-1]
-    here = [at for at, name in enumerate(names) if _is_served([mine], name)]
-    return here[-1] if here else len(names)
+    by_all = None
+    here = len(names)
+    for at, name in enumerate(names):
+        if _is_served([mine], name):
+            here = at
+        if _is_served(manifests.values(), name):
+            by_all = at
+    return here if by_all is None else by_all
 
 
 def _is_served(manifests: Iterable[BoundedManifest], name: str) -> bool:

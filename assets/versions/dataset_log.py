@@ -141,45 +141,41 @@ class DatasetLog:
         if set_name is None:
             return own, {self.name: parse_manifest(self.name, own)}
         shared = version_set_log(self.lake, set_name).current()
-        if shared is None or self.name not in member_bodies(shared):
-            # The join was interrupted: until it is completed, the redirect has the dataset's
-            # manifest.
-            kept = own.body.get("manifest")
-            return own, (
-                {}
-                if kept is None
-                else {self.name: parse_manifest(self.name, replace(own, body=kept))}
-            )
-        return shared, member_manifests(shared)
+        if shared is not None and self.name in member_bodies(shared):
+            return shared, member_manifests(shared)
+        # The join was interrupted: until it is completed, the redirect has the dataset's manifest.
+        kept = own.body.get("manifest")
+        if kept is None:
+            return own, {}
+        return own, {self.name: parse_manifest(self.name, replace(own, body=kept))}
 
     def version_set(self) -> str | None:
         """Return the version set of this dataset, None if it is in none."""
-        own = self.log.current()
-        return None if own is None else redirect_target(own)
+        return redirect_target(self.log.current())
 
     def read_version(self, ref: VersionRef) -> SealedVersion:
         """Return a retained version from its document. Raises DatasetError if it has none, or
         the object is missing.
         """
         if ref.document is None:
-            problem = (
+            raise errors.DatasetError(
                 f"dataset {self.name!r}: version {ref.id} was rejected before it was built"
-                f" ({ref.reason})."
+                f" ({ref.reason}).",
+                "It has no entries to read. Deliver the content again under a new name.",
+                dataset=self.name,
+                version=ref.id,
             )
-            step = "It has no entries to read. Deliver the content again under a new name."
-            raise errors.DatasetError(problem, step, dataset=self.name, version=ref.id)
         try:
             return SealedVersion.model_validate_json(self.lake.store.get(ref.document).data)
         except errors.ObjectNotFoundError as error:
-            problem = (
+            raise errors.DatasetError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is"
-                " missing."
-            )
-            step = (
+                " missing.",
                 "The version was discarded concurrently, or the object is lost: open another"
-                " version."
-            )
-            raise errors.DatasetError(problem, step, dataset=self.name, version=ref.id) from error
+                " version.",
+                dataset=self.name,
+                version=ref.id,
+            ) from error
         except (ValidationError, errors.AdjunctError) as error:
             raise errors.MalformedDocumentError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be"
@@ -199,7 +195,7 @@ class DatasetLog:
                 assert commit is not None, "only the last one is"
                 # A commit that only changed other members has the same manifest of this dataset as
                 # the one before it.
-                old = None if before is None else member_bodies(before).get(self.name)
+                old = member_bodies(before).get(self.name)
                 if member_bodies(commit).get(self.name) != old:
                     yield commit, member_manifests(commit)[self.name]
         newest = True
@@ -255,11 +251,11 @@ class DatasetLog:
                 name: new.model_dump(mode="json") for name, new in manifests.items()
             }
         elif parent is not None and redirect_target(parent) is not None:
-            problem = (
-                f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}."
+            raise errors.CommitConflictError(
+                f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}.",
+                "Advance the version set, which completes the join, and try again.",
+                dataset=self.name,
             )
-            step = "Advance the version set, which completes the join, and try again."
-            raise errors.CommitConflictError(problem, step, dataset=self.name)
         else:
             log = self.log
             body = manifests[self.name].model_dump(mode="json")
@@ -267,12 +263,12 @@ class DatasetLog:
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
         except errors.CommitConflictError as conflict:
-            problem = f"dataset {self.name!r}: another writer committed first ({conflict.problem})"
-            step = (
+            raise errors.CommitConflictError(
+                f"dataset {self.name!r}: another writer committed first ({conflict.problem})",
                 "Nothing of this attempt is visible. Advance again: it continues from the other"
-                " writer's commit."
-            )
-            raise errors.CommitConflictError(problem, step, dataset=self.name) from conflict
+                " writer's commit.",
+                dataset=self.name,
+            ) from conflict
 
     def rewrite(self, commit_once: Callable[[], T], *, slower: str) -> T:
         """Call `commit_once`, which rewrites files and commits, again while another writer commits
@@ -284,9 +280,10 @@ class DatasetLog:
         try:
             return retry_conflicts(lambda: commit_once)
         except errors.CommitConflictError as conflict:
-            problem = f"dataset {self.name!r}: commits are made faster than {slower}."
             raise errors.CommitConflictError(
-                problem, "Repeat it when the dataset is quiet.", dataset=self.name
+                f"dataset {self.name!r}: commits are made faster than {slower}.",
+                "Repeat it when the dataset is quiet.",
+                dataset=self.name,
             ) from conflict
 
     def transact(
@@ -352,30 +349,35 @@ class DatasetLog:
         """Return the keys of files of these generations, all below `folder`, that are missing or
         have another size.
         """
-        sizes = {
-            f"{each.folder}/{file.name}": file.size for each in generations for file in each.files
-        }
-        if sizes:
-            stored = {item.key: item.size for item in self.lake.store.list(f"{folder}/")}
-        else:
-            stored = {}
+        sizes: dict[str, int] = {}
+        for generation in generations:
+            sizes |= _list_sizes(generation)
+        if not sizes:
+            return []
+        stored = {item.key: item.size for item in self.lake.store.list(f"{folder}/")}
         return [key for key, size in sizes.items() if stored.get(key) != size]
 
     def drop(self, written: Generation | None) -> None:
         """Delete the files of a generation that no commit refers to; what can't be deleted now
         is left to a discard.
         """
-        files = written.files if written is not None else ()
-        with contextlib.suppress(errors.AdjunctError):
-            self.lake.store.delete_many(
-                [f"{written.folder}/{file.name}" for file in files if written]
-            )
+        if written is not None:
+            with contextlib.suppress(errors.AdjunctError):
+                self.lake.store.delete_many([*_list_sizes(written)])
+
+
+def _list_sizes(generation: Generation) -> dict[str, int]:
+    """Return the sizes of a generation's files, by key."""
+    return {f"{generation.folder}/{file.name}": file.size for file in generation.files}
 
 
 def no_commit_error(lake: Lake, dataset: str) -> errors.DatasetNotFoundError:
     """Return the error for a dataset that was never advanced."""
-    problem = f"dataset {dataset!r} has no commit in {lake.url}."
-    return errors.DatasetNotFoundError(problem, "Advance it a first time.", dataset=dataset)
+    return errors.DatasetNotFoundError(
+        f"dataset {dataset!r} has no commit in {lake.url}.",
+        "Advance it a first time.",
+        dataset=dataset,
+    )
 
 
 def version_set_log(lake: Lake, name: str) -> CommitLog:
@@ -383,30 +385,30 @@ def version_set_log(lake: Lake, name: str) -> CommitLog:
     return lake.commit_log(f"{SETS}/{name}", SET_KIND)
 
 
-def redirect_target(commit: Commit) -> str | None:
+def redirect_target(commit: Commit | None) -> str | None:
     """Return the version set that a commit of a dataset's own log redirects to, None for any
     other commit.
     """
-    name = commit.body.get("version_set")
+    name = None if commit is None else commit.body.get("version_set")
     return name if isinstance(name, str) else None
 
 
-def member_bodies(commit: Commit) -> dict[str, Any]:
+def member_bodies(commit: Commit | None) -> dict[str, Any]:
     """Return the manifest bodies in a version set's commit, by dataset; None for a member never
     advanced.
     """
-    return dict(commit.body["members"])
+    return {} if commit is None else dict(commit.body["members"])
 
 
 def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
     """Return the manifests in a version set's commit, by dataset; members that were never
     advanced are left out.
     """
-    return {
-        name: parse_manifest(name, replace(commit, body=body))
-        for name, body in member_bodies(commit).items()
-        if body is not None
-    }
+    manifests = {}
+    for name, body in member_bodies(commit).items():
+        if body is not None:
+            manifests[name] = parse_manifest(name, replace(commit, body=body))
+    return manifests
 
 
 # A version set publishes, pins and rolls back the versions of several datasets in one commit.
@@ -426,8 +428,7 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
 
     Raises DatasetError if a dataset is in another set, or the set has members that are not named.
     """
-    current = version_set_log(lake, name).current()
-    known = set(member_bodies(current)) if current else set()
+    known = member_bodies(version_set_log(lake, name).current()).keys()
     missing = sorted(known - set(datasets))
     if missing:
         raise errors.DatasetError(
@@ -436,16 +437,18 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
             "Declare it in the set again; to take a dataset out, declare it under a new name.",
             dataset=missing[0],
         )
-    joined = {
-        dataset: _fence(lake, name, dataset, by) for dataset in datasets if dataset not in known
-    }
+    joined = {}
+    for dataset in datasets:
+        if dataset not in known:
+            joined[dataset] = _fence(lake, name, dataset, by)
     if not joined:
         return
 
     def add(commit: Commit | None) -> dict[str, object] | None:
-        members = member_bodies(commit) if commit else {}
-        new = {dataset: body for dataset, body in joined.items() if dataset not in members}
-        return {"format": _FORMAT, "members": members | new} if new else None
+        members = member_bodies(commit)
+        if joined.keys() <= members.keys():
+            return None
+        return {"format": _FORMAT, "members": members | joined | members}
 
     version_set_log(lake, name).transact(add, by=by)
 
@@ -458,18 +461,20 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
 
     def fence() -> dict[str, object] | None:
         own = log.log.current()
-        there = redirect_target(own) if own else None
+        there = redirect_target(own)
         if there not in (None, name):
-            problem = (
+            raise errors.DatasetError(
                 f"dataset {dataset!r} is a member of the version set {there!r} and can't join"
-                f" {name!r} as well."
+                f" {name!r} as well.",
+                "A dataset is in one version set; declare it under a new name for the other.",
+                dataset=dataset,
             )
-            step = "A dataset is in one version set; declare it under a new name for the other."
-            raise errors.DatasetError(problem, step, dataset=dataset)
+        manifest: dict[str, object] | None = None
         if own is not None and there == name:
-            kept: dict[str, object] | None = own.body["manifest"]
-            return kept
-        manifest = own.body if own and not is_deletion_commit(own) else None
+            manifest = own.body["manifest"]
+            return manifest
+        if own is not None and not is_deletion_commit(own):
+            manifest = own.body
         log.list_name(own)
         log.log.commit(own, {"version_set": name, "manifest": manifest}, by=by)
         return manifest
@@ -481,16 +486,14 @@ def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: st
     """Commit a dataset's position in its repartitioned stream, if it can follow; return whether
     that was so.
     """
-    done = False
+    tried: list[DatasetManifest | None] = [None]
 
     def carry(manifest: DatasetManifest) -> DatasetManifest | None:
-        nonlocal done
-        after = follow_repartition(manifest, info) if manifest.declaration.input == stream else None
-        done = after is not None
-        return after
+        tried.append(None)
+        if manifest.declaration.input == stream:
+            tried.append(follow_repartition(manifest, info))
+        return tried[-1]
 
-    try:
+    with contextlib.suppress(errors.DatasetNotFoundError):  # deleted concurrently
         log.transact(carry, by=by)
-    except errors.DatasetNotFoundError:  # deleted concurrently
-        return False
-    return done
+    return tried[-1] is not None

@@ -232,15 +232,13 @@ def lease_served(
     try:
         lease = Lease.acquire(lake, dataset, [version.id], holder=holder)
     except errors.VersionDiscardedError as error:
-        problem = (
+        raise errors.CommitConflictError(
             f"dataset {dataset!r}: version {version.id} was discarded before the {holder} could"
-            " read it."
-        )
-        step = (
+            " read it.",
             "Nothing of this attempt is visible. Advance again, which continues from the other"
-            " commit."
-        )
-        raise errors.CommitConflictError(problem, step, dataset=dataset) from error
+            " commit.",
+            dataset=dataset,
+        ) from error
     with lease:
         yield lease
 

@@ -348,16 +348,24 @@ class BoundedManifest(CommonManifest):
     @property
     def head_ref(self) -> VersionRef | None:
         """The version chosen by the last switch, None before the first."""
-        return None if self.head is None else self.ref(self.head)
+        return self.ref(self.head)
+
+    @property
+    def sealed(self) -> tuple[VersionRef, ...]:
+        """The retained versions that are sealed, by number."""
+        return tuple(ref for ref in self.versions if ref.state == "sealed")
 
     @property
     def listed(self) -> tuple[VersionRef, ...]:
         """The retained versions by number."""
         return self.versions
 
-    def ref(self, version_id: str) -> VersionRef | None:
+    def ref(self, version_id: str | None) -> VersionRef | None:
         """Return the retained version of this id."""
-        return next((ref for ref in self.versions if ref.id == version_id), None)
+        for ref in self.versions:
+            if ref.id == version_id:
+                return ref
+        return None
 
     def retains(self, version_id: str) -> bool:
         """Whether a version that was once served can be read."""
@@ -372,15 +380,14 @@ class BoundedManifest(CommonManifest):
         """Raise VersionDiscardedError for a version that is not retained or is being deleted."""
         ref = self.ref(version_id)
         if ref is None or set(ref.folders) & set(self.doomed):
-            problem = (
+            raise VersionDiscardedError(
                 f"dataset {self.name!r}: version {version_id} has been discarded; the one served is"
-                f" {self.served_id or 'none'}."
-            )
-            step = (
+                f" {self.served_id or 'none'}.",
                 "Open the dataset again. To keep a version: adjunct dataset pin"
-                f" {self.name} VERSION --reason …."
+                f" {self.name} VERSION --reason ….",
+                dataset=self.name,
+                version=version_id,
             )
-            raise VersionDiscardedError(problem, step, dataset=self.name, version=version_id)
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
         """Return the manifest without these versions: they and the unreferenced `garbage` become
@@ -393,8 +400,9 @@ class BoundedManifest(CommonManifest):
                 entries += ref.objects
             else:
                 remaining.append(ref)
-        what = f"{len(removed)} versions"
-        return self._without(entries, garbage, what, versions=tuple(remaining))
+        return self._without(
+            entries, garbage, f"{len(removed)} versions", versions=tuple(remaining)
+        )
 
     @property
     def versions_over_time(self) -> tuple[str, ...]:
@@ -403,9 +411,8 @@ class BoundedManifest(CommonManifest):
         """
         doomed = set(self.doomed)
         together = []
-        for ref in self.versions:
-            is_dated = ref.state == "sealed" and ref.valid_from is not None
-            if is_dated and doomed.isdisjoint(ref.folders):
+        for ref in self.sealed:
+            if ref.valid_from is not None and doomed.isdisjoint(ref.folders):
                 together.append(ref.id)
         return tuple(together)
 
@@ -539,7 +546,7 @@ class UnboundedManifest(CommonManifest):
             return ""
         return self.bootstrap.why or "the first one"
 
-    def ref(self, version_id: str) -> VersionRef | None:
+    def ref(self, version_id: str | None) -> VersionRef | None:
         """Return None: versions are found by the number of their commit."""
         return None
 
@@ -669,12 +676,12 @@ def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
     versions.
     """
     if not isinstance(manifest, UnboundedManifest):
-        problem = (
+        raise DatasetError(
             f"dataset {manifest.name!r} is bounded: it arrives in versions, and this needs an"
-            " unbounded dataset."
+            " unbounded dataset.",
+            f"List its versions: adjunct dataset versions {manifest.name}.",
+            dataset=manifest.name,
         )
-        step = f"List its versions: adjunct dataset versions {manifest.name}."
-        raise DatasetError(problem, step, dataset=manifest.name)
     return manifest
 
 
@@ -768,11 +775,13 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
     if manifest.versions_are_commits or not 0 < had < info.partitions:
         return None
     added = {f"{stream}.{p}": FIRST_OFFSET for p in range(had, info.partitions)}
-    reason = (
+    return _with_input_partitions(
+        manifest,
+        info.partitions,
+        {**manifest.offsets, **added},
         f"{stream} had {had} partitions and has {info.partitions}: those that were added are"
-        " read, too"
+        " read, too",
     )
-    return _with_input_partitions(manifest, info.partitions, {**manifest.offsets, **added}, reason)
 
 
 def _with_input_partitions(

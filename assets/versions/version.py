@@ -246,6 +246,11 @@ class SealedVersion(VersionFacts, RowForm):
         )
 
     @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of its generations."""
+        return tuple(generation.folder for generation in self.generations)
+
+    @property
     def edge(self) -> int | None:
         """The history's edge: the earliest time with exact answers, None if all have them (see
         `KeptHistory.edge`).
@@ -267,9 +272,9 @@ class SealedVersion(VersionFacts, RowForm):
         stored = self.nonempty
         if len(stored) != 1:
             return False
-        if self.history is not None:
-            return any(file.stats.get(HAS_ENDS) is False for file in stored[0].files)
-        return self.rows is None and self.order_by is None
+        if self.history is None:
+            return self.rows is None and self.order_by is None
+        return False in (file.stats.get(HAS_ENDS) for file in stored[0].files)
 
     @property
     def stored_rows(self) -> int:

@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_adjunct.assets.declaration.dataset import (
-    AdjunctDataset,
-    BoundedDataset,
-    UnboundedDataset,
-)
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset
 from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.progress import BootstrapProgress, bootstrap_progress
@@ -67,8 +63,7 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
     """
     if node.kind != "dataset":
         return None
-    dataset = app.dataset(node.name)
-    window = dataset.following.freshness if isinstance(dataset, UnboundedDataset) else None
+    window = app.dataset(node.name).presentation.freshness
     if window is None:
         return None
     if window < _SHORTEST_WINDOW:

@@ -250,7 +250,7 @@ def _stale_launchers(graph: AssetGraph, launchers: Sequence[Launcher]) -> Iterat
     for member in graph.datasets.values():
         if not isinstance(member.dataset, UnboundedDataset):
             continue
-        window = member.dataset.following.freshness
+        window = member.dataset.presentation.freshness
         made_by = []
         for app, made in graph.made.items():
             if member.key in made:

@@ -18,6 +18,7 @@ from dagster_adjunct import (
     build_definitions,
     unbounded_dataset,
 )
+from dagster_adjunct.assets.declaration.dataset import Presentation
 from dagster_adjunct.assets.declaration.policies import ChangeStreamOptions, DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
@@ -191,7 +192,7 @@ def test_a_materialisation_says_how_far_the_table_is_behind(lab: Lab) -> None:
 
 
 def test_declared_freshness_is_dagsters_freshness_policy() -> None:
-    fresh = replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(minutes=30)))
+    fresh = replace(PRICES, presentation=Presentation(freshness=timedelta(minutes=30)))
     app = Application("shop")
     app.table(fresh)
     app.table(replace(PRICES, name="other"))
@@ -201,7 +202,7 @@ def test_declared_freshness_is_dagsters_freshness_policy() -> None:
     )
     assert specs[AssetKey(["datasets", "other_dataset"])].freshness_policy is None
     short = Application("shop")
-    short.table(replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(seconds=30))))
+    short.table(replace(PRICES, presentation=Presentation(freshness=timedelta(seconds=30))))
     with pytest.raises(ConfigurationError) as caught:
         build_definitions(short)
     assert (caught.value.dataset, caught.value.argument) == ("prices", "freshness")
@@ -209,7 +210,7 @@ def test_declared_freshness_is_dagsters_freshness_policy() -> None:
 
 @pytest.mark.lengthy
 def test_each_check_of_the_stream_materializes_a_table_with_a_freshness_policy(lab: Lab) -> None:
-    fresh = replace(PRICES, following=ChangeStreamOptions(freshness=timedelta(minutes=30)))
+    fresh = replace(PRICES, presentation=Presentation(freshness=timedelta(minutes=30)))
     lab.deliver("prices", MORE, None)
     first = lab.advance(fresh).made["prices"]["data version"]
     assert lab.advance(fresh).made["prices"]["data version"] == first
