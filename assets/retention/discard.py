@@ -465,10 +465,7 @@ def discard(
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, listing
-        documents = set()
-        for ref in fresh.listed:
-            if ref.document is not None:
-                documents.add(ref.document)
+        documents = {ref.document for ref in fresh.listed} - {None}
         if not documents <= listing.documents.keys():
             # A version was published since, and only the store knows its age.
             listing = _list_objects(log)

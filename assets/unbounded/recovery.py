@@ -378,9 +378,9 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
     on_lost_offset="fail". Raises the snapshot's `refusal`.
     """
     state = assess_continuity(snapshot)
-    for refusal in (state.refusal, snapshot.refusal):
-        if refusal is not None:
-            raise refusal
+    refusal = state.refusal or snapshot.refusal
+    if refusal is not None:
+        raise refusal
     spec = snapshot.spec
     on_lost = None
     if state.lost and not state.building:
