@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
-from itertools import groupby
+from itertools import groupby, zip_longest
 from math import isnan
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -157,7 +157,7 @@ def read_key_history(
                 at[valid_from] = max(at.get(valid_from, placed), placed, key=itemgetter(0))
     begins = sorted(at)
     exact = []
-    for begin, end in zip(begins, [*begins[1:], None], strict=True):
+    for begin, end in zip_longest(begins, begins[1:]):
         if edge is None or end is None or end > edge:
             exact.append(Validity(begin, end, _entry_of(at[begin], names)))
     return list(merge_equal_neighbours(exact, sealed.history.valid_from))
