@@ -127,9 +127,10 @@ def _open_source(
     tree = LocalTree(str(path.absolute().parent))
     with translate_file_errors(path, "a file to append"):
         if not path.is_file():
-            problem = f"{path} is {'a folder' if path.is_dir() else 'not there'}: expected a file."
             raise ConfigurationError(
-                problem, "Name files; a shell lists those of a folder: FOLDER/*.csv.", url=str(path)
+                f"{path} is {'a folder' if path.is_dir() else 'not there'}: expected a file.",
+                "Name files; a shell lists those of a folder: FOLDER/*.csv.",
+                url=str(path),
             )
         file = tree.listed(path.name)
     schema = stream.columns
@@ -165,9 +166,12 @@ def format_of(path: Path) -> FileFormat:
     if suffixes:
         found = _FORMATS.get(suffixes[-1])
     if found is None:
-        problem = f"the name of {path} does not say its format: expected {', '.join(_FORMATS)}."
-        step = f"Give --format {' or '.join(get_args(FileFormat))}."
-        raise ConfigurationError(problem, step, setting="--format", url=str(path))
+        raise ConfigurationError(
+            f"the name of {path} does not say its format: expected {', '.join(_FORMATS)}.",
+            f"Give --format {' or '.join(get_args(FileFormat))}.",
+            setting="--format",
+            url=str(path),
+        )
     return found
 
 

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.reading import valid_time
 from dagster_adjunct.assets.reading.dataset import Dataset
-from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import (
+    StoredFile,
+    list_generation_files,
+    list_stored_files,
+)
 from dagster_adjunct.assets.reading.valid_time import (
     EntriesAt,
     EntriesOverTime,
@@ -122,7 +126,9 @@ def _exactly(pl: Any, name: str) -> Any:
     """Return the Polars expression for the column of this name, which Polars might take for a
     pattern ("*", "^…").
     """
-    return pl.col(f"^{re.escape(name)}$" if name == "*" or name.startswith("^") else name)
+    if name == "*" or name.startswith("^"):
+        name = f"^{re.escape(name)}$"
+    return pl.col(name)
 
 
 def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
@@ -133,11 +139,11 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
     """
     what = f"dataset {reader.dataset!r}, version {reader.version}"
     if isinstance(reader, VersionsOverTime):
-        return [
-            (span, StoredFile(reader.store, what, generation.folder, file))
-            for span, generation in zip(reader.spans, reader.generations, strict=True)
-            for file in generation.files
-        ]
+        files: list[tuple[Span | None, StoredFile]] = []
+        for span, generation in zip(reader.spans, reader.generations, strict=True):
+            stored = list_generation_files(reader.store, what, generation)
+            files += [(span, file) for file in stored]
+        return files
     generations = reader.sealed.nonempty
     if len(generations) > 1 or reader.sealed.lacks_base:
         raise _not_merged_error(reader, len(generations), "superseded or have a changed end")
@@ -191,16 +197,12 @@ class StreamView:
     @property
     def attempts(self) -> tuple[str, ...]:
         """The ids of the attempts that wrote its files: the last part of each folder."""
-        return tuple(dict.fromkeys(attempt_id(stored.folder) for stored in self.files))
+        return tuple(dict.fromkeys(attempt_id(stored.generation.folder) for stored in self.files))
 
     @property
     def columns(self) -> dict[str, str]:
         """The columns that other engines see, with their types."""
-        return {
-            **{field.name: field.type for field in self.schema.fields},
-            STREAM_TOMBSTONE: "boolean",
-            EPOCH: "int",
-        }
+        return {**self.schema.types, STREAM_TOMBSTONE: "boolean", EPOCH: "int"}
 
     @property
     def hidden(self) -> dict[str, str]:
@@ -229,11 +231,9 @@ def stream_view(
     segments = list_segments(state, streams.files_of(name))
     prefix = lake.stream_prefix(name)
     what = f"stream {name!r} at commit {commit.number}"
-    files = tuple(
-        StoredFile(lake.store, what, segment.folder(prefix), file)
-        for number, segment in enumerate(segments)
-        for file in segment.generation(number, prefix).files
-    )
+    files: list[StoredFile] = []
+    for number, segment in enumerate(segments):
+        files += list_generation_files(lake.store, what, segment.generation(number, prefix))
     replaced: list[SupersededRange] = []
     if epochs == "latest":
         replaced = find_replaced_results(streams, name, state, segments, without_position)
@@ -251,7 +251,7 @@ def stream_view(
         state.id,
         str(commit.number),
         state.declaration.columns,
-        files,
+        tuple(files),
         tuple(replaced),
     )
 
@@ -385,14 +385,12 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
     if isinstance(view, Dataset):
         return view.lend(lambda reader: lend_whole_files(reader, hand_over, masked=masked))
     if _is_over_time(view) and not isinstance(view, EntriesOverTime):
-        problem = (
-            f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
-        )
-        step = (
+        raise DatasetError(
+            f"dataset {view.dataset!r} keeps a history: its files also have rows of other times.",
             "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or take all"
-            " rows, dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone."
+            " rows, dataset.over_time(), and filter by __valid_from, __valid_to and __tombstone.",
+            dataset=view.dataset,
         )
-        raise DatasetError(problem, step, dataset=view.dataset)
     if isinstance(view, StreamView) and view.replaced:
         raise DatasetError(
             f"stream {view.stream!r}: its files also have records that a replay has replaced.",
@@ -403,15 +401,13 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
         )
     files = read_files(view, masked=masked)
     if any(span is not None for span, _ in files.files):
-        problem = (
+        raise DatasetError(
             f"dataset {view.dataset!r}: its files have no valid-from times, which are those of"
-            " whole versions."
-        )
-        step = (
+            " whole versions.",
             "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view"
-            " or polars_frame."
+            " or polars_frame.",
+            dataset=view.dataset,
         )
-        raise DatasetError(problem, step, dataset=view.dataset)
     return hand_over(files)
 
 
@@ -433,7 +429,7 @@ def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
         return _read_stream(view)
     if isinstance(view, EntriesAt) and not _is_over_time(view):
         view = view.read  # the version that was valid at the view's moment
-    columns = {field.name: field.type for field in view.schema.fields}
+    columns = view.schema.types
     files: list[tuple[Span | None, StoredFile]] = []
     if isinstance(view, VersionReader) and view.sealed.history is None:
         if not masked:
@@ -529,7 +525,9 @@ def _shown_columns(files: ViewFiles) -> list[str]:
     """Return the columns that a DuckDB view or Polars frame shows: of rows over time, only those
     of the entries.
     """
-    return list(files.columns if isinstance(files.view, StreamView) else files.view.schema.names)
+    if isinstance(files.view, StreamView):
+        return list(files.columns)
+    return list(files.view.schema.names)
 
 
 def _register(connection: duckdb.DuckDBPyConnection, view: str, rows: pads.Dataset) -> str:

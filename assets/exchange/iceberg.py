@@ -120,24 +120,21 @@ def _translate_client_errors(catalog: str) -> Iterator[None]:
             raise
         lines = str(error).splitlines() or [type(error).__name__]
         reason = errors.redact_passwords(lines[0].rstrip("."))
-        problem = (
-            f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}."
-        )
-        step = (
+        raise errors.TransientError(
+            f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}.",
             "See that its server runs, and that its URI and credentials are right; then run it"
-            " again."
-        )
-        raise errors.TransientError(problem, step) from error
+            " again.",
+        ) from error
 
 
 def _check_identifier(identifier: str) -> None:
     namespace, _, name = identifier.rpartition(".")
     if not name.strip() or not all(map(str.strip, namespace.split("."))):
-        problem = (
-            f"{identifier!r} is no identifier of an Iceberg table: expected a namespace and a name."
-        )
         raise errors.ConfigurationError(
-            problem, "Write NAMESPACE.NAME, such as reference.planes.", table=identifier
+            f"{identifier!r} is no identifier of an Iceberg table: expected a namespace and a"
+            " name.",
+            "Write NAMESPACE.NAME, such as reference.planes.",
+            table=identifier,
         )
 
 
@@ -198,8 +195,11 @@ def register_in_iceberg(
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
     if "operation" in (properties or {}):
-        problem = "properties has the name 'operation', which Iceberg itself sets in each snapshot."
-        raise errors.ConfigurationError(problem, "Rename it.", argument="properties")
+        raise errors.ConfigurationError(
+            "properties has the name 'operation', which Iceberg itself sets in each snapshot.",
+            "Rename it.",
+            argument="properties",
+        )
     may_replace: MayReplace = "older"
     if replace_newer:
         may_replace = "anything"
@@ -444,12 +444,12 @@ def _check_sealed(view: Held, lake: Lake) -> None:
     if manifest is not None:
         ref = manifest.ref(view.version)
     if ref is not None and ref.state != "sealed":
-        problem = (
-            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and"
-            " can't be registered."
-        )
         raise errors.DatasetError(
-            problem, "Register a sealed version.", dataset=view.dataset, version=view.version
+            f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and"
+            " can't be registered.",
+            "Register a sealed version.",
+            dataset=view.dataset,
+            version=view.version,
         )
 
 
@@ -467,20 +467,22 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
         table = catalog.load_table(identifier)
     except NoSuchNamespaceError as error:
         namespace = identifier.rpartition(".")[0]
-        problem = f"the catalogue has no namespace {namespace!r} for the table {identifier!r}."
-        step = f"Create it: catalog.create_namespace({namespace!r})."
-        raise errors.ConfigurationError(problem, step, table=identifier) from error
+        raise errors.ConfigurationError(
+            f"the catalogue has no namespace {namespace!r} for the table {identifier!r}.",
+            f"Create it: catalog.create_namespace({namespace!r}).",
+            table=identifier,
+        ) from error
     owner = table.properties.get(DATASET)
     if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
         held = "data of its own"
         if owner:
             held = f"dataset {owner!r}"
-        problem = (
-            f"the Iceberg table {identifier!r} holds {held}, which registering"
-            f" {_describe_owner(view)} would replace."
-        )
         raise errors.DatasetError(
-            problem, "Use another table.", dataset=view.dataset, version=view.version
+            f"the Iceberg table {identifier!r} holds {held}, which registering"
+            f" {_describe_owner(view)} would replace.",
+            "Use another table.",
+            dataset=view.dataset,
+            version=view.version,
         )
     return table
 
@@ -503,12 +505,13 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     for name in sorted(table.schema().identifier_field_names()):
         wrong.append(f"{name} is an identifier field there")
     if wrong:
-        problem = (
+        raise errors.DatasetError(
             f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}:"
-            f" {'; '.join(wrong)}."
+            f" {'; '.join(wrong)}.",
+            "Columns can only be added. Register this version in a new table.",
+            dataset=view.dataset,
+            version=view.version,
         )
-        step = "Columns can only be added. Register this version in a new table."
-        raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _takes_deletes(catalog: Catalog, identifier: str) -> bool:
@@ -529,15 +532,14 @@ def _why_no_deletes(table: Table) -> str | None:
 
 def _check_takes_deletes(view: Held, table: Table, identifier: str) -> None:
     if (reason := _why_no_deletes(table)) is not None:
-        problem = (
+        raise errors.DatasetError(
             f"{_describe_view(view)} has superseded or deleted rows, which take position deletes to"
-            f" leave out, and the Iceberg table {identifier!r} {reason}."
-        )
-        step = (
+            f" leave out, and the Iceberg table {identifier!r} {reason}.",
             f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
-            " Or use a table without partitions, of format version 2."
+            " Or use a table without partitions, of format version 2.",
+            dataset=view.dataset,
+            version=view.version,
         )
-        raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _commit(
@@ -580,12 +582,12 @@ def _commit(
             snapshot.replace_files(frozenset(files.paths), arriving, deletes)
             snapshot.commit()
     except CommitStateUnknownException as error:
-        problem = (
+        raise errors.CommitStateUnknownError(
             f"it is unknown whether version {view.version} was committed to the Iceberg table"
-            f" {identifier!r}."
-        )
-        step = "Register it again: a committed version is not registered twice."
-        raise errors.CommitStateUnknownError(problem, step, dataset=view.dataset) from error
+            f" {identifier!r}.",
+            "Register it again: a committed version is not registered twice.",
+            dataset=view.dataset,
+        ) from error
     except (CommitFailedException, ValidationException) as error:
         raise errors.CommitConflictError(
             f"the Iceberg table {identifier!r} was changed by another writer while "
@@ -614,14 +616,16 @@ def _data_files(
     except (OSError, ValueError) as error:
         if isinstance(view, VersionReader) and isinstance(error, ValueError):
             _check_stored_types(view, [listed[path][1] for path in paths])
-        problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
         step = "Check the catalogue's settings for the lake (s3.endpoint, credentials)"
         if isinstance(view, VersionReader):
             step += f", and the version itself: adjunct dataset verify {view.dataset}."
         else:
             step += ", and read the stream without Iceberg: its error names a damaged file."
         raise errors.ManifestMismatchError(
-            problem, step, dataset=view.dataset, version=view.version
+            f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}.",
+            step,
+            dataset=view.dataset,
+            version=view.version,
         ) from error
     for file in data_files:
         _, stored = listed[file.file_path]
@@ -641,14 +645,13 @@ def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> N
         if field.type != types.get(field.name, field.type):
             narrow.add(field.name)
     if narrow:
-        problem = (
+        raise errors.DatasetError(
             f"{_describe_view(view)} has files from before the type of"
-            f" {', '.join(sorted(narrow))} was widened, and Iceberg does not convert them."
+            f" {', '.join(sorted(narrow))} was widened, and Iceberg does not convert them.",
+            f"Register a compacted version: adjunct dataset compact {view.dataset} --level major.",
+            dataset=view.dataset,
+            version=view.version,
         )
-        step = (
-            f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
-        )
-        raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:

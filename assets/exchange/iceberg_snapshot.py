@@ -124,11 +124,16 @@ class SnapshotOfFiles(_OverwriteFiles):
         """
         entries: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for entry in self.live:
-            leaves = entry.data_file in self._deleted_data_files
-            entries[_manifest_of(entry.data_file), entry.data_file.spec_id].append(
+            status = ManifestEntryStatus.EXISTING
+            snapshot_id = entry.snapshot_id
+            if entry.data_file in self._deleted_data_files:
+                status = ManifestEntryStatus.DELETED
+                snapshot_id = self._snapshot_id
+            listed = entries[_manifest_of(entry.data_file), entry.data_file.spec_id]
+            listed.append(
                 ManifestEntry.from_args(
-                    status=ManifestEntryStatus.DELETED if leaves else ManifestEntryStatus.EXISTING,
-                    snapshot_id=self._snapshot_id if leaves else entry.snapshot_id,
+                    status=status,
+                    snapshot_id=snapshot_id,
                     sequence_number=entry.sequence_number,
                     file_sequence_number=entry.file_sequence_number,
                     data_file=entry.data_file,

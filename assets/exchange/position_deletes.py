@@ -42,14 +42,11 @@ def write_position_deletes(view: VersionReader, folder: str) -> list[PositionDel
     """
     store = view.store
     sealed = view.sealed
-    stored_mask = None
-    if sealed.nonempty:
-        stored_mask = read_mask(store, sealed)
+    stored_mask = read_mask(store, sealed) if sealed.nonempty else None
     mask = stored_mask or make_mask(store, view.dataset, sealed)
-    numbers = {generation.folder: generation.id for generation in sealed.generations}
     written = []
     for stored in list_stored_files(store, view.dataset, sealed):
-        bits = mask.bits.get((numbers[stored.folder], stored.file.bucket))
+        bits = mask.bits.get((stored.generation.id, stored.file.bucket))
         if bits is not None:
             written.append(_write_file(store, folder, object_location(store, stored.key), bits))
     return written

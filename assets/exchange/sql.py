@@ -77,9 +77,10 @@ def _translate_errors(duckdb: Any) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as error:
-        problem = f"DuckDB rejects the query: {str(error).strip()}"
         raise ConfigurationError(
-            problem, "Correct the SQL, which is DuckDB's.", argument="sql"
+            f"DuckDB rejects the query: {str(error).strip()}",
+            "Correct the SQL, which is DuckDB's.",
+            argument="sql",
         ) from error
 
 
@@ -90,15 +91,13 @@ def _named_tables(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
     if tree.get("error_type") == "parser":
         connection.execute(sql)  # raises DuckDB's own error, which shows the position
     if tree.get("error") or len(tree.get("statements", ())) != 1:
-        problem = (
+        raise ConfigurationError(
             "expected one query (SELECT, FROM, VALUES, DESCRIBE or SUMMARIZE), which reads the"
-            " lake."
-        )
-        step = (
+            " lake.",
             "Give one query; write into a stream with adjunct stream append NAME FILE, or into a"
-            " file with --output."
+            " file with --output.",
+            argument="sql",
         )
-        raise ConfigurationError(problem, step, argument="sql")
     tables: dict[str, None] = {}
     local: set[str] = set()
     for node in _nodes(tree):
@@ -139,7 +138,7 @@ def _create_view(
         open_version = opened.enter_context(open_dataset(lake, dataset, version=version or None))
         rows = open_version.lend(_entries)
         schema = open_version.schema
-        columns = {field.name: field.type for field in schema.fields}
+        columns = schema.types
     connection.register(f"adjunct {name}", rows)
     shown = ", ".join(_shown(column, schema) for column in columns)
     create = f"AS SELECT {shown} FROM {_quoted(f'adjunct {name}')}"
@@ -196,8 +195,11 @@ def _stream_not_found_error(lake: Lake, name: str) -> StreamNotFoundError:
         f"the query names {name!r}, which is no stream of the lake: it has {_listed(streams)}."
     )
     if not name.startswith(f"{LAKE}."):
-        step = "Streams of other systems and files can't be queried: name one of the lake."
-        return StreamNotFoundError(problem, step, stream=name)
+        return StreamNotFoundError(
+            problem,
+            "Streams of other systems and files can't be queried: name one of the lake.",
+            stream=name,
+        )
     near = difflib.get_close_matches(name, streams, n=1)
     step = "Name one of these, or check --lake."
     if near:

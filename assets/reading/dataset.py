@@ -410,7 +410,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         served = self._open
         if served is None:
             return None
-        return {field.name: field.type for field in served.require().reader.schema.fields}
+        return served.require().reader.schema.types
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return super().problem_of(error, sent=False)  # a failed read can be repeated

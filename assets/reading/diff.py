@@ -71,7 +71,9 @@ def compare_tables(
         after = new.column(name)
         if not every_old:
             before = before.filter(there) if ordered else before.take(there)
-        differs |= _differing(before, after if every_new else after.filter(common))
+        if not every_new:
+            after = after.filter(common)
+        differs |= _differing(before, after)
     changed = rows[differs], np.nonzero(stays)[0][differs]
     return (np.nonzero(~stays)[0], np.nonzero(~known)[0], *changed), int(np.count_nonzero(~differs))
 
@@ -209,8 +211,8 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     )
     parts.append(((0, 0, 0, unchanged), nothing))
     counts = np.sum([part[0] for part in parts], axis=0).tolist()
-    old_types = _column_types(old)
-    new_types = _column_types(new)
+    old_types = old.schema.types
+    new_types = new.schema.types
     rows = map(pa.concat_tables, zip(*(part[1] for part in parts), strict=True))
     added, removed, before, after = (
         smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows
@@ -233,10 +235,6 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         columns_removed=tuple(name for name in old_types if name not in new_types),
         columns_retyped=tuple(_retyped_columns(old_types, new_types)),
     )
-
-
-def _column_types(view: VersionReader) -> dict[str, str]:
-    return {field.name: field.type for field in view.schema.fields}
 
 
 def _retyped_columns(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -304,22 +302,23 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
     """Return the columns to compare, with the type to compare each in. Raises DatasetError if
     keys differ.
     """
-    mine = _column_types(old)
+    mine = old.schema.types
     types = {}
-    for name, kind in _column_types(new).items():
+    for name, kind in new.schema.types.items():
         if name in mine:
             types[name] = common_type(arrow_type(mine[name]), arrow_type(kind))
     if old.sealed.key != new.sealed.key or any(types[name] is None for name in new.sealed.key):
-        problem = (
+        raise DatasetError(
             f"version {old.version} of {old.dataset!r} is keyed by ({_describe_key(old)}) and"
-            f" version {new.version} of {new.dataset!r} by ({_describe_key(new)})."
+            f" version {new.version} of {new.dataset!r} by ({_describe_key(new)}).",
+            "Compare versions with the same key.",
+            version=old.version,
         )
-        raise DatasetError(problem, "Compare versions with the same key.", version=old.version)
     return {name: kind for name, kind in types.items() if kind is not None}
 
 
 def _describe_key(view: VersionReader) -> str:
-    types = _column_types(view)
+    types = view.schema.types
     return ", ".join(f"{name} {types[name]}" for name in view.sealed.key)
 
 
@@ -357,7 +356,8 @@ def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
     """
     if len(old) != 1 or len(new) != 1:
         return False
-    (a,), (b,) = old, new
+    a = old[0]
+    b = new[0]
     if a.sha256 == b.sha256:
         return True
     return a.digest is not None and (a.rows, a.digest) == (b.rows, b.digest)

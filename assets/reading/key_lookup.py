@@ -24,7 +24,7 @@ from decimal import Context, Decimal, InvalidOperation
 from functools import partial
 from typing import Any, TypeVar
 
-from dagster_adjunct.assets.reading.stored_file import StoredFile
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_generation_files
 from dagster_adjunct.resources.bucketing.files import (
     BucketLayout,
     Generation,
@@ -55,23 +55,24 @@ def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ..
     names = [field.name for field in fields]
     if isinstance(key, Mapping):
         if set(key) != set(names):
-            problem = (
+            raise SchemaMismatchError(
                 f"{what}: the key has the columns {', '.join(map(str, key))}, expected"
-                f" {', '.join(names)}."
+                f" {', '.join(names)}.",
+                "Give exactly the key columns.",
+                argument="key",
             )
-            raise SchemaMismatchError(problem, "Give exactly the key columns.", argument="key")
         values: tuple[Any, ...] = tuple(key[name] for name in names)
     elif isinstance(key, tuple | list):
         values = tuple(key)
     else:
         values = (key,)
     if len(values) != len(fields):
-        problem = (
+        raise SchemaMismatchError(
             f"{what}: the key has {len(values)} value(s), expected {len(names)}:"
-            f" ({', '.join(names)})."
+            f" ({', '.join(names)}).",
+            "Give one value for each key column, as a tuple in this order or as a dict.",
+            argument="key",
         )
-        step = "Give one value for each key column, as a tuple in this order or as a dict."
-        raise SchemaMismatchError(problem, step, argument="key")
     return tuple(_coerce(what, field, value) for field, value in zip(fields, values, strict=True))
 
 
@@ -81,12 +82,11 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
     Times are in ISO 8601, binary values in base64. Raises what `coerce_key` raises.
     """
     if len(texts) != len(fields):
-        problem = (
-            f"{what}: {len(texts)} key value(s) are given, expected {len(fields)}: "
-            f"({', '.join(f.name for f in fields)})."
-        )
         raise SchemaMismatchError(
-            problem, "Give one value for each key column, in this order.", argument="key"
+            f"{what}: {len(texts)} key value(s) are given, expected {len(fields)}: "
+            f"({', '.join(f.name for f in fields)}).",
+            "Give one value for each key column, in this order.",
+            argument="key",
         )
     values = []
     for field, text in zip(fields, texts, strict=True):
@@ -114,10 +114,13 @@ def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
     """Return a key that a manifest lists, in the encoding of `to_json_value`, as values of these
     types.
     """
-    typed = zip(types, encoded, strict=True)
-    return tuple(
-        _text_parser(kind)(value) if isinstance(value, str) else value for kind, value in typed
-    )
+    values = []
+    for kind, value in zip(types, encoded, strict=True):
+        if isinstance(value, str):
+            values.append(_text_parser(kind)(value))
+        else:
+            values.append(value)
+    return tuple(values)
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
@@ -211,11 +214,12 @@ _EXPECTED = {
 
 def _wrong_type_error(what: str, field: Field, value: object) -> SchemaMismatchError:
     expected = _EXPECTED.get(field.type.partition("(")[0], field.type)
-    problem = (
+    return SchemaMismatchError(
         f"{what}: key column {field.name!r} is {field.type}, and {value!r} ({type(value).__name__})"
-        f" is given, expected {expected}."
+        f" is given, expected {expected}.",
+        "Convert the value first.",
+        column=field.name,
     )
-    return SchemaMismatchError(problem, "Convert the value first.", column=field.name)
 
 
 # The codes of memoryview.cast, by Arrow type.
@@ -271,10 +275,9 @@ class RowGroup:
         low = 0
         high = self.rows
         for column, value in zip(self._keys, leading, strict=False):
-            low, high = (
-                bisect_left(column, value, low, high),
-                bisect_right(column, value, low, high),
-            )
+            begin = bisect_left(column, value, low, high)
+            high = bisect_right(column, value, begin, high)
+            low = begin
         return bisect_left(self._keys[len(leading)], last, low, high)
 
     def value(self, name: str, row: int) -> Any:
@@ -528,12 +531,12 @@ class KeyFiles:
         self._types = layout.key_types
         self._plain = tuple(map(plain_converter, layout.key_types))
         self._files = {
-            file.bucket: (
-                StoredFile(store, what, generation.folder, file),
-                self._plain_key(file.min_key),
-                self._plain_key(file.max_key),
+            stored.file.bucket: (
+                stored,
+                self._plain_key(stored.file.min_key),
+                self._plain_key(stored.file.max_key),
             )
-            for file in generation.files
+            for stored in list_generation_files(store, what, generation)
         }
 
     def find(self, bucket: int, key: Key) -> tuple[RowGroup, int] | None:

@@ -57,7 +57,8 @@ def _release_idle(current: list[VersionInUse]) -> None:
     A call that still uses the version, such as an iteration collected with the dataset, releases it
     when it ends. Lent versions stay leased.
     """
-    dropped, current[:] = [*current], []
+    dropped = [*current]
+    current.clear()
     for held in dropped:
         if not held.users and held.lease is not None:
             held.lease.release_later()
@@ -365,14 +366,20 @@ class ServedVersion:
 
     def _move_to(self, reader: VersionReader) -> None:
         """Let later calls enter this version, leased if the previous one was."""
-        leased = self.held is not None and self.held.lease is not None
-        self._replace(VersionInUse(reader, self._acquire(reader.version) if leased else None))
+        lease = None
+        if self.held is not None and self.held.lease is not None:
+            lease = self._acquire(reader.version)
+        self._replace(VersionInUse(reader, lease))
 
     def _replace(self, held: VersionInUse | None, ended: errors.AdjunctError | None = None) -> None:
         """Let later calls enter the version `held`, or raise the error `ended` if that is None."""
         with self.moving:
             with self._lock:
-                before, self._current[:], self._ended = self.held, [held] if held else [], ended
+                before = self.held
+                self._current.clear()
+                if held is not None:
+                    self._current.append(held)
+                self._ended = ended
                 idle = before is not None and not before.users
             if before is not None and idle:
                 before.release()
@@ -477,9 +484,8 @@ class Watch:
         self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float
     ) -> None:
         if not 0 < interval <= threading.TIMEOUT_MAX:
-            problem = f"dataset {name!r} can't be watched with an interval of {interval} seconds."
             raise errors.ConfigurationError(
-                problem,
+                f"dataset {name!r} can't be watched with an interval of {interval} seconds.",
                 "Pass an interval above 0 and below 200 years.",
                 argument="interval",
                 dataset=name,

@@ -19,6 +19,7 @@ from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,
+    Generation,
     columns_problem,
     conform_to_layout,
 )
@@ -39,13 +40,13 @@ class StoredFile:
 
     store: ObjectStore
     what: str
-    folder: str
+    generation: Generation
     file: BucketFile
 
     @property
     def key(self) -> str:
         """The object's key."""
-        return f"{self.folder}/{self.file.name}"
+        return f"{self.generation.folder}/{self.file.name}"
 
     def sha256(self) -> str:
         """Return the SHA-256 of as many bytes as the manifest lists, read in ranges. Raises
@@ -100,11 +101,22 @@ class StoredFile:
 def list_stored_files(store: ObjectStore, dataset: str, sealed: SealedVersion) -> list[StoredFile]:
     """Return all files of a version, as the manifest lists them; makes no request."""
     what = f"dataset {dataset!r}, version {sealed.id}"
-    found = []
+    found: list[StoredFile] = []
     for generation in sealed.generations:
-        for file in generation.files:
-            found.append(StoredFile(store, what, generation.folder, file))
+        found += list_generation_files(store, what, generation)
     return found
+
+
+def list_generation_files(
+    store: ObjectStore, what: str, generation: Generation
+) -> list[StoredFile]:
+    """Return the files of a generation, as a manifest lists them; makes no request."""
+    return [StoredFile(store, what, generation, file) for file in generation.files]
+
+
+def column_paths(metadata: pq.FileMetaData) -> list[str]:
+    """Return the names of the columns of a Parquet file, in order."""
+    return [metadata.schema.column(index).path for index in range(metadata.num_columns)]
 
 
 def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:
@@ -116,11 +128,9 @@ def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str
     for stored in files:
         file = stored.open()
         metadata = file.metadata
-        places = {
-            metadata.schema.column(index).path: index for index in range(metadata.num_columns)
-        }
+        names = column_paths(metadata)
         for group, name in product(range(metadata.num_row_groups), columns):
-            statistics = metadata.row_group(group).column(places[name]).statistics
+            statistics = metadata.row_group(group).column(names.index(name)).statistics
             if statistics is None or not statistics.has_null_count:
                 rows = stored.reading(partial(file.read_row_group, group, columns=[name]))
                 nulls[name] += rows.column(0).null_count

@@ -84,11 +84,11 @@ def resolve_version(
     then = (manifest for commit, manifest in log.history() if _matches_commit(commit, as_of))
     served = next((manifest.version for manifest in then), None)
     if served is None:
-        problem = (
-            f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}."
+        raise errors.NoSealedVersionError(
+            f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}.",
+            f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}.",
+            dataset=log.name,
         )
-        step = f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}."
-        raise errors.NoSealedVersionError(problem, step, dataset=log.name)
     # Raises if it was revoked or is not retained.
     actions.require_readable_version(manifest, served.id)
     return served
@@ -99,14 +99,18 @@ def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> 
         asked = "neither version nor as_of"
         if version is not None:
             asked = f"both version {version!r} and as_of {as_of}"
-        problem = f"dataset {dataset!r}: {asked} is given, expected one of the two."
         raise errors.ConfigurationError(
-            problem, "Give version= or as_of=.", argument="as_of", dataset=dataset
+            f"dataset {dataset!r}: {asked} is given, expected one of the two.",
+            "Give version= or as_of=.",
+            argument="as_of",
+            dataset=dataset,
         )
     if isinstance(as_of, datetime) and as_of.tzinfo is None:
-        problem = f"dataset {dataset!r}: as_of is {as_of}, expected a time with its zone."
         raise errors.ConfigurationError(
-            problem, "Give it one, such as tzinfo=UTC.", argument="as_of", dataset=dataset
+            f"dataset {dataset!r}: as_of is {as_of}, expected a time with its zone.",
+            "Give it one, such as tzinfo=UTC.",
+            argument="as_of",
+            dataset=dataset,
         )
 
 
@@ -162,12 +166,12 @@ def read_committed_version(
             ).version
     if sealed is None or sealed.id != version:
         newest = manifest.served_id or "none"
-        problem = (
-            f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and"
-            f" those from number {manifest.retained_from} on can be read."
-        )
         raise errors.DatasetError(
-            problem, f"See adjunct dataset history {log.name}.", dataset=log.name, version=version
+            f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and"
+            f" those from number {manifest.retained_from} on can be read.",
+            f"See adjunct dataset history {log.name}.",
+            dataset=log.name,
+            version=version,
         )
     return sealed
 
@@ -253,11 +257,10 @@ class _CommitHistory:
             try:
                 self.read[number] = self.log.log.read(keys[0])
             except errors.ObjectNotFoundError as error:
-                problem = (
-                    f"dataset {self.log.name!r}: commit {number} was discarded during this read."
-                )
                 raise errors.VersionDiscardedError(
-                    problem, "Retry to read what is left.", dataset=self.log.name
+                    f"dataset {self.log.name!r}: commit {number} was discarded during this read.",
+                    "Retry to read what is left.",
+                    dataset=self.log.name,
                 ) from error
         return self.read[number]
 
@@ -283,12 +286,11 @@ class _CommitHistory:
         elif 1 <= asked < self.manifest.retained_from:
             return None
         if number is None:
-            problem = (
-                f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are"
-                f" numbered {self.numbers[0]} to {self.numbers[-1]}."
-            )
             raise errors.DatasetError(
-                problem, f"See adjunct dataset history {self.log.name}.", dataset=self.log.name
+                f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are"
+                f" numbered {self.numbers[0]} to {self.numbers[-1]}.",
+                f"See adjunct dataset history {self.log.name}.",
+                dataset=self.log.name,
             )
         return self.manifest_at(number)
 
@@ -304,18 +306,21 @@ class _CommitHistory:
             self.numbers, True, key=lambda number: self.manifest_at(number).version is not None
         )
         if place == len(self.numbers):
-            problem = f"dataset {name!r} has no version to read yet: its bootstrap is not finished."
-            raise errors.NoSealedVersionError(problem, "Advance the dataset.", dataset=name)
+            raise errors.NoSealedVersionError(
+                f"dataset {name!r} has no version to read yet: its bootstrap is not finished.",
+                "Advance the dataset.",
+                dataset=name,
+            )
         commit = self.commit_at(self.numbers[place])
         when = f"{commit.created_at:%Y-%m-%d %H:%M:%S} UTC"
         oldest = f"the oldest readable version was committed at {when}, as number {commit.number}"
         if self.manifest.retained_from > 1:
-            problem = f"dataset {name!r}: the version served {asked} has been discarded; {oldest}."
-            step = (
+            raise errors.VersionDiscardedError(
+                f"dataset {name!r}: the version served {asked} has been discarded; {oldest}.",
                 f"See adjunct dataset history {name}. A longer grace keeps more:"
-                " discard=DiscardPolicy(grace=…)."
+                " discard=DiscardPolicy(grace=…).",
+                dataset=name,
             )
-            raise errors.VersionDiscardedError(problem, step, dataset=name)
         raise errors.NoSealedVersionError(
             f"dataset {name!r} served nothing {asked}; {oldest}.",
             f"See adjunct dataset history {name}.",
@@ -338,9 +343,10 @@ def list_datasets(lake: Lake) -> list[str]:
 def dataset_not_found_error(lake: Lake, name: str) -> errors.DatasetNotFoundError:
     """Return the error for an unknown dataset, listing the existing ones."""
     known = ", ".join(list_datasets(lake)) or "none"
-    step = "Check the name and the lake, or advance the dataset once to create it."
     return errors.DatasetNotFoundError(
-        f"there is no dataset {name!r} in {lake.url}; there are: {known}.", step, dataset=name
+        f"there is no dataset {name!r} in {lake.url}; there are: {known}.",
+        "Check the name and the lake, or advance the dataset once to create it.",
+        dataset=name,
     )
 
 
@@ -495,15 +501,16 @@ class StoredVersions(VersionOperations):
     ) -> errors.NoSealedVersionError:
         """Return the error that says what the first version waits for; see `require_current`."""
         waiting = None
-        if self.spec is not None and systems is not None and is_delivered(self.spec, manifest):
+        known = _Unserved(self.spec, manifest)
+        if self.spec is not None and systems is not None and known.is_delivered:
             awaiting = self.awaiting(systems, manifest)
             others: list[str] = []
             if awaiting is None:
                 for member in self.log.read_all()[1].values():
                     if member.name != self.name and member.awaited:
                         others += member.awaited.missing
-            waiting = describe_waiting(awaiting, manifest, others)
-        return no_version_error(self.name, self.spec, manifest, waiting)
+            waiting = known.describe_waiting(awaiting, others)
+        return known.error(self.name, waiting)
 
     def awaiting(
         self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None
@@ -621,45 +628,134 @@ def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, Version
     return readers
 
 
-def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether versions of this dataset are delivered through its input and none of them was
-    revoked.
+@dataclass(frozen=True, slots=True)
+class _Unserved:
+    """A dataset that serves no version: its declaration and manifest, each None if unknown."""
 
-    Other versions are commits of changes, or computed by a query.
-    """
-    revoked = manifest is not None and any(ref.state == "revoked" for ref in manifest.listed)
-    return not (revoked or _follows_changes(spec, manifest) or _is_computed(spec, manifest))
+    spec: AdjunctDataset | None
+    manifest: DatasetManifest | None
 
+    @property
+    def refs(self) -> tuple[VersionRef, ...]:
+        """Its retained versions."""
+        return () if self.manifest is None else self.manifest.listed
 
-def no_version_error(
-    name: str,
-    spec: AdjunctDataset | None,
-    manifest: DatasetManifest | None,
-    waiting: str | None = None,
-) -> errors.NoSealedVersionError:
-    """Return the error for a dataset that serves no version.
+    @property
+    def is_revoked(self) -> bool:
+        """Whether a version was revoked."""
+        return any(ref.state == "revoked" for ref in self.refs)
 
-    `waiting` describes what a version waits for that is delivered through the input.
-    """
-    by_name = False
-    step = (
-        "Advance it when a version is completely delivered: materialise its asset, or use adjunct"
-        " run MODULE:APP."
-    )
-    if _is_computed(spec, manifest):
-        # With names, the dataset's asset has a partition for each version.
-        if spec:
-            by_name = spec.versions is not None
-        else:
-            by_name = manifest is not None and manifest.declaration.order == "name"
-        command = f"adjunct dataset advance {name} MODULE:APP"
-        if by_name:
-            command += " --partition NAME"
-        step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run {command}."
-    cause = _describe_cause(spec, manifest, waiting, by_name)
-    return errors.NoSealedVersionError(
-        f"dataset {name!r} has no version to read yet: {cause}.", step, dataset=name
-    )
+    @property
+    def is_local(self) -> bool:
+        """Whether the batches of one application write it."""
+        if self.spec is not None and self.spec.is_local:
+            return True
+        return self.manifest is not None and self.manifest.declaration.owner is not None
+
+    @property
+    def follows_changes(self) -> bool:
+        """Whether it follows a change stream."""
+        if self.manifest:
+            return self.manifest.versions_are_commits
+        return self.spec is not None and self.spec.follows_changes
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether a query computes the versions."""
+        if self.spec:
+            return isinstance(self.spec.input, QuerySource)
+        return self.manifest is not None and self.manifest.declaration.computed
+
+    @property
+    def has_partitions(self) -> bool:
+        """Whether its asset has a partition for each version, by name."""
+        if self.spec:
+            return self.spec.versions is not None
+        return self.manifest is not None and self.manifest.declaration.order == "name"
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether versions are delivered through the input and none of them was revoked.
+
+        Other versions are commits of changes, or computed by a query.
+        """
+        return not (self.is_revoked or self.follows_changes or self.is_computed)
+
+    def error(self, name: str, waiting: str | None) -> errors.NoSealedVersionError:
+        """Return the error that no version can be read.
+
+        `waiting` describes what a version waits for that is delivered through the input.
+        """
+        step = (
+            "Advance it when a version is completely delivered: materialise its asset, or use"
+            " adjunct run MODULE:APP."
+        )
+        if self.is_computed:
+            command = f"adjunct dataset advance {name} MODULE:APP"
+            if self.has_partitions:
+                command += " --partition NAME"
+            step = f"Materialise {self._describe_partitions()} in Dagster, or run {command}."
+        return errors.NoSealedVersionError(
+            f"dataset {name!r} has no version to read yet: {self._describe_cause(waiting)}.",
+            step,
+            dataset=name,
+        )
+
+    def describe_waiting(self, awaiting: Awaiting | None, others: Sequence[str] = ()) -> str:
+        """Return in words what the next version waits for; None says that it is completely
+        delivered.
+
+        `others` are the markers that the other members of its version set wait for.
+        """
+        if awaiting is None:
+            done = "one is completely delivered, but not published yet"
+            if not others:
+                return done
+            return (
+                f"{done}, and other members of its version set wait for the end-of-dataset markers"
+                f" of {', '.join(others)}"
+            )
+        version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
+        since = ""
+        if self.manifest is not None and self.manifest.awaited:
+            since = f" since {self.manifest.awaited.since:%Y-%m-%d %H:%M} UTC"
+        return f"{version} waits{since} for {awaiting.described}"
+
+    def _describe_cause(self, waiting: str | None) -> str:
+        if self.is_local:
+            return "no batch of its application has written it"
+        if self.follows_changes:
+            return "its bootstrap is not finished"
+        if self.is_revoked:
+            return "all that were sealed are revoked"
+        refused = ""
+        for ref in self.refs:
+            if ref.state == "rejected":  # the last one counts
+                refused = f"version {ref.name!r} was rejected ({ref.reason})"
+        if not self.is_computed:
+            waiting = waiting or (
+                "no version has been marked as complete in every partition of"
+                f" {self._name_source()} and sealed"
+            )
+            return f"{waiting}; {refused}" if refused else waiting
+        if refused:
+            return refused
+        if self.has_partitions:
+            return "a query computes each of its partitions, and none has been materialised"
+        return "a query computes it, and has not run yet"
+
+    def _name_source(self) -> str:
+        if self.manifest is not None:
+            return self.manifest.declaration.input
+        return "its input" if self.spec is None else str(self.spec.input)
+
+    def _describe_partitions(self) -> str:
+        versions = None if self.spec is None else self.spec.versions
+        if versions is not None and versions.start is not None:
+            return f"the partition of a day of its asset ({versions.start} is the first)"
+        if versions is not None and versions.names:
+            return f"one of the partitions of its asset ({', '.join(versions.names[:5])}, …)"
+        return "a partition of its asset" if self.has_partitions else "its asset"
 
 
 def no_complete_version_error(
@@ -668,105 +764,6 @@ def no_complete_version_error(
     """Return the error for a declared dataset of which no version is complete: the next one
     waits for `awaiting`.
     """
-    waiting = None
-    if is_delivered(spec, manifest):
-        waiting = describe_waiting(awaiting, manifest)
-    return no_version_error(spec.name, spec, manifest, waiting)
-
-
-def describe_waiting(
-    awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()
-) -> str:
-    """Return in words what the next version waits for; None says that it is completely delivered.
-
-    `others` are the markers that the other members of its version set wait for.
-    """
-    if awaiting is None:
-        done = "one is completely delivered, but not published yet"
-        if not others:
-            return done
-        return (
-            f"{done}, and other members of its version set wait for the end-of-dataset markers of"
-            f" {', '.join(others)}"
-        )
-    version = "the first version"
-    if awaiting.version:
-        version = f"version {awaiting.version!r}"
-    begun = None
-    if manifest is not None:
-        begun = manifest.awaited
-    since = ""
-    if begun:
-        since = f" since {begun.since:%Y-%m-%d %H:%M} UTC"
-    return f"{version} waits{since} for {awaiting.described}"
-
-
-def _describe_cause(
-    spec: AdjunctDataset | None,
-    manifest: DatasetManifest | None,
-    waiting: str | None,
-    by_name: bool,
-) -> str:
-    if _is_local(spec, manifest):
-        return "no batch of its application has written it"
-    if _follows_changes(spec, manifest):
-        return "its bootstrap is not finished"
-    refs = manifest.listed if manifest is not None else ()
-    if any(ref.state == "revoked" for ref in refs):
-        return "all that were sealed are revoked"
-    rejected = []
-    for ref in refs:
-        if ref.state == "rejected":
-            rejected.append(ref)
-    refused = [f"version {ref.name!r} was rejected ({ref.reason})" for ref in rejected[-1:]]
-    if not _is_computed(spec, manifest):
-        source = _name_source(spec, manifest)
-        complete = f"complete in every partition of {source}"
-        waiting = waiting or f"no version has been marked as {complete} and sealed"
-        return "; ".join([waiting, *refused])
-    if refused:
-        return refused[0]
-    if by_name:
-        return "a query computes each of its partitions, and none has been materialised"
-    return "a query computes it, and has not run yet"
-
-
-def _name_source(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> str:
-    if manifest is not None:
-        return manifest.declaration.input
-    if spec is None:
-        return "its input"
-    return str(spec.input)
-
-
-def _is_local(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    if spec is not None and spec.is_local:
-        return True
-    return manifest is not None and manifest.declaration.owner is not None
-
-
-def _follows_changes(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether the dataset follows a change stream."""
-    if manifest:
-        return manifest.versions_are_commits
-    return spec is not None and spec.follows_changes
-
-
-def _is_computed(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether a query computes the versions."""
-    if spec:
-        return isinstance(spec.input, QuerySource)
-    return manifest is not None and manifest.declaration.computed
-
-
-def _describe_partitions(spec: AdjunctDataset | None, by_name: bool) -> str:
-    versions = None
-    if spec is not None:
-        versions = spec.versions
-    if versions is not None and versions.start is not None:
-        return f"the partition of a day of its asset ({versions.start} is the first)"
-    if versions is not None and versions.names:
-        return f"one of the partitions of its asset ({', '.join(versions.names[:5])}, …)"
-    if by_name:
-        return "a partition of its asset"
-    return "its asset"
+    known = _Unserved(spec, manifest)
+    waiting = known.describe_waiting(awaiting) if known.is_delivered else None
+    return known.error(spec.name, waiting)

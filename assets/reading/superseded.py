@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -64,21 +64,21 @@ def read_stored_rows(
     """Return the stored rows of a bucket, or of all (None), and the number of each row's
     generation (numpy).
     """
-    numbers = {generation.folder: generation.id for generation in sealed.generations}
-    stored = [
-        one
-        for one in list_stored_files(store, dataset, sealed)
-        if bucket is None or one.file.bucket == bucket
-    ]
-    tables = map_in_threads(
-        partial(read_stored_file, layout=sealed.layout, threads=threads), stored
-    )
-    generations = [
-        np.full(table.num_rows, numbers[one.folder])
-        for one, table in zip(stored, tables, strict=True)
-    ]
+    stored = []
+    for one in list_stored_files(store, dataset, sealed):
+        if bucket in (None, one.file.bucket):
+            stored.append(one)
+    read = partial(read_stored_file, layout=sealed.layout, threads=threads)
+    tables = map_in_threads(read, stored)
+    generations = _list_generations(stored)
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
-    return rows, np.concatenate([np.zeros(0, np.int64), *generations])
+    return rows, generations
+
+
+def _list_generations(files: Sequence[StoredFile]) -> Any:
+    """Return the number of the generation of each row in these files (numpy)."""
+    numbers = np.array([stored.generation.id for stored in files], np.int64)
+    return np.repeat(numbers, [stored.file.rows for stored in files])
 
 
 def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: bool = False) -> Any:
@@ -93,10 +93,10 @@ def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: b
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
     later = generation != generation.min()
     if by_time or later.any():
-        codes = key_codes([rows.column(name) for name in key])
-        ranks = [generation]
-        ranks.append(sortable_positions(rows.column(POSITION)))
-        ranks += [rows.column(VALID_FROM).cast("int64").to_numpy()] if by_time else []
+        codes = key_codes(rows.select(key).columns)
+        ranks = [generation, sortable_positions(rows.column(POSITION))]
+        if by_time:
+            ranks.append(rows.column(VALID_FROM).cast("int64").to_numpy())
         contested = np.arange(rows.num_rows)
         if not by_time:
             contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
@@ -240,11 +240,11 @@ class Mask:
         """Return the mask as it is stored: a digest, and an Arrow table with the digest `files`
         in its metadata.
         """
-        places = list(self.bits)
+        places = np.array(list(self.bits), np.int64).reshape(-1, 2)
         table = pa.table(
             {
-                "generation": pa.array([generation for generation, _ in places], pa.int64()),
-                "bucket": pa.array([bucket for _, bucket in places], pa.int64()),
+                "generation": places[:, 0],
+                "bucket": places[:, 1],
                 "bits": pa.array(list(self.bits.values()), pa.large_binary()),
             }
         ).replace_schema_metadata({"files": files})
@@ -268,10 +268,8 @@ class Mask:
         table = pa.ipc.open_stream(content).read_all()
         if table.schema.metadata != {b"files": files.encode()}:
             return None
-        columns = (table.column(name).to_pylist() for name in ("generation", "bucket", "bits"))
-        return cls(
-            {(generation, bucket): bits for generation, bucket, bits in zip(*columns, strict=True)}
-        )
+        generations, buckets, bits = table.to_pydict().values()
+        return cls(dict(zip(zip(generations, buckets, strict=True), bits, strict=True)))
 
 
 def _place_of_generation(starts: Mapping[int, int]) -> Column:
@@ -342,47 +340,33 @@ def make_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> Mask:
     by_bucket: dict[int, list[StoredFile]] = {}
     for stored in list_stored_files(store, dataset, sealed):
         by_bucket.setdefault(stored.file.bucket, []).append(stored)
-    numbers = {generation.folder: generation.id for generation in sealed.generations}
     bits: dict[tuple[int, int], bytes] = {}
     for bucket, files in sorted(by_bucket.items()):
-        for generation, kept in _kept_of_bucket(files, numbers, sealed):
-            if not kept.all():
-                bits[generation, bucket] = np.packbits(~kept, bitorder="little").tobytes()
+        tables = [_keys_of(stored, sealed) for stored in files]
+        kept = kept_rows(pa.concat_tables(tables), _list_generations(files), sealed.key)
+        ends = np.cumsum([stored.file.rows for stored in files])
+        for stored, part in zip(files, np.split(kept, ends[:-1]), strict=True):
+            if not part.all():
+                packed = np.packbits(~part, bitorder="little").tobytes()
+                bits[stored.generation.id, bucket] = packed
     return Mask(bits)
 
 
-def _kept_of_bucket(
-    files: Sequence[StoredFile], numbers: Mapping[str, int], sealed: SealedVersion
-) -> Iterator[tuple[int, Any]]:
-    """Yield for each file of a bucket its generation, and a mask (numpy) of its rows that are
-    entries.
-    """
-    tables = [
-        _keys_of(stored, sealed, base=numbers[stored.folder] == sealed.generations[0].id)
-        for stored in files
-    ]
-    generations = [
-        np.full(table.num_rows, numbers[stored.folder])
-        for stored, table in zip(files, tables, strict=True)
-    ]
-    kept = kept_rows(pa.concat_tables(tables), np.concatenate(generations), sealed.key)
-    ends = np.cumsum([table.num_rows for table in tables])
-    for stored, part in zip(files, np.split(kept, ends[:-1]), strict=True):
-        yield numbers[stored.folder], part
-
-
-def _keys_of(stored: StoredFile, sealed: SealedVersion, *, base: bool) -> pa.Table:
+def _keys_of(stored: StoredFile, sealed: SealedVersion) -> pa.Table:
     """Return the key, `__position` and `__tombstone` of a file's rows.
 
     By offset every change is newer than the rows of the base, so these get the lowest position
     instead of their own, which would be most of the bytes to read.
     """
-    by_offset = base and sealed.order_by is None
-    columns = [*sealed.key, TOMBSTONE, *(() if by_offset else (POSITION,))]
+    is_base = stored.generation.id == sealed.generations[0].id
+    by_offset = is_base and sealed.order_by is None
+    columns = [*sealed.key, TOMBSTONE]
+    if not by_offset:
+        columns.append(POSITION)
     rows = stored.reading(lambda: stored.open().read(columns=columns)).replace_schema_metadata()
     if rows.num_rows != stored.file.rows:
         raise stored.damaged(f"it has {rows.num_rows} rows")
     if not by_offset:
-        return rows.select([*sealed.key, TOMBSTONE, POSITION])
+        return rows.select(columns)
     lowest = pa.array(np.full(rows.num_rows, np.iinfo(np.int64).min))
-    return rows.select([*sealed.key, TOMBSTONE]).append_column(POSITION, lowest)
+    return rows.select(columns).append_column(POSITION, lowest)

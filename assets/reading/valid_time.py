@@ -40,6 +40,7 @@ from dagster_adjunct.resources.bucketing.files import (
     VALID_FROM,
     VALID_TO,
     bucketed_frame,
+    conform_to_layout,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, np, pa
@@ -48,7 +49,7 @@ from dagster_adjunct.resources.schemas.schema import (
     Schema,
     arrow_type,
     is_widening,
-    named_column,
+    named_columns,
     quote_name,
 )
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -83,14 +84,12 @@ class VersionsOverTime:
         self.spans = version_spans(sealed)
         self._cache = FileCache()
         if not self.spans:
-            problem = (
-                f"dataset {dataset!r} has no sealed version that states since when it is valid."
-            )
-            step = (
+            raise DatasetError(
+                f"dataset {dataset!r} has no sealed version that states since when it is valid.",
                 'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed'
-                " from then on."
+                " from then on.",
+                dataset=dataset,
             )
-            raise DatasetError(problem, step, dataset=dataset)
         newest = max((span.version for span in self.spans), key=lambda version: version.number)
         for span in self.spans:
             _require_readable_as(dataset, span.version, newest)
@@ -154,7 +153,7 @@ class VersionsOverTime:
         )
         ends = F.array(*[F.lit(end).cast("bigint") for end in ends_in_micros])
         return rows.select(
-            *[named_column(name) for name in self.schema.names],
+            *named_columns(self.schema.names),
             F.timestamp_micros(F.element_at(starts, F.col(GENERATION_COLUMN))).alias(VALID_FROM),
             F.timestamp_micros(F.element_at(ends, F.col(GENERATION_COLUMN))).alias(VALID_TO),
             (F.col(GENERATION_COLUMN) == 1).alias(IS_FIRST),
@@ -187,43 +186,35 @@ def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion
     )
     if old.partitions != newest.partitions:
         counts = " and ".join(str(version.partitions or "one copy") for version in (old, newest))
-        step = (
-            f"Repartition all to one number: adjunct dataset repartition {dataset} --partitions N"
-            " --reason …."
-        )
         raise DatasetError(
             f"{what}they have different partitions ({counts}).",
-            step,
+            f"Repartition all to one number: adjunct dataset repartition {dataset} --partitions N"
+            " --reason ….",
             dataset=dataset,
             version=old.id,
         )
     spread = [
-        (version.key, version.partition_by, _types(version, version.key))
+        (version.key, version.partition_by, version.columns.select(version.key).types)
         for version in (old, newest)
     ]
     if spread[0] != spread[1]:
-        step = (
-            "Discard the older versions (adjunct dataset expire), or declare the dataset under a"
-            " new name."
-        )
         raise DatasetError(
-            f"{what}they have different keys.", step, dataset=dataset, version=old.id
+            f"{what}they have different keys.",
+            "Discard the older versions (adjunct dataset expire), or declare the dataset under a"
+            " new name.",
+            dataset=dataset,
+            version=old.id,
         )
-    now = {field.name: field.type for field in newest.columns.fields}
+    now = newest.columns.types
     for field in old.columns.fields:
         if field.name in now and not is_widening(field.type, now[field.name]):
-            problem = (
-                f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there."
-            )
-            step = (
+            raise DatasetError(
+                f"{what}its column {field.name!r} is {field.type}, and {now[field.name]} there.",
                 "Discard the older versions (adjunct dataset expire), or give the column a new"
-                " name."
+                " name.",
+                dataset=dataset,
+                version=old.id,
             )
-            raise DatasetError(problem, step, dataset=dataset, version=old.id)
-
-
-def _types(version: SealedVersion, names: Sequence[str]) -> list[str]:
-    return [version.columns.field(name).type for name in names]
 
 
 Reader = VersionReader | VersionsOverTime
@@ -238,11 +229,7 @@ def read_rows_over_time(reader: Reader) -> pa.Table:
     for a version without history, and ManifestMismatchError for damaged files.
     """
     if not isinstance(reader, VersionReader):
-        parts = [
-            _rows_of_span(reader.store, reader.dataset, reader.schema, n, s)
-            for n, s in enumerate(reader.spans)
-        ]
-        rows = pa.concat_tables(parts)
+        rows = pa.concat_tables(_rows_of_span(reader, span) for span in reader.spans)
         return rows.take(
             np.lexsort((_micros(rows, VALID_FROM), _key_numbers(rows, reader.sealed.key)))
         )
@@ -267,36 +254,25 @@ def read_rows_over_time(reader: Reader) -> pa.Table:
     )
 
 
-def _rows_of_span(
-    store: ObjectStore, dataset: str, schema: Schema, number: int, span: Span
-) -> pa.Table:
-    """Return the entries of a span's version with the columns of `schema` and the span. `number`
-    0 is the oldest.
-    """
-    rows, _ = read_stored_rows(store, dataset, span.version)
-    columns: dict[str, Any] = {
-        field.name: (
-            rows.column(field.name).cast(field.type)
-            if field.name in rows.column_names
-            else pa.nulls(rows.num_rows, field.type)
-        )
-        for field in schema.to_arrow()
-    }
-    start, end = (pa.scalar(moment, arrow_type("timestamp")) for moment in (span.start, span.end))
+def _rows_of_span(reader: VersionsOverTime, span: Span) -> pa.Table:
+    """Return the entries of a span's version with the reader's columns, and the span."""
+    rows, _ = read_stored_rows(reader.store, reader.dataset, span.version)
+    known = [name for name in reader.schema.names if name in rows.column_names]
+    rows = conform_to_layout(rows.select(known), reader.layout)
     values = {
-        VALID_FROM: start,
+        VALID_FROM: pa.scalar(span.start, arrow_type("timestamp")),
         TOMBSTONE: pa.scalar(False),
-        VALID_TO: end,
-        IS_FIRST: pa.scalar(number == 0),
+        VALID_TO: pa.scalar(span.end, arrow_type("timestamp")),
+        IS_FIRST: pa.scalar(span is reader.spans[0]),
     }
-    return pa.table(
-        columns | {name: pa.repeat(value, rows.num_rows) for name, value in values.items()}
-    )
+    for name, value in values.items():
+        rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+    return rows
 
 
 def _key_numbers(rows: pa.Table, key: tuple[str, ...]) -> Any:
     """Return a number for each row, equal where the keys are (numpy)."""
-    return number_values(key_codes([rows.column(name) for name in key]))[0]
+    return number_values(key_codes(rows.select(key).columns))[0]
 
 
 def _same_as_next(*columns: Any) -> Any:
@@ -407,7 +383,9 @@ def intervals_sql(reader: Reader, rows: str, quote: Callable[[str], str], edge: 
     if history_edge(reader) is not None:
         exact = f"{VALID_TO} IS NULL OR {VALID_TO} > {edge}"
     start, end, current = time_column_names(reader)
-    columns = [*map(quote, reader.schema.names), *([f"{VALID_FROM} AS {start}"] if start else [])]
+    columns = [*map(quote, reader.schema.names)]
+    if start:
+        columns.append(f"{VALID_FROM} AS {start}")
     return (
         f"WITH marked AS (SELECT *, NOT ({' AND '.join(same)}) AS __starts FROM {rows} WHERE"
         f" {exact}), runs AS (SELECT *, sum(CAST(__starts AS INT)) OVER {in_time} AS __run FROM"
@@ -461,8 +439,12 @@ def validate_moment(reader: Reader, moment: datetime) -> None:
             " zone, of the "
         )
         problem += "years 1 to 9999 in UTC."
-        step = "Give a datetime with its zone, such as tzinfo=UTC."
-        raise ConfigurationError(problem, step, argument="moment", dataset=reader.dataset)
+        raise ConfigurationError(
+            problem,
+            "Give a datetime with its zone, such as tzinfo=UTC.",
+            argument="moment",
+            dataset=reader.dataset,
+        )
     edge = history_edge(reader)
     asked = to_microseconds(moment)
     if edge is not None and asked < edge:
@@ -504,11 +486,11 @@ def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
     their validity in a column `valid_from` already. Where entries have another column with one of
     these names, all three begin with `__`.
     """
-    own = {name.lower() for name in reader.schema.names}
+    shown = ["valid_from", "valid_to", "is_current"]
     has_valid_from = _valid_from_column(reader) == "valid_from"
-    if own & (
-        {"valid_to", "is_current"} if has_valid_from else {"valid_from", "valid_to", "is_current"}
-    ):
+    if has_valid_from:
+        shown.remove("valid_from")
+    if not {name.lower() for name in reader.schema.names}.isdisjoint(shown):
         return ("__valid_from", "__valid_to", "__is_current")
     return (None if has_valid_from else "valid_from", "valid_to", "is_current")
 

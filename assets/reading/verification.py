@@ -93,7 +93,7 @@ def _unlisted_objects(view: VersionReader, listed: set[str]) -> Iterator[Damage]
 
     Objects whose names begin with "_" are left out, as Spark skips them.
     """
-    for folder in sorted({generation.folder for generation in view.sealed.generations}):
+    for folder in sorted(view.sealed.folders):
         for item in view.store.list(f"{folder}/"):
             if item.key not in listed and not item.key.rpartition("/")[2].startswith("_"):
                 yield Damage(
@@ -164,7 +164,7 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
 
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
-    by_row = assign_buckets([keys.column(name) for name in layout.bucket_by], layout.partitions)
+    by_row = assign_buckets(keys.select(layout.bucket_by).columns, layout.partitions)
     wrong = np.nonzero(by_row != bucket)[0]
     if not wrong.size:
         return ""
@@ -191,5 +191,8 @@ def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
     wrong = pc.index(pc.fill_null(rises, False), False).as_py()
     if wrong < 0:
         return ""
-    pair = _encoded_key(keys, key, wrong), _encoded_key(keys, key, wrong + 1)
-    return f"the key {pair[1]} comes " + ("twice" if pair[0] == pair[1] else f"after {pair[0]}")
+    before = _encoded_key(keys, key, wrong)
+    after = _encoded_key(keys, key, wrong + 1)
+    if before == after:
+        return f"the key {after} comes twice"
+    return f"the key {after} comes after {before}"

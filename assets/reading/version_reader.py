@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
-from itertools import groupby, pairwise
+from itertools import groupby, zip_longest
 from math import isnan
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,6 +69,7 @@ from dagster_adjunct.resources.schemas.schema import (
     Field,
     Plain,
     named_column,
+    named_columns,
     plain_converter,
     quote_name,
 )
@@ -127,15 +128,12 @@ def find_newest_entry(
 
     None for a key without rows, and if that row is a deletion.
     """
-    last_rows = (
-        _place_row(files, rows, after - 1)
-        for files in generations
-        for rows, _, after in deque(files.scan(bucket, key, end_of_prefix(key)), maxlen=1)
-    )
-    newest = max(last_rows, key=itemgetter(0), default=None)
-    if newest is None:
-        return None
-    return _entry_of(newest, names)
+    newest: _Placed | None = None
+    for files in generations:
+        for rows, _, after in deque(files.scan(bucket, key, end_of_prefix(key)), maxlen=1):
+            last = _place_row(files, rows, after - 1)
+            newest = max(newest or last, last, key=itemgetter(0))
+    return None if newest is None else _entry_of(newest, names)
 
 
 def read_key_history(
@@ -149,9 +147,7 @@ def read_key_history(
     """
     assert sealed.history is not None
     names = sealed.columns.names
-    edge = None
-    if sealed.edge is not None:
-        edge = datetime_from_micros(sealed.edge)
+    edge = None if sealed.edge is None else datetime_from_micros(sealed.edge)
     at: dict[datetime, _Placed] = {}
     for files in generations:
         for rows, first, after in files.scan(bucket, key, end_of_prefix(key)):
@@ -159,15 +155,11 @@ def read_key_history(
                 placed = _place_row(files, rows, row)
                 valid_from = placed[0][0]
                 at[valid_from] = max(at.get(valid_from, placed), placed, key=itemgetter(0))
-    spans = pairwise([*sorted(at), None])
-    parts = (
-        Validity(begin, end, _entry_of(at[begin], names))
-        for begin, end in spans
-        if begin is not None
-    )
-    exact = (
-        part for part in parts if edge is None or part.valid_to is None or part.valid_to > edge
-    )
+    begins = sorted(at)
+    exact = []
+    for begin, end in zip_longest(begins, begins[1:]):
+        if edge is None or end is None or end > edge:
+            exact.append(Validity(begin, end, _entry_of(at[begin], names)))
     return list(merge_equal_neighbours(exact, sealed.history.valid_from))
 
 
@@ -303,8 +295,7 @@ class RowsOverTime:
         changes = self._changes
         if not changes:
             return rows
-        few = sum(generation.rows for generation in self.sealed.generations) <= _SORTED_ROWS
-        if few or changes > _BROADCAST_ROWS:
+        if self.sealed.stored_rows <= _SORTED_ROWS or changes > _BROADCAST_ROWS:
             return self._merge_by_sorting(rows)
         return self._merge_by_broadcast(rows)
 
@@ -342,16 +333,10 @@ class RowsOverTime:
             )
         )
         now = {VALID_TO: F.col(_END), IS_FIRST: F.col(_BEGINS)}
-        return kept.select(
-            *[
-                (
-                    F.when(known, now[name]).otherwise(F.col(name)).alias(name)
-                    if name in now
-                    else named_column(name)
-                )
-                for name in rows.columns
-            ]
+        corrected = kept.withColumns(
+            {name: F.when(known, column).otherwise(F.col(name)) for name, column in now.items()}
         )
+        return corrected.select(*named_columns(rows.columns))
 
     def _corrections(self, rows: DataFrame) -> DataFrame:
         """Return corrections of the scan: (key, valid_from), and generation, end and `__first` of
@@ -394,25 +379,31 @@ def key_range(
         first = () if start is None else _leading_values(what, fields, start)
         return first, None if end is None else _leading_values(what, fields, end)
     if start is not None or end is not None:
-        problem = f"{what}: both a prefix and a range are given."
         raise SchemaMismatchError(
-            problem, "Give prefix=, or start= and end=, not both.", argument="prefix"
+            f"{what}: both a prefix and a range are given.",
+            "Give prefix=, or start= and end=, not both.",
+            argument="prefix",
         )
     if not isinstance(prefix, tuple | list):
         if fields[0].type not in ("string", "binary"):
-            problem = (
+            raise SchemaMismatchError(
                 f"{what}: key column {fields[0].name!r} is {fields[0].type}, so {prefix!r} can't be"
-                " a prefix of it: only strings and binaries have prefixes."
+                " a prefix of it: only strings and binaries have prefixes.",
+                "Give a tuple of whole values of leading key columns, or start= and end=.",
+                argument="prefix",
+                column=fields[0].name,
             )
-            step = "Give a tuple of whole values of leading key columns, or start= and end=."
-            raise SchemaMismatchError(problem, step, argument="prefix", column=fields[0].name)
         (begin,) = _leading_values(what, fields, prefix)
         assert isinstance(begin, bytes)
         # The least bytes that are greater than all bytes with this prefix, if there are any.
         kept = begin.rstrip(b"\xff")
-        return (begin,), (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
+        if not kept:
+            return (begin,), None
+        return (begin,), (kept[:-1] + bytes([kept[-1] + 1]),)
     values = _leading_values(what, fields, prefix)
-    return values, end_of_prefix(values) if values else None
+    if not values:
+        return values, None
+    return values, end_of_prefix(values)
 
 
 def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:
@@ -520,7 +511,7 @@ class VersionReader:
                 rows = mask.drop_superseded(rows, self.sealed)
             elif self.sealed.positioned:
                 rows = self._merge_deltas(rows)
-        return rows.select(*[named_column(name) for name in self.schema.names])
+        return rows.select(*named_columns(self.schema.names))
 
     @translate_spark_errors()
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
@@ -533,7 +524,7 @@ class VersionReader:
         """
         rows = self._over_time(resolve_session(spark)).intervals()
         hidden = (VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)
-        return rows.select(*[named_column(name) for name in self.schema.names], *hidden)
+        return rows.select(*named_columns(self.schema.names), *hidden)
 
     @translate_spark_errors()
     def frame_at(
@@ -545,7 +536,7 @@ class VersionReader:
         does.
         """
         rows = self._over_time(resolve_session(spark)).valid_at(moment)
-        return rows.select(*[named_column(name) for name in self.schema.names])
+        return rows.select(*named_columns(self.schema.names))
 
     def _over_time(self, spark: SparkSession) -> RowsOverTime:
         if self.sealed.history is None:
@@ -627,13 +618,12 @@ class VersionReader:
         try:
             {key for key, _ in wanted}
         except TypeError as error:
-            problem = (
-                f"{self._what}: get_all returns a dict by key, and one of these keys can't be used"
-                f" in a dict: {error}."
-            )
-            step = "Give a key of several columns as a tuple, and that of one column as its value."
             raise ConfigurationError(
-                problem, step, argument="keys", dataset=self.dataset
+                f"{self._what}: get_all returns a dict by key, and one of these keys can't be used"
+                f" in a dict: {error}.",
+                "Give a key of several columns as a tuple, and that of one column as its value.",
+                argument="keys",
+                dataset=self.dataset,
             ) from error
         # In the order of the files, so that each row group is read once.
         placed = sorted(
@@ -732,7 +722,8 @@ class VersionReader:
 
         def rank(match: tuple[tuple[Any, ...], int, Entry]) -> tuple[Any, ...]:
             _, generation, row = match
-            return (*((row[VALID_FROM],) if by_time else ()), row.get(POSITION, 0), generation)
+            place = (row.get(POSITION, 0), generation)
+            return (row[VALID_FROM], *place) if by_time else place
 
         for key, same in groupby(heapq.merge(*scans, key=itemgetter(0)), key=itemgetter(0)):
             _, _, newest = max(same, key=rank)

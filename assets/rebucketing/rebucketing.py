@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
-from dagster_adjunct.assets.reading.stored_file import StoredFile
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_generation_files
 from dagster_adjunct.assets.retention import erasure
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
 from dagster_adjunct.assets.retention.erasure import RewrittenGeneration, VersionReplacement
@@ -174,7 +174,7 @@ def _rebucket_generation(
     """
     layout = replace(version.layout, partitions=partitions)
     folder = attempt.generation(old.id).folder
-    stored = [StoredFile(log.lake.store, options.what, old.folder, file) for file in old.files]
+    stored = list_generation_files(log.lake.store, options.what, old)
     passes = -(-max(1, old.rows) // _ROWS_AT_ONCE)
     width = -(-partitions // passes)
     written: list[BucketFile] = []

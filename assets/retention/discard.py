@@ -65,12 +65,11 @@ def check_deletable(dataset: str, seen: Commit) -> None:
     """Raise DatasetError for a member of a version set, which can't be deleted alone."""
     version_set = redirect_target(seen)
     if version_set is not None:
-        problem = (
-            f"dataset {dataset!r} can't be deleted alone: it is a member of the version set"
-            f" {version_set!r}, whose versions are one commit."
-        )
         raise DatasetError(
-            problem, "Revoke its versions and discard them instead.", dataset=dataset
+            f"dataset {dataset!r} can't be deleted alone: it is a member of the version set"
+            f" {version_set!r}, whose versions are one commit.",
+            "Revoke its versions and discard them instead.",
+            dataset=dataset,
         )
 
 
@@ -185,8 +184,11 @@ def _retired_at(retired: Retired, listing: Listing) -> datetime:
     It is `now` for a commit newer than the listing, and the time in the manifest if the commit is
     not listed.
     """
-    newest = max(listing.commits, default=retired.until)
-    return listing.commits.get(retired.until, listing.now if retired.until > newest else retired.at)
+    if retired.until in listing.commits:
+        return listing.commits[retired.until]
+    if listing.commits and retired.until > max(listing.commits):
+        return listing.now
+    return retired.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,15 +321,17 @@ def find_spared(
     # Folders and documents of a bounded dataset have the version in their names. Of an unbounded
     # one, only the manifest of a version lists its folders: once that is not retained, each entry
     # may belong to the version.
-    earlier = {
-        version
-        for version in held
-        if manifest.versions_are_commits and not manifest.retains(version)
-    }
+    earlier = set()
+    for version in held:
+        if manifest.versions_are_commits and not manifest.retains(version):
+            earlier.add(version)
     spared = []
     for entry in manifest.doomed:
-        holders = (v for v in held if v in earlier or belongs_to_version(v, entry))
-        why = next((held[version] for version in holders), "")
+        why = ""
+        for version in held:
+            if version in earlier or belongs_to_version(version, entry):
+                why = held[version]
+                break
         if entry in reached:
             # should not happen; leaving garbage is safer than deleting data
             why = "a version references it"
@@ -461,10 +465,7 @@ def discard(
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
         nonlocal plan, listing
-        documents = set()
-        for ref in fresh.listed:
-            if ref.document is not None:
-                documents.add(ref.document)
+        documents = {ref.document for ref in fresh.listed} - {None}
         if not documents <= listing.documents.keys():
             # A version was published since, and only the store knows its age.
             listing = _list_objects(log)

@@ -29,7 +29,11 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import (
+    StoredFile,
+    list_generation_files,
+    list_stored_files,
+)
 from dagster_adjunct.assets.retention import key_search
 from dagster_adjunct.assets.retention.discard import RetentionDecision, Roots, delete_doomed
 from dagster_adjunct.assets.retention.key_search import ERASE_ACTION, KeySearch, KeySet, redact
@@ -40,7 +44,6 @@ from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
     DatasetManifest,
-    Pin,
     UnboundedManifest,
     as_bounded,
     as_unbounded,
@@ -226,9 +229,12 @@ def _validate_request(
         )
     require_audit_fields("erase keys of", manifest.name, reason, by, dataset=manifest.name)
     if wanted.with_text().is_named_in(reason):
-        problem = f"{what}: the reason of the erasure contains a key to erase, and would store it."
-        step = "Give the number or date of the request instead."
-        raise errors.ConfigurationError(problem, step, argument="reason", dataset=manifest.name)
+        raise errors.ConfigurationError(
+            f"{what}: the reason of the erasure contains a key to erase, and would store it.",
+            "Give the number or date of the request instead.",
+            argument="reason",
+            dataset=manifest.name,
+        )
     return wanted
 
 
@@ -626,10 +632,7 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         if version is not None and generation in version.generations:
             state = f"version {version.id}"
         what = f"dataset {self.log.name!r}, {state}"
-        files = [
-            StoredFile(self.log.lake.store, what, generation.folder, file)
-            for file in generation.files
-        ]
+        files = list_generation_files(self.log.lake.store, what, generation)
         affected = count_rows_by_file(files, layout, self.keys)
         if not affected:
             return None
@@ -854,29 +857,30 @@ def replace_versions(
 ) -> BoundedManifest:
     """Return the manifest with the old versions replaced by the new ones everywhere."""
 
-    def renamed(version: str) -> str:
-        if version in old:
-            return old[version].new.id
-        return version
+    def renamed(version: Any) -> Any:
+        return old[version].new.id if version in old else version
 
     version = manifest.version
+    if version is not None and version.id in old:
+        version = old[version.id].sealed
+    versions = []
+    for ref in manifest.versions:
+        now = ref
+        if ref.id in old:
+            now = _with_current_state(ref, old[ref.id].new)
+        versions.append(now.model_copy(update={"replaced": renamed(now.replaced)}))
+    delivered = []
+    for done in manifest.delivered:
+        delivered.append(done.model_copy(update={"version": renamed(done.version)}))
     pin = manifest.pin
-    versions = (
-        _with_current_state(ref, old[ref.id].new) if ref.id in old else ref
-        for ref in manifest.versions
-    )
+    if pin is not None:
+        pin = pin.model_copy(update={"version": renamed(pin.version)})
     return manifest.after(
-        version=old[version.id].sealed if version is not None and version.id in old else version,
-        head=None if manifest.head is None else renamed(manifest.head),
-        pin=None if pin is None else Pin(**{**pin.model_dump(), "version": renamed(pin.version)}),
-        versions=tuple(
-            ref.model_copy(update={"replaced": ref.replaced and renamed(ref.replaced)})
-            for ref in versions
-        ),
-        delivered=tuple(
-            done.model_copy(update={"version": renamed(done.version)})
-            for done in manifest.delivered
-        ),
+        version=version,
+        head=renamed(manifest.head),
+        pin=pin,
+        versions=tuple(versions),
+        delivered=tuple(delivered),
     )
 
 

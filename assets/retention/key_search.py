@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key
+from dagster_adjunct.assets.reading.stored_file import column_paths
 from dagster_adjunct.assets.reading.superseded import is_mask
 from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS, DatasetLog
@@ -107,8 +108,7 @@ def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
         return True
     if len(keys.fields) > 1:
         return False  # statistics are of single columns, not of whole keys
-    columns = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    at = columns.index(keys.names[0])
+    at = column_paths(metadata).index(keys.names[0])
     for group in range(metadata.num_row_groups):
         statistics = metadata.row_group(group).column(at).statistics
         if statistics is None or not statistics.has_min_max:
@@ -465,7 +465,7 @@ class KeySet:
 
     def rows_in(self, table: pa.Table) -> list[int]:
         """Return the indices of the rows with one of these keys."""
-        columns = [table.column(name) for name in self.names]
+        columns = table.select(self.names).columns
         wanted = pa.array(sorted({key[0] for key in self.keys}), columns[0].type)
         likely: list[int] = pc.indices_nonzero(pc.is_in(columns[0], value_set=wanted)).to_pylist()
         found = []

@@ -187,12 +187,11 @@ def _snapshot_valid_from(
     if name is not None and name in source.schema.names:
         return named_column(name).cast("timestamp")
     if name is not None:
-        problem = (
-            f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so"
-            " rows of the bulk snapshot have no start of validity."
-        )
         raise DatasetError(
-            problem, "Store that column too, or leave valid_from out.", dataset=source.spec.name
+            f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so"
+            " rows of the bulk snapshot have no start of validity.",
+            "Store that column too, or leave valid_from out.",
+            dataset=source.spec.name,
         )
     ends = source.system.upcoming(source.ssps)
     ranges = {}
@@ -264,12 +263,12 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
         elif field.name in repeated_names(rows.columns):
             wrong[field.name] = "is duplicated"
     if wrong:
-        problem = (
+        raise DatasetError(
             f"{what} has different columns than the dataset:"
-            f" {'; '.join(f'{name} {problem}' for name, problem in wrong.items())}."
+            f" {'; '.join(f'{name} {problem}' for name, problem in wrong.items())}.",
+            "Select, rename and cast the columns of the snapshot to match the dataset.",
+            column=next(iter(wrong)),
         )
-        step = "Select, rename and cast the columns of the snapshot to match the dataset."
-        raise DatasetError(problem, step, column=next(iter(wrong)))
     return rows.select(
         *[named_column(field.name).cast(field.type).alias(field.name) for field in schema.fields]
     )
@@ -369,7 +368,6 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
             loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
-            building = ()
             if loaded.files:
                 building = (loaded,)
             used = 1
@@ -378,17 +376,21 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
             advance, ends=source.system.upcoming(source.ssps), counters={"loaded": loaded.rows}
         )
     bootstrap = Bootstrap(
-        state="running" if running else "done",
+        state="done",
         start=offsets_to_json(start),
-        target=offsets_to_json(advance.ends if running else start),
+        target=offsets_to_json(start),
         started_at=snapshot.at,
-        finished_at=None if running else snapshot.at,
+        finished_at=snapshot.at,
         building=building,
         columns=source.schema,
         loaded=bool(building),
         why=decision.reason,
     )
-    served = running and first.version is not None
+    if running:
+        target = offsets_to_json(advance.ends)
+        bootstrap = bootstrap.model_copy(
+            update={"state": "running", "target": target, "finished_at": None}
+        )
     after = first.after(
         declaration=source.declaration,
         offsets=bootstrap.start,
@@ -397,12 +399,12 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         next_generation=number + used,
         first_ordered=samples,
         quarantining=None,
-        confirmed_at=first.confirmed_at if served else None,
-        horizon=first.horizon if served else None,
         applied=first.with_applied(applied),
         decision=decision,
         change=commit.change_from_decision(decision),
     )
+    if not running or first.version is None:
+        after = after.after(confirmed_at=None, horizon=None)
     if not running:
         after = commit.manifest_with_version(
             advance, after, attempt, (attempt.generation(number),), {}
@@ -541,14 +543,12 @@ def rebuild_dataset(
     ConfigurationError without a reason.
     """
     if isinstance(spec, BoundedDataset):
-        problem = (
-            f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream."
-        )
-        step = (
+        raise DatasetError(
+            f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream.",
             "Deliver a new version, or serve an earlier one: adjunct dataset rollback"
-            f" {spec.name} --reason …."
+            f" {spec.name} --reason ….",
+            dataset=spec.name,
         )
-        raise DatasetError(problem, step, dataset=spec.name)
     require_audit_fields("rebuild", spec.name, reason, by)
     spec = require_changes(spec)
     with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:

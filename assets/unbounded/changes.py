@@ -449,7 +449,9 @@ def _continue_bootstrap(advance: Advance) -> tuple[Advance, Action]:
                 _warn_of_first(advance, ranges), ranges, reached=reached
             )
             done += records
-            _report_bootstrap(advance, time.monotonic() - began, 0 if reached else done)
+            if reached:
+                done = 0  # no estimate of the time left
+            _report_bootstrap(advance, time.monotonic() - began, done)
     return advance, "bootstrapped" if reached else "waiting"
 
 

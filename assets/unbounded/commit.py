@@ -278,10 +278,9 @@ def manifest_with_version(
     history = history_from_spec(advance.spec)
     before = manifest.version
     if history is not None and before is not None and before.history is not None:
-        folders = {generation.folder for generation in before.generations}
-        if any(generation.folder in folders for generation in generations):
-            # Kept generations lack what was pruned.
-            history = history.after(pruned=before.history.pruned)
+        kept = before.folders.intersection(generation.folder for generation in generations)
+        # Kept generations lack what was pruned.
+        history = history.after(pruned=before.history.pruned if kept else None)
     start = manifest.bootstrap.start
     version = build_version(
         advance.spec,
@@ -304,7 +303,7 @@ def switch_version(
     """Return the manifest with `version` served; generations that only earlier versions read are
     retired.
     """
-    needed = {generation.folder for generation in version.generations}
+    needed = version.folders
     retired = list(manifest.retired)
     for old in manifest.served_generations:
         if old.folder not in needed and old.files:

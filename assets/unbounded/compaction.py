@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
-from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
+from dagster_adjunct.assets.reading.stored_file import list_generation_files, read_stored_file
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.unbounded.commit import (
     next_version,
@@ -264,8 +264,8 @@ def read_generations(
         .append_column(GENERATION_COLUMN, pa.array([], pa.int32()))
     ]
     for generation in generations:
-        for file in generation.files:
-            table = read_stored_file(StoredFile(store, what, generation.folder, file), layout)
+        for stored in list_generation_files(store, what, generation):
+            table = read_stored_file(stored, layout)
             number = pa.repeat(pa.scalar(generation.id, pa.int32()), table.num_rows)
             tables.append(table.append_column(GENERATION_COLUMN, number))
     return pa.concat_tables(tables)
@@ -458,10 +458,8 @@ def _compact(
     plan = plan_compaction(version, policy, level, of_state=of_state)
     if plan is None:
         deltas = len(version.generations) - 1
-        why = (
-            f"nothing to compact in version {version.id}, a base"
-            f" {f'and {deltas} delta(s)' if deltas else 'alone'}"
-        )
+        rest = f"and {deltas} delta(s)" if deltas else "alone"
+        why = f"nothing to compact in version {version.id}, a base {rest}"
         return CompactionReport(manifest.name, "nothing", why), None
     # The inputs may be replaced, and then discarded, while they are read.
     try:
@@ -507,7 +505,7 @@ def _merge_and_commit(
     """
     assert manifest.version is not None
     log = context.log(manifest.name)
-    known = {generation.folder for generation in manifest.version.generations}
+    known = manifest.version.folders
     attempt = log.attempt()
 
     def once() -> _Current | None:
@@ -517,8 +515,7 @@ def _merge_and_commit(
             fresh = as_unbounded(current)
         if commit is None or fresh is None or fresh.version is None:
             return None
-        served = {generation.folder for generation in fresh.version.generations}
-        if not plan.folders <= served or merged.generation.folder in fresh.doomed:
+        if not plan.folders <= fresh.version.folders or merged.generation.folder in fresh.doomed:
             return None
         if merged.horizon is not None and _has_late_deltas(fresh.version, known, merged.horizon):
             raise _LateChanges
@@ -540,7 +537,7 @@ def _merge_and_commit(
     return (merged, current)
 
 
-def _has_late_deltas(version: SealedVersion, known: set[str], horizon: int) -> bool:
+def _has_late_deltas(version: SealedVersion, known: frozenset[str], horizon: int) -> bool:
     """Whether deltas that were committed meanwhile have positions, or validity times, at or
     below the horizon.
     """

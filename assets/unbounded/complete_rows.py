@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
-from dagster_adjunct.assets.reading.stored_file import StoredFile
+from dagster_adjunct.assets.reading.stored_file import StoredFile, column_paths
 from dagster_adjunct.assets.reading.superseded import key_codes
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.unbounded.tied_changes import (
@@ -123,7 +123,8 @@ class BucketCompletion:
         if (
             sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP
         ):  # one read of stored rows for so many
-            return batch.slice(0, 0).drop_columns([KEPT] if KEPT in batch.column_names else [])
+            names = [name for name in batch.column_names if name != KEPT]
+            return batch.slice(0, 0).select(names)
         rows = pa.concat_tables(self._waiting)
         new = np.append(True, key_changes(rows, self._key))
         last = int(np.flatnonzero(new)[-1])
@@ -353,7 +354,8 @@ class BucketCompletion:
                 position > highest[of]
             )  # at equal positions, the newer generation wins, which was read before
             at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
-            stored[of[newer]], highest[of[newer]] = at[newer], position[newer]
+            stored[of[newer]] = at[newer]
+            highest[of[newer]] = position[newer]
             tables.append(found.select(schema.names))
             count += len(of)
         return stored, highest, pa.concat_tables(tables)
@@ -380,9 +382,8 @@ class BucketCompletion:
                 if file.bucket != self._bucket or not len(asked):
                     continue
                 assert self._store is not None, "there are generations in a store only"
-                opened = StoredFile(
-                    self._store, f"dataset {self._declared.dataset!r}", generation.folder, file
-                )
+                what = f"dataset {self._declared.dataset!r}"
+                opened = StoredFile(self._store, what, generation, file)
                 find = partial(
                     self._find_in_file, opened, keys.take(asked), schema, positions=positions
                 )
@@ -403,7 +404,8 @@ class BucketCompletion:
         constants: dict[str, Any] = {}
         if not positions:
             constants = {POSITION: 0}
-        constants |= {} if stored.file.stats.get("tombstones") else {TOMBSTONE: False}
+        if not stored.file.stats.get("tombstones"):
+            constants[TOMBSTONE] = False
         constants |= dict.fromkeys(
             set(schema.names) - set(file.schema_arrow.names)
         )  # columns that were added later are null
@@ -423,14 +425,13 @@ class BucketCompletion:
                 continue
             numbers.append(maybe[number])
             values = file.read_row_group(group, columns=read, use_threads=False).take(row)
-            columns = [
-                (
-                    pa.repeat(pa.scalar(constants[field.name], field.type), len(row))
-                    if field.name in constants
-                    else values.column(field.name).cast(field.type)
-                )
-                for field in whole
-            ]
+            columns = []
+            for field in whole:
+                if field.name in constants:
+                    constant = pa.scalar(constants[field.name], field.type)
+                    columns.append(pa.repeat(constant, len(row)))
+                else:
+                    columns.append(values.column(field.name).cast(field.type))
             tables.append(pa.table(columns, schema=whole))
         return np.concatenate(numbers), pa.concat_tables(tables)
 
@@ -438,8 +439,8 @@ class BucketCompletion:
         """Return the indices of keys that may be in a row group, by the range of its first key
         column.
         """
-        names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-        statistics = metadata.row_group(group).column(names.index(self._key[0])).statistics
+        first = column_paths(metadata).index(self._key[0])
+        statistics = metadata.row_group(group).column(first).statistics
         if statistics is None or not statistics.has_min_max:
             return np.arange(keys.num_rows)
         column = keys.column(self._key[0])

@@ -171,13 +171,14 @@ def dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
     spec = advance.spec
     extractor = advance.spec.extractor
     manifest = advance.manifest
-    facts = (
+    facts: list[object] = [
         spec.following.changes.describe(),
         extractor and extractor.describe(),
         spec.columns,
         manifest.horizon,
-        *([manifest.positions_from] if manifest.positions_from else []),
-        *identity,
-    )
-    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
+    ]
+    if manifest.positions_from:
+        facts.append(manifest.positions_from)
+    facts += identity
+    digest = hashlib.sha256(repr(tuple(facts)).encode()).hexdigest()[:8]
     return f"dead-{spec.name}-{advance.bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"

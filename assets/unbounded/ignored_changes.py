@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dagster_adjunct.assets.reading.stored_file import StoredFile
+from dagster_adjunct.assets.reading.stored_file import (
+    StoredFile,
+    column_paths,
+    list_generation_files,
+)
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.lazy_modules import pa, pc
@@ -35,25 +39,29 @@ class OlderChanges:
     @property
     def highest(self) -> Any:
         """The highest position of the stored files."""
-        return max(one.file.stats[POSITIONS][1] for one in self.stored)
+        return max(map(_highest, self.stored))
 
 
 def find_older_changes(
     store: ObjectStore, what: str, stored: Sequence[Generation], made: Generation
 ) -> list[OlderChanges]:
     """Return the files of new changes that may be ignored, by the stats of all files alone."""
+    by_bucket: dict[int, list[StoredFile]] = {}
+    for generation in stored:
+        for one in list_generation_files(store, what, generation):
+            by_bucket.setdefault(one.file.bucket, []).append(one)
     found = []
-    for file in made.files:
-        lowest = file.stats[POSITIONS][0]
-        above = tuple(
-            StoredFile(store, what, generation.folder, one)
-            for generation in stored
-            for one in generation.files
-            if one.bucket == file.bucket and one.stats[POSITIONS][1] > lowest
-        )
+    for file in list_generation_files(store, what, made):
+        lowest = file.file.stats[POSITIONS][0]
+        known = by_bucket.get(file.file.bucket, [])
+        above = tuple(one for one in known if _highest(one) > lowest)
         if above:
-            found.append(OlderChanges(StoredFile(store, what, made.folder, file), above))
+            found.append(OlderChanges(file, above))
     return found
+
+
+def _highest(stored: StoredFile) -> Any:
+    return stored.file.stats[POSITIONS][1]
 
 
 def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> tuple[int, int]:
@@ -67,7 +75,7 @@ def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> tuple[in
         rows = one.made.reading(partial(made.read, columns=[*key, POSITION, TOMBSTONE]))
         rows = rows.filter(pc.less(rows.column(POSITION), one.highest))
         newest = _newest_positions(one, rows, key)
-        columns = (rows.column(name).to_pylist() for name in (*key, POSITION, TOMBSTONE))
+        columns = rows.select([*key, POSITION, TOMBSTONE]).to_pydict().values()
         for *values, position, deleted in zip(*columns, strict=True):
             stored = newest.get(tuple(values))
             if stored is not None and stored > position:
@@ -94,7 +102,7 @@ def _newest_positions(
                     pc.is_in(first, value_set=wanted), pc.greater(group.column(POSITION), lowest)
                 )
             )
-            columns = (matching.column(name).to_pylist() for name in (*key, POSITION))
+            columns = matching.select([*key, POSITION]).to_pydict().values()
             for *values, position in zip(*columns, strict=True):
                 place = tuple(values)
                 newest[place] = max(position, newest.get(place, position))
@@ -108,22 +116,21 @@ def _row_groups(
     key and the position.
     """
     file = stored.open()
-    names = [file.metadata.schema.column(index).path for index in range(file.metadata.num_columns)]
+    names = column_paths(file.metadata)
     for group in range(file.num_row_groups):
-        of_key, of_position = (
-            file.metadata.row_group(group).column(names.index(name)).statistics
-            for name in (key[0], POSITION)
-        )
-        if of_position is not None and of_position.has_min_max and of_position.max <= lowest:
+        metadata = file.metadata.row_group(group)
+        positions = metadata.column(names.index(POSITION)).statistics
+        if positions is not None and positions.has_min_max and positions.max <= lowest:
             continue
-        outside = of_key is not None and of_key.has_min_max and _is_outside(of_key, bounds)
-        if not outside:
+        if not _is_outside(metadata.column(names.index(key[0])).statistics, bounds):
             yield stored.reading(partial(file.read_row_group, group, columns=[*key, POSITION]))
 
 
 def _is_outside(statistics: Any, bounds: dict[str, Any]) -> bool:
     low = bounds["min"]
     high = bounds["max"]
+    if statistics is None or not statistics.has_min_max:
+        return False
     # Only of types whose values in statistics compare as the columns do.
     if not isinstance(low, int | str) or type(statistics.min) is not type(low):
         return False

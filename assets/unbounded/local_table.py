@@ -131,11 +131,12 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
     columns = columns_of_local_table(spec)
     declared = declaration_from_spec(spec, columns)
     if stored.declaration.owner != declared.owner:
-        problem = (
+        raise errors.DatasetError(
             f"application {declared.owner} can't have a local table {spec.name!r}: the lake has a"
-            f" dataset of that name, made from {stored.declaration.input}."
+            f" dataset of that name, made from {stored.declaration.input}.",
+            "Give this local table another name.",
+            dataset=spec.name,
         )
-        raise errors.DatasetError(problem, "Give this local table another name.", dataset=spec.name)
     check_declaration(spec.name, stored.declaration, declared)
     served = stored.version
     refused = []
@@ -271,7 +272,7 @@ def _goes_with(manifest: DatasetManifest, owner: str) -> bool:
 
 def _serve_again(manifest: UnboundedManifest, version: SealedVersion) -> UnboundedManifest:
     """Return the manifest with a version of earlier generations, which are no longer retired."""
-    folders = {generation.folder for generation in version.generations}
+    folders = version.folders
     after = manifest.after(
         retired=tuple(old for old in manifest.retired if old.folder not in folders),
         next_generation=max(manifest.next_generation, version.generations[-1].id + 1),

@@ -5,7 +5,7 @@ bootstrap is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -191,9 +191,8 @@ class StreamPosition:
             lost = self.system.distance(ssp, offset, oldest)
             records = max(behind - lost, 0)
             if records and self.system.counts_unread:
-                records = self.system.records_between(
-                    {ssp: OffsetRange(oldest if lost else offset, end)}
-                )
+                held = OffsetRange(oldest if lost else offset, end)
+                records = self.system.records_between({ssp: held})
             seconds = self._seconds_behind(ssp, now) if behind else 0.0
             lags[ssp] = PartitionLag(offset, end, behind, records, min(lost, behind), seconds)
         return lags
@@ -272,7 +271,7 @@ class StreamPosition:
 def build_report(advance: Advance, action: Action) -> AdvanceReport:
     """Return the report of an advance: its `action`, the served version and its lag."""
     manifest = advance.manifest
-    version = advance.manifest.version
+    version = manifest.version
     decision = advance.decision
     system = advance.source.system
     offsets = offsets_by_partition(manifest.offsets)
@@ -288,18 +287,20 @@ def build_report(advance: Advance, action: Action) -> AdvanceReport:
     elif action == "up-to-date":
         notes.append("no changes since the last commit")
     notes += [f"warning: {warning}" for warning in advance.warnings]
-    return AdvanceReport(
+    report = AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,
         action=action,
-        version=None if version is None else version.id,
+        version=manifest.served_id,
         sealed=tuple(dict.fromkeys(advance.sealed)),
-        rows=None if version is None else version.rows,
         counters=advance.counters,
         offsets=manifest.offsets,
         lag=lag,
         decision=decision,
         seconds=advance.stages.seconds,
-        schema=advance.source.schema if version is None else version.columns,
+        schema=advance.source.schema,
         note="; ".join(notes),
     )
+    if version is None:
+        return report
+    return replace(report, rows=version.rows, schema=version.columns)

@@ -276,14 +276,12 @@ def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocum
 
 
 def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
-    problem = (
+    return CommitConflictError(
         f"dataset {log.name!r}: another writer committed first, while this one read the"
-        f" table{numbers}."
+        f" table{numbers}.",
+        "Nothing of this attempt is visible. Advance again, which continues from the other commit.",
+        dataset=log.name,
     )
-    step = (
-        "Nothing of this attempt is visible. Advance again, which continues from the other commit."
-    )
-    return CommitConflictError(problem, step, dataset=log.name)
 
 
 def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: datetime) -> str:
@@ -380,9 +378,9 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
     on_lost_offset="fail". Raises the snapshot's `refusal`.
     """
     state = assess_continuity(snapshot)
-    for refusal in (state.refusal, snapshot.refusal):
-        if refusal is not None:
-            raise refusal
+    refusal = state.refusal or snapshot.refusal
+    if refusal is not None:
+        raise refusal
     spec = snapshot.spec
     on_lost = None
     if state.lost and not state.building:
@@ -484,11 +482,12 @@ def order_change_error(
     dataset: str, stored: tuple[str, ...] | None, declared: tuple[str, ...] | None
 ) -> DatasetError:
     """Return the error for a stored table that is ordered differently than declared."""
-    problem = (
+    return DatasetError(
         f"dataset {dataset!r} is ordered by {describe_order(stored)}, and declared to be ordered by"
-        f" {describe_order(declared)}: positions of different orders can't be compared."
+        f" {describe_order(declared)}: positions of different orders can't be compared.",
+        _restore_or_rebuild("the order", dataset),
+        dataset=dataset,
     )
-    return DatasetError(problem, _restore_or_rebuild("the order", dataset), dataset=dataset)
 
 
 def _restore_or_rebuild(what: str, dataset: str) -> str:
@@ -505,8 +504,9 @@ def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[s
     """
     refused = incompatible_changes(stored, declared, key)
     if refused:
-        problem = (
+        raise DatasetError(
             f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}."
-            " Columns can only be added or widened."
+            " Columns can only be added or widened.",
+            _restore_or_rebuild("these columns", dataset),
+            dataset=dataset,
         )
-        raise DatasetError(problem, _restore_or_rebuild("these columns", dataset), dataset=dataset)

@@ -134,12 +134,9 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
         named = "no partition is named"
         if foreign:
             named = f"{foreign[0]} is none of them"
-        problem = (
-            f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and"
-            f" {named}."
-        )
         raise errors.DatasetError(
-            problem,
+            f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and"
+            f" {named}.",
             f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.",
             dataset=spec.name,
         )
@@ -226,11 +223,12 @@ def _refusal_error(
     spec = source.spec
     what = f"dataset {spec.name!r}"
     if manifest is None:
-        step = (
+        return errors.DatasetError(
+            f"{what} has no table yet to rewind.",
             "Advance it once, or give startpoints at the oldest offset of every partition to"
-            " build it."
+            " build it.",
+            dataset=spec.name,
         )
-        return errors.DatasetError(f"{what} has no table yet to rewind.", step, dataset=spec.name)
     if manifest.version is not None and manifest.version.order_by != spec.following.order:
         return order_change_error(spec.name, manifest.version.order_by, spec.following.order)
     for partition in partitions:

@@ -108,8 +108,9 @@ class RewindPlan(Report):
 
     def summary(self) -> str:
         """Return the plan in a few lines, one a partition."""
-        lines = [f"dataset {self.dataset}: {'refused' if self.refusal else self.action}"]
-        lines += [f"  {partition.summary()}" for partition in self.partitions]
+        lines = [f"  {partition.summary()}" for partition in self.partitions]
+        action: str = self.action
         if self.refusal:
+            action = "refused"
             lines.append(f"  {self.refusal}")
-        return "\n".join(lines)
+        return "\n".join([f"dataset {self.dataset}: {action}", *lines])

@@ -45,7 +45,9 @@ def find_suspicious_values(
     first = {}
     for ssp, (start, end) in ranges.items():
         last = advance(ssp, start, _LOOKED_AT)
-        first[ssp] = (start, last if compare(last, end) < 0 else end)
+        if compare(last, end) > 0:
+            last = end
+        first[ssp] = (start, last)
     records = with_envelope_json(form, source.read(spark(), first), describe_input(source.spec))
     texts = [row[0] for row in records.select(TEXT).limit(_LOOKED_AT).collect()]
     envelopes = list(_iterate_envelopes(texts))

@@ -45,7 +45,7 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.schema import Schema, named_columns
 from dagster_adjunct.resources.spark.in_process import is_remote, resolve_session
 from dagster_adjunct.resources.spark.jvm import release_checkpoint
 from dagster_adjunct.resources.streams.system import (
@@ -124,9 +124,7 @@ class TransientVersion:
         task gets a copy of.
         """
         spark = resolve_session(spark)
-        return self.kept.where(f"NOT {TOMBSTONE}").select(
-            *[named_column(name) for name in self.schema.names]
-        )
+        return self.kept.where(f"NOT {TOMBSTONE}").select(*named_columns(self.schema.names))
 
     def release(self) -> None:
         """Free the memory; the version can't be read afterwards."""
@@ -283,7 +281,9 @@ class TransientTable:
             problem = f"the oldest that the stream still holds is {oldest}"
             step = f"{_ABANDON_BATCH} {_PREVENT_LOSS}"
         else:
-            return oldest, oldest if compare(end, oldest) < 0 else end
+            if compare(end, oldest) < 0:
+                return oldest, oldest
+            return oldest, end
         raise OffsetOutOfRangeError(
             f"dataset {self.spec.name!r}: the open batch began with offsets {start} to"
             f" {end} of {ssp}, and {problem}. The batch can't be retried.",
@@ -405,16 +405,16 @@ class TransientTable:
                 f" {PARTITION} INT"
             )
             ddl = f"{source.schema.ddl()}, {hidden}"
-            return spark.createDataFrame(
-                [] if is_remote(spark) else spark.sparkContext.emptyRDD(), ddl
-            )
+            if is_remote(spark):
+                return spark.createDataFrame([], ddl)
+            return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
         self._samples = find_order_samples(source, ranges, lambda: spark, self._samples)
         changes = decode_changes(source, source.read(spark, ranges), samples=self._samples)
         changes = fail_on_problems(changes, self.spec.name)
         kept = []
         if self.spec.following.completes:
             kept = [KEPT]
-        return changes.select(*[named_column(name) for name in (*names, *kept)])
+        return changes.select(*named_columns((*names, *kept)))
 
     def _complete(self, rows: DataFrame) -> DataFrame:
         """Return the rows, with missing columns completed from the rows before them.
@@ -431,7 +431,7 @@ class TransientTable:
         completion = RowCompletion(
             spec.name, layout, (), spec.following.order is None, set_aside=False, ties=ties
         )
-        order = [named_column(name) for name in (*spec.key, POSITION, OFFSET, PARTITION)]
+        order = named_columns((*spec.key, POSITION, OFFSET, PARTITION))
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)
 
     def _repartition(self, rows: DataFrame) -> DataFrame:
@@ -439,9 +439,7 @@ class TransientTable:
         spec = self.spec
         if spec.partitions is None:
             return rows.repartition(1)
-        return rows.repartition(
-            spec.partitions, *[named_column(name) for name in spec.partition_by]
-        )
+        return rows.repartition(spec.partitions, *named_columns(spec.partition_by))
 
     def _keep_newest(self, rows: DataFrame) -> DataFrame:
         """Return the newest change of each key, in the dataset's buckets; ordered by offset,
@@ -452,9 +450,7 @@ class TransientTable:
         spec = self.spec
         rows = self._repartition(rows)
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
-        same_key = Window.partitionBy(*[named_column(name) for name in spec.key]).orderBy(
-            *newest_first
-        )
+        same_key = Window.partitionBy(*named_columns(spec.key)).orderBy(*newest_first)
         newest = (
             rows.withColumn("__rank", F.row_number().over(same_key))
             .where("__rank = 1")

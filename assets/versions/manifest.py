@@ -208,7 +208,7 @@ class CommonManifest(ManifestPart):
         return () if self.version is None else self.version.generations
 
     def _served_folders(self) -> set[str]:
-        return {generation.folder for generation in self.served_generations}
+        return set() if self.version is None else {*self.version.folders}
 
 
 class Bootstrap(ManifestPart):

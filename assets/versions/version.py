@@ -260,6 +260,11 @@ class SealedVersion(VersionFacts, RowForm):
         return self.history.edge(find_newest_valid_from(self.generations))
 
     @property
+    def folders(self) -> frozenset[str]:
+        """The folders of its generations."""
+        return frozenset(generation.folder for generation in self.generations)
+
+    @property
     def nonempty(self) -> tuple[Generation, ...]:
         """Its generations that have rows, oldest first."""
         return tuple(generation for generation in self.generations if generation.files)

@@ -110,11 +110,12 @@ class ReadyMade(dg.AutomationCondition[Any]):
         are still unbound.
         """
         purpose, step = _FOR[self.kind]
-        problem = (
+        raise ConfigurationError(
             f"asset {context.root_context.key.to_user_string()} has the automation condition"
-            f" {self.kind}(), which is for {purpose}."
+            f" {self.kind}(), which is for {purpose}.",
+            step,
+            argument="automation_condition",
         )
-        raise ConfigurationError(problem, step, argument="automation_condition")
 
 
 def bind_condition(
@@ -148,9 +149,10 @@ def check_condition(condition: object, owner: tuple[str, str]) -> Condition | No
     """
     if condition is None or isinstance(condition, dg.AutomationCondition):
         return condition
-    problem = f"has automation_condition={condition!r}: expected an AutomationCondition."
     raise condition_error(
-        owner, problem, "Give a public condition or one of Dagster's, and call it: new_records()."
+        owner,
+        f"has automation_condition={condition!r}: expected an AutomationCondition.",
+        "Give a public condition or one of Dagster's, and call it: new_records().",
     )
 
 

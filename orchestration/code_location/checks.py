@@ -67,12 +67,13 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
     if window is None:
         return None
     if window < _SHORTEST_WINDOW:
-        problem = (
+        raise ConfigurationError(
             f"dataset {node.name!r} declares freshness={window}, but Dagster's shortest window is"
-            f" {_SHORTEST_WINDOW}."
+            f" {_SHORTEST_WINDOW}.",
+            "Declare a longer window, or use max_staleness= of app.table(…), which takes any.",
+            argument="freshness",
+            dataset=node.name,
         )
-        step = "Declare a longer window, or use max_staleness= of app.table(…), which takes any."
-        raise ConfigurationError(problem, step, argument="freshness", dataset=node.name)
     return dg.FreshnessPolicy.time_window(fail_window=window)
 
 
@@ -294,11 +295,12 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
     if not isinstance(dataset, BoundedDataset):
         return []
     if any(validator.name == ACCEPTED for validator in dataset.validators):
-        problem = (
+        raise ConfigurationError(
             f"dataset {dataset.name!r}: its validator {ACCEPTED!r} has the name of the check of its"
-            " versions."
+            " versions.",
+            "Rename the validator.",
+            dataset=dataset.name,
         )
-        raise ConfigurationError(problem, "Rename the validator.", dataset=dataset.name)
     accepted = (
         "The newest delivered version is published. If it is rejected, the previous one stays"
         " served."

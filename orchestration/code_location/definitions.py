@@ -126,8 +126,10 @@ def build_definitions(
     rules = sensors.launch_rules(launch_when, tuple(application.name for application in apps))
     if not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
         expected = f"an integer from 0 to {MAX_PREVIEW_ROWS}"
-        problem = f"build_definitions(): preview_rows must be {expected}, not {preview_rows!r}."
-        raise ConfigurationError(problem, argument="preview_rows")
+        raise ConfigurationError(
+            f"build_definitions(): preview_rows must be {expected}, not {preview_rows!r}.",
+            argument="preview_rows",
+        )
     interval = int(look_every.total_seconds())
     if not 1 <= interval <= _LONGEST_INTERVAL:
         what = f"build_definitions(): look_every is {look_every}"
@@ -196,9 +198,11 @@ def _launched_jobs(
         if writer == app.name:
             outputs.append(key)
     if app.automation_condition is not None and not outputs:
-        problem = "has an automation condition and no outputs: nothing would ask it."
-        step = "Give conditions to its datasets, such as new_version()."
-        raise condition_error(("application", app.name), problem, step)
+        raise condition_error(
+            ("application", app.name),
+            "has an automation condition and no outputs: nothing would ask it.",
+            "Give conditions to its datasets, such as new_version().",
+        )
     if not own:
         return
     texts = [app.description, *map(describe_partitions, app.datasets)]
@@ -327,11 +331,12 @@ def _reject_taken_names(found: Sequence[Launch]) -> None:
                 names.append(one.name)
         for name in names:
             if name in DISALLOWED_NAMES and kind is LaunchedJob:
-                problem = (
+                raise ConfigurationError(
                     f"application {name!r} has a name that Dagster reserves, and its job would"
-                    " have it."
+                    " have it.",
+                    "Rename the application.",
+                    application=name,
                 )
-                raise ConfigurationError(problem, "Rename the application.", application=name)
             if names.count(name) > 1:
                 raise ConfigurationError(
                     f"build_definitions(): two {what} have the name {name!r}. Such names are made"
@@ -354,15 +359,13 @@ def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
         TopologicalSorter(made_of).prepare()
     except CycleError as error:
         circle = " -> ".join(key.to_user_string() for key in error.args[1])
-        problem = (
+        raise ConfigurationError(
             "build_definitions(): applications feed each other in a circle, which Dagster can't"
-            f" show: {circle}."
-        )
-        step = (
+            f" show: {circle}.",
             "Leave one of them out and start it by adjunct run MODULE:APP, or let it write or read"
-            " another stream."
-        )
-        raise ConfigurationError(problem, step, argument="more") from None
+            " another stream.",
+            argument="more",
+        ) from None
 
 
 # Cached, because Definitions.merge accepts two resources of one name only if they are the same
@@ -549,12 +552,11 @@ class AssetGraph:
             dataset.name, DatasetAsset(dataset, spec, streams, app.name, self._preview_rows)
         )
         if known.dataset != dataset:
-            problem = (
-                f"applications {known.application!r} and {app.name!r} declare dataset"
-                f" {dataset.name!r} differently."
-            )
             raise ConfigurationError(
-                problem, "Declare it once and pass that object to both.", dataset=dataset.name
+                f"applications {known.application!r} and {app.name!r} declare dataset"
+                f" {dataset.name!r} differently.",
+                "Declare it once and pass that object to both.",
+                dataset=dataset.name,
             )
         self._declared_by.setdefault(dataset.name, []).append(app)
         return known.key

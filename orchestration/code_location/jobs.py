@@ -260,12 +260,12 @@ def iceberg_jobs(
         known |= {member.dataset.name for member in members}
     unknown = sorted(set(tables) - known)
     if unknown:
-        problem = (
-            f"iceberg={{…}} names the dataset {unknown[0]!r}, which no application stores; known"
-            f" datasets: {', '.join(sorted(known)) or 'none'}."
-        )
         raise ConfigurationError(
-            problem, "Correct the name.", argument="iceberg", dataset=unknown[0]
+            f"iceberg={{…}} names the dataset {unknown[0]!r}, which no application stores; known"
+            f" datasets: {', '.join(sorted(known)) or 'none'}.",
+            "Correct the name.",
+            argument="iceberg",
+            dataset=unknown[0],
         )
     found = []
     for app, members in datasets.items():
@@ -357,12 +357,16 @@ def _request_startpoints(
     from dagster_adjunct.orchestration.startpoints.request import parse_position
 
     if config.position is None:
-        step = f"Set position to one of {', '.join(position.value for position in Position)}."
-        raise ConfigurationError("action set needs a position.", step, argument="position")
-    if config.until is None and config.until_value:
-        problem = f"until_value={config.until_value!r} needs until."
         raise ConfigurationError(
-            problem, "Set until to timestamp or offset.", argument="until_value"
+            "action set needs a position.",
+            f"Set position to one of {', '.join(position.value for position in Position)}.",
+            argument="position",
+        )
+    if config.until is None and config.until_value:
+        raise ConfigurationError(
+            f"until_value={config.until_value!r} needs until.",
+            "Set until to timestamp or offset.",
+            argument="until_value",
         )
     position = parse_position(config.position.value, config.value)
     wanted: dict[str, Any] = {
@@ -402,8 +406,11 @@ def _cancel_startpoints(
     context: dg.OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
 ) -> None:
     if config.dry_run:
-        step = "List the startpoints instead: adjunct startpoint list MODULE:APP."
-        raise ConfigurationError("action clear has no dry run.", step, argument="dry_run")
+        raise ConfigurationError(
+            "action clear has no dry run.",
+            "List the startpoints instead: adjunct startpoint list MODULE:APP.",
+            argument="dry_run",
+        )
     taken = startpoints.take_back(
         config.partitions, task=config.task or None, by=by, reason=config.reason
     )
@@ -488,10 +495,12 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
     ) -> None:
         with translate_errors(context):
             if config.dataset not in known:
-                problem = (
-                    f"this job has no dataset {config.dataset!r}; its datasets: {', '.join(known)}."
+                raise ConfigurationError(
+                    f"this job has no dataset {config.dataset!r}; its datasets:"
+                    f" {', '.join(known)}.",
+                    "Correct the name.",
+                    dataset=config.dataset,
                 )
-                raise ConfigurationError(problem, "Correct the name.", dataset=config.dataset)
             lake = adjunct_lake.open()
             store = open_stored_versions(lake, config.dataset)
             after = _apply_action(store, config, by=config.by or context.run.run_id)
@@ -526,9 +535,12 @@ def _apply_action(
     if action is VersionAction.rollback:
         return store.rollback(version, **why)
     if version is None:
-        problem = f"{action.value} of dataset {config.dataset!r} needs a version."
-        step = f"Set version to an id or name; see adjunct dataset versions {config.dataset}."
-        raise ConfigurationError(problem, step, argument="version", dataset=config.dataset)
+        raise ConfigurationError(
+            f"{action.value} of dataset {config.dataset!r} needs a version.",
+            f"Set version to an id or name; see adjunct dataset versions {config.dataset}.",
+            argument="version",
+            dataset=config.dataset,
+        )
     if action is VersionAction.pin:
         return store.pin(version, expires_at=_end_of_pin(config.expires_in_hours), **why)
     if action is VersionAction.accept:
@@ -544,7 +556,8 @@ def _end_of_pin(hours: float | None) -> datetime | None:
             return None
         return utc_now() + timedelta(hours=hours)
     except (OverflowError, ValueError) as error:
-        problem = f"expires_in_hours is {hours}: expected hours until the year 9999 at most."
         raise ConfigurationError(
-            problem, "Leave it out for a pin without an end.", argument="expires_in_hours"
+            f"expires_in_hours is {hours}: expected hours until the year 9999 at most.",
+            "Leave it out for a pin without an end.",
+            argument="expires_in_hours",
         ) from error

@@ -60,7 +60,7 @@ def column_schema(
     schema: Schema, descriptions: Mapping[str, str] | None = None
 ) -> dg.MetadataValue:
     """Return a schema as metadata, with Spark's type names and column descriptions."""
-    return _table_schema({field.name: field.type for field in schema.fields}, descriptions or {})
+    return _table_schema(schema.types, descriptions or {})
 
 
 def lineage_metadata(

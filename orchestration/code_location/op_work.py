@@ -95,8 +95,9 @@ def run_work(
             inbox.raise_error(error)
             if inbox.is_open:
                 found = error.problem if isinstance(error, AdjunctError) else str(error)
-                problem = f"the driver of the Spark application ended early: {found.rstrip('.')}."
-                raise lost_process_error(problem) from error
+                raise lost_process_error(
+                    f"the driver of the Spark application ended early: {found.rstrip('.')}."
+                ) from error
             if not inbox.results:
                 raise
             context.log.warning(f"The application has ended with a result, but: {error}")

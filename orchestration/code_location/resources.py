@@ -171,14 +171,18 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         service, *others = self.services
         if others:
-            problem = f"SparkResource has several of {', '.join(_SERVICES)}: expected one."
-            raise ConfigurationError(problem, "Leave out the others.", argument="submit")
-        if is_in_process(self.master) or is_connect(self.master):
-            problem = (
-                "the master is none or a Spark Connect server, but an application is to be started."
+            raise ConfigurationError(
+                f"SparkResource has several of {', '.join(_SERVICES)}: expected one.",
+                "Leave out the others.",
+                argument="submit",
             )
-            step = f"Leave out {', '.join(_SERVICES)}, or give another master."
-            raise ConfigurationError(problem, step, setting="spark.master")
+        if is_in_process(self.master) or is_connect(self.master):
+            raise ConfigurationError(
+                "the master is none or a Spark Connect server, but an application is to be"
+                " started.",
+                f"Leave out {', '.join(_SERVICES)}, or give another master.",
+                setting="spark.master",
+            )
         starter: SparkSubmit | RemoteService
         if isinstance(service, str):
             starter, settings = self._local(service)
@@ -186,25 +190,22 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             starter, settings = self._remote(service, lake_url)
         mode = settings.get("spark.submit.deployMode", "client")
         if mode != "client":
-            problem = (
+            raise ConfigurationError(
                 f"spark.submit.deployMode is {mode!r}: expected client. The driver of spark-submit"
-                " exchanges files with the run, and services start the driver themselves."
+                " exchanges files with the run, and services start the driver themselves.",
+                f"Leave out the setting; {', '.join(_SERVICES[1:])} let the driver run elsewhere.",
+                setting="spark.submit.deployMode",
             )
-            step = (
-                f"Leave out the setting; {', '.join(_SERVICES[1:])} let the driver run elsewhere."
-            )
-            raise ConfigurationError(problem, step, setting="spark.submit.deployMode")
         return starter, settings
 
     def _local(self, submit: str) -> tuple[SparkSubmit, dict[str, str]]:
         here = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
         command = shutil.which(submit, path=here)
         if command is None:
-            problem = (
-                f"submit is {submit!r}, which is no program on the PATH or beside this Python."
-            )
             raise ConfigurationError(
-                problem, "Give the path of your Spark's bin/spark-submit.", setting="submit"
+                f"submit is {submit!r}, which is no program on the PATH or beside this Python.",
+                "Give the path of your Spark's bin/spark-submit.",
+                setting="submit",
             )
         prepare_environment()
         return SparkSubmit(command), self._settings()
@@ -213,12 +214,11 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         self, service: RemoteService, lake_url: str
     ) -> tuple[RemoteService, dict[str, str]]:
         if not lake_url.startswith("s3://"):
-            problem = (
-                f"the lake {lake_url} is a folder, which the driver on another machine can't"
-                " access."
-            )
             raise ConfigurationError(
-                problem, "Use an s3:// lake, or submit instead.", setting="lake"
+                f"the lake {lake_url} is a folder, which the driver on another machine can't"
+                " access.",
+                "Use an s3:// lake, or submit instead.",
+                setting="lake",
             )
         master = self.master
         if isinstance(service, EmrCluster):
@@ -228,11 +228,12 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
         if isinstance(service, EmrServerless | Glue):
             if self.master:
-                problem = (
+                raise ConfigurationError(
                     f"the master is {self.master!r}, but EMR Serverless and Glue have masters of"
-                    " their own."
+                    " their own.",
+                    "Leave out the master.",
+                    setting="spark.master",
                 )
-                raise ConfigurationError(problem, "Leave out the master.", setting="spark.master")
             del settings["spark.master"]
         if isinstance(service, Kubernetes) and settings["spark.master"].startswith("k8s://"):
             settings = service.for_executors() | settings
@@ -311,14 +312,12 @@ class AdjunctLoader(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
         """Raise ConfigurationError, because the output would not be stored."""
-        problem = (
+        raise ConfigurationError(
             f"output {context.name!r} has the I/O manager {LOADER}, which only loads: its value is"
-            " not stored."
+            " not stored.",
+            "Give the output another I/O manager; name this one for inputs, as input_manager_key.",
+            argument=context.name,
         )
-        step = (
-            "Give the output another I/O manager; name this one for inputs, as input_manager_key."
-        )
-        raise ConfigurationError(problem, step, argument=context.name)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Return the entries of a dataset or records of a stream, as the type that the input is
@@ -338,36 +337,33 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         stream = facts.get(STREAM)
         dataset = facts.get(DATASET, "")
         if stream is None and not dataset:
-            problem = (
+            raise ConfigurationError(
                 f"input {context.name!r} is neither a dataset nor a stream of the definitions of"
-                " build_definitions."
+                " build_definitions.",
+                "Merge them with Definitions.merge, or load it in the asset itself.",
+                argument=context.name,
             )
-            step = "Merge them with Definitions.merge, or load it in the asset itself."
-            raise ConfigurationError(problem, step, argument=context.name)
         versions: list[str | None] = [None]
         if dataset and context.has_asset_partitions:
             versions = list(context.asset_partition_keys)
         if by_partition and versions == [None]:
-            problem = (
+            raise ConfigurationError(
                 f"input {context.name!r} is annotated as a dictionary by partition, but it has no"
-                " partitions."
-            )
-            step = (
+                " partitions.",
                 "Annotate it with the type of the whole, such as pandas.DataFrame instead of"
-                " dict[str, pandas.DataFrame]."
+                " dict[str, pandas.DataFrame].",
+                argument=context.name,
             )
-            raise ConfigurationError(problem, step, argument=context.name)
         if stream is not None:
             return self._stream(lake, stream, kind)
         if by_partition:
             return {version: self._dataset(lake, dataset, version, kind) for version in versions}
         if len(versions) != 1:
-            problem = (
-                f"input {context.name!r} has {len(versions)} partitions, and its annotation is for"
-                " one."
-            )
             raise ConfigurationError(
-                problem, "Annotate it with dict[str, …], by partition.", argument=context.name
+                f"input {context.name!r} has {len(versions)} partitions, and its annotation is for"
+                " one.",
+                "Annotate it with dict[str, …], by partition.",
+                argument=context.name,
             )
         return self._dataset(lake, dataset, versions[0], kind)
 
@@ -401,13 +397,11 @@ def _kind(name: str, wanted: Any) -> str:
     if wanted is not Any:
         kind = f"{package}.{getattr(given, '__name__', '')}"
     if kind not in (*_FORMS, _SPARK):
-        problem = (
+        raise ConfigurationError(
             f"input {name!r} is annotated with {wanted!r}: expected one of"
-            f" {', '.join([*_FORMS, _SPARK])}."
-        )
-        step = (
+            f" {', '.join([*_FORMS, _SPARK])}.",
             "Change the annotation, or take the resource adjunct_lake and open the dataset in the"
-            " asset."
+            " asset.",
+            argument=name,
         )
-        raise ConfigurationError(problem, step, argument=name)
     return kind

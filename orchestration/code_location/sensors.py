@@ -111,12 +111,12 @@ def _check_span(name: str, span: timedelta | None, what: str, longest: timedelta
     if span is None:
         return
     if not isinstance(span, timedelta) or not timedelta(0) < span <= longest:
-        problem = (
+        raise ConfigurationError(
             f"LaunchWhen has {name}={describe_span(span)}: expected a positive timedelta of at most"
-            f" {longest}."
+            f" {longest}.",
+            f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10)).",
+            argument=name,
         )
-        step = f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10))."
-        raise ConfigurationError(problem, step, argument=name)
 
 
 def launch_rules(
@@ -129,11 +129,12 @@ def launch_rules(
         return dict.fromkeys(applications, given or LaunchWhen())
     unknown = sorted(given.keys() - set(applications))
     if unknown:
-        problem = (
+        raise ConfigurationError(
             f"launch_when names an unknown application {unknown[0]!r}; the applications:"
-            f" {', '.join(applications)}."
+            f" {', '.join(applications)}.",
+            "Correct the name.",
+            argument="launch_when",
         )
-        raise ConfigurationError(problem, "Correct the name.", argument="launch_when")
     return {name: given.get(name, LaunchWhen()) for name in applications}
 
 

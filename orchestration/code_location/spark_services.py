@@ -71,15 +71,13 @@ def check_no_secrets(settings: Mapping[str, str], what: str) -> None:
     """
     for name, value in settings.items():
         if _SECRET.match(name) and not value.startswith(SECRET_REFERENCE):
-            problem = (
+            raise ConfigurationError(
                 f"{what} {name} looks like a secret, and would be sent to the driver on another"
-                " machine."
-            )
-            step = (
+                " machine.",
                 "Leave it out: give the service a role, or a reference to a secret that it reads"
-                " itself."
+                " itself.",
+                setting=name,
             )
-            raise ConfigurationError(problem, step, setting=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +113,9 @@ class SparkSubmit:
                 code = int(found[1])
             number = -code if code < 0 else code - _BY_SIGNAL
             if 0 < number < signal.NSIG:
-                problem = f"the driver of the Spark application was ended by signal {number}."
-                raise lost_process_error(problem) from error
+                raise lost_process_error(
+                    f"the driver of the Spark application was ended by signal {number}."
+                ) from error
             raise
 
 
@@ -178,12 +177,11 @@ class EmrServerless(dg.Config):
         }  # the service rejects empty values
         overrides = self.request.get("configurationOverrides", {})
         if not isinstance(overrides, dict):
-            problem = (
-                f"the request's configurationOverrides are {type(overrides).__name__}: expected a"
-                " mapping."
-            )
             raise ConfigurationError(
-                problem, "Write them as StartJobRun has them.", argument="request"
+                f"the request's configurationOverrides are {type(overrides).__name__}: expected a"
+                " mapping.",
+                "Write them as StartJobRun has them.",
+                argument="request",
             )
         ours = {"classification": "spark-defaults", "properties": own}
         configured = [*overrides.get("applicationConfiguration", []), ours]
@@ -272,11 +270,12 @@ class EmrCluster(dg.Config):
         )
         if state != "FAILED":
             raise TransientError(problem, "Run it again.")
-        advice = (
+        raise ConfigurationError(
+            problem,
             "Check that all nodes have this Python, with Spark and the modules that the driver"
-            " imports."
+            " imports.",
+            argument="python",
         )
-        raise ConfigurationError(problem, advice, argument="python")
 
     def _add(self, service: Any, step: Mapping[str, Any]) -> str:
         """Add a step to the cluster and return its id. The step has a unique name."""
@@ -430,9 +429,10 @@ class Kubernetes(dg.Config):
         except ConfigurationError:
             raise
         except Exception as error:
-            problem = f"pod_spec is not the specification of a pod: {str(error).rstrip('.')}."
             raise ConfigurationError(
-                problem, "Write it as Kubernetes has it.", argument="pod_spec"
+                f"pod_spec is not the specification of a pod: {str(error).rstrip('.')}.",
+                "Write it as Kubernetes has it.",
+                argument="pod_spec",
             ) from error
         with _translated_errors("Kubernetes"):
             client = pipes(message_reader=inbox, kubeconfig_file=self.kubeconfig)
@@ -461,11 +461,11 @@ def _check_not_given(given: Mapping[str, Any], ours: Sequence[str], argument: st
     would replace.
     """
     if found := [name for name in ours if name in given]:
-        problem = (
-            f"{argument} sets {' and '.join(found)}, which the declared service or Adjunct sets."
+        raise ConfigurationError(
+            f"{argument} sets {' and '.join(found)}, which the declared service or Adjunct sets.",
+            f"Leave {'these' if len(found) > 1 else 'this'} out of {argument}.",
+            argument=argument,
         )
-        step = f"Leave {'these' if len(found) > 1 else 'this'} out of {argument}."
-        raise ConfigurationError(problem, step, argument=argument)
 
 
 def _import_client(module: str, name: str, extra: str) -> Any:
@@ -473,9 +473,11 @@ def _import_client(module: str, name: str, extra: str) -> Any:
         return getattr(import_module(module), name)
     except ImportError as error:
         package = module.partition(".")[0].replace("_", "-")
-        problem = f"{name} can't be imported here ({error})."
-        step = f'Install it where runs are executed: pip install "dagster-adjunct[{extra}]".'
-        raise ConfigurationError(problem, step, package=package) from error
+        raise ConfigurationError(
+            f"{name} can't be imported here ({error}).",
+            f'Install it where runs are executed: pip install "dagster-adjunct[{extra}]".',
+            package=package,
+        ) from error
 
 
 def _client_without_retries(service: str, region: str | None) -> Any:
@@ -547,5 +549,6 @@ def _translated_errors(service: str) -> Iterator[None]:
             raise TransientError(f"{problem.rstrip('.')}: {stale}.", renew) from error
         if is_throttled or status >= 500 or kinds & _UNANSWERED:
             raise TransientError(problem, "Run it again.") from error
-        step = "Correct the declaration, or what the run's role may do."
-        raise ConfigurationError(problem, step, setting=service) from error
+        raise ConfigurationError(
+            problem, "Correct the declaration, or what the run's role may do.", setting=service
+        ) from error

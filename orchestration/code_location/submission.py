@@ -178,24 +178,23 @@ class Exchange(PipesMessageWriterChannel):
         """
         for name, found in _versions().items():
             if found != (wanted := self._versions.get(name, found)):
-                problem = (
-                    f"the driver of the Spark application has {name} {found}: expected {wanted}, as"
-                    " in the run."
-                )
                 raise ConfigurationError(
-                    problem, "Install the same version on both sides.", package=name
+                    f"the driver of the Spark application has {name} {found}: expected {wanted}, as"
+                    " in the run.",
+                    "Install the same version on both sides.",
+                    package=name,
                 )
         try:
             order = pickle.loads(self.store.get(self.key(_ORDER)).data)
         except ModuleNotFoundError as error:
-            problem = f"the driver of the Spark application has no module {error.name!r}."
-            step = (
+            raise ConfigurationError(
+                f"the driver of the Spark application has no module {error.name!r}.",
                 "Load the code location with python_module, from a folder on the Python path, and"
                 " run the driver with the run's Python (PYSPARK_DRIVER_PYTHON,"
                 " spark.pyspark.driver.python). In a container, use an image that contains the"
-                " module."
-            )
-            raise ConfigurationError(problem, step, module=error.name) from error
+                " module.",
+                module=error.name,
+            ) from error
         self.store.delete_many([self.key(_ORDER), self.key(SETTINGS)])  # both may contain secrets
         return order
 

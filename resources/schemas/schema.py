@@ -125,6 +125,11 @@ class Schema:
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
 
+    @property
+    def types(self) -> dict[str, str]:
+        """Spark's name of the type of each column."""
+        return {field.name: field.type for field in self.fields}
+
     def __contains__(self, name: object) -> bool:
         """Whether there is a column of this name."""
         return name in self._by_name
@@ -253,6 +258,11 @@ def quote_text(text: str) -> str:
 def named_column(name: str) -> Column:
     """Return Spark's column of exactly this name; a dot in it does not mean a field of a struct."""
     return F.col(quote_name(name))
+
+
+def named_columns(names: Iterable[str]) -> list[Column]:
+    """Return Spark's columns of exactly these names."""
+    return [named_column(name) for name in names]
 
 
 def is_storable(kind: str) -> bool:

@@ -93,12 +93,11 @@ def unmasked(view: VersionReader) -> list[tuple[str, int]]:
     """Return the stored rows that a mask of the version leaves, by key."""
     if view.sealed.history is not None:
         return sorted(content(view).items())
-    numbers = {generation.folder: generation.id for generation in view.sealed.generations}
     mask = make_mask(view.store, view.dataset, view.sealed)
     left = []
     for stored in list_stored_files(view.store, view.dataset, view.sealed):
         rows = read_stored_file(stored, view.sealed.layout).select(["k", "n"]).to_pylist()
-        packed = mask.bits.get((numbers[stored.folder], stored.file.bucket), b"\0" * len(rows))
+        packed = mask.bits.get((stored.generation.id, stored.file.bucket), b"\0" * len(rows))
         left += [
             (row["k"], row["n"]) for at, row in enumerate(rows) if not packed[at // 8] >> at % 8 & 1
         ]
