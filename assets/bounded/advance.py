@@ -811,7 +811,7 @@ def _new_ref(candidate: CandidateVersion) -> VersionRef:
     return VersionRef(
         rows=version.rows,
         sealed_at=version.sealed_at,
-        folders=version.folders,
+        folders=tuple(generation.folder for generation in version.generations),
         bytes=sum(generation.size for generation in version.generations),
         valid_from=version.valid_from,
         **facts,

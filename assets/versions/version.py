@@ -246,11 +246,6 @@ class SealedVersion(VersionFacts, RowForm):
         )
 
     @property
-    def folders(self) -> tuple[str, ...]:
-        """The folders of its generations."""
-        return tuple(generation.folder for generation in self.generations)
-
-    @property
     def edge(self) -> int | None:
         """The history's edge: the earliest time with exact answers, None if all have them (see
         `KeptHistory.edge`).
