@@ -32,6 +32,10 @@ from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import SegmentBackend
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects import commit_log
@@ -815,3 +819,47 @@ def test_a_run_that_stays_notices_a_backup_that_is_older_than_its_last_batch(
         runs.run(on_event=restore_after_the_second_batch, follow=30.0)
     assert refused.value.loss == "older"
     assert runs.totals() == {"a": 1}
+
+
+# -- rows in key-value tables of every backend
+
+
+def segments_in_postgres(request: pytest.FixtureRequest, folder: Path) -> SegmentBackend:
+    return PostgresSegments(connect=connect(request.getfixturevalue("postgres_server")))
+
+
+def segments_in_dynamodb(request: pytest.FixtureRequest, folder: Path) -> SegmentBackend:
+    return DynamoDbSegments(endpoint_url=request.getfixturevalue("dynamodb").endpoint)
+
+
+def segments_in_objects(request: pytest.FixtureRequest, folder: Path) -> SegmentBackend:
+    return ObjectSegments(str(folder / "objects"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        segments_in_objects,
+        pytest.param(segments_in_postgres, marks=pytest.mark.server),
+        pytest.param(segments_in_dynamodb, marks=pytest.mark.server),
+    ],
+)
+def test_rows_in_every_backend_count_runs_beside_their_entries(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    make: Callable[[pytest.FixtureRequest, Path], SegmentBackend],
+) -> None:
+    place = make(request, tmp_path)
+    url = str(tmp_path / "lake")
+    rows = KeyValueRows(
+        url, "counted", "totals", "id", columns=COLUMNS, create=True, stored_in=place
+    )
+    runs = TableRuns(tmp_path, lambda: rows)
+    for number in (1, 2, 3):
+        runs.send(("a", 1))
+        runs.run()
+        seen = asyncio.run(rows.inspect())
+        assert (seen.exists, seen.runs) == (True, number)
+    assert runs.totals() == {"a": 3}
+    assert asyncio.run(rows.forget(0.0)) == 0, "the count is no record with marks"
+    assert asyncio.run(rows.inspect()).runs == 3
