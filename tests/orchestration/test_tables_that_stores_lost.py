@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError
 
 from dagster_adjunct.errors import (
     KeyValueTableNotFoundError,
@@ -588,6 +590,31 @@ def test_the_key_of_a_dynamodb_tables_count_is_reserved(dynamodb: DynamoDbServer
             blocking.put("adjunct_runs", {"total": 1})
         assert blocking.get("adjunct_runs") is None
     assert begin_and_look(store, counts=False).runs == 1
+
+
+@pytest.mark.server
+def test_a_writer_of_a_dynamodb_table_need_not_have_the_right_to_read(
+    dynamodb: DynamoDbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"unread-{next(_names)}"
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": dynamodb.endpoint}
+    runs = TableRuns(
+        tmp_path, lambda: DynamoDbTable(name, "id", columns=COLUMNS, create=True, **where)
+    )
+    send: Any = BaseClient._make_api_call  # type: ignore[attr-defined]
+
+    def without_reads(client: Any, operation: str, given: Any) -> Any:
+        if operation == "BatchGetItem":
+            answer: Any = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
+            raise ClientError(answer, operation)
+        return send(client, operation, given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BaseClient, "_make_api_call", without_reads)
+        for amount in (1, 2):
+            runs.send(("a", amount))
+            runs.run()
+    assert runs.totals() == {"a": 3}
 
 
 @pytest.mark.server
