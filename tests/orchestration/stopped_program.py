@@ -1,11 +1,13 @@
 """An application for runs that are stopped: 200 records are set in a table, 5 at a time.
 
-`TABLE` of the environment is what the table is, `ENGINE` who computes. The table "sent" is a file,
-to which a sink appends one record after the other.
+`TABLE` of the environment is what the table is, `ENGINE` who computes, `SERVER` the arguments of a
+table on a server, as JSON. The table "sent" is a file, to which a sink appends one record after the
+other.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -13,13 +15,28 @@ from typing import Any
 
 from dagster_adjunct import Application
 from dagster_adjunct.key_value_rows import KeyValueRows
-from dagster_adjunct.tables import RateLimit, RemoteTable, RetryPolicy, SqliteTable
+from dagster_adjunct.tables import (
+    DynamoDbTable,
+    PostgresTable,
+    RateLimit,
+    RedisTable,
+    RemoteTable,
+    RetryPolicy,
+    SqliteTable,
+)
 
 COLUMNS = {"id": "bigint", "n": "bigint"}
 RECORDS = 200
 
 
 def store(kind: str, lake: str) -> Any:
+    server = json.loads(os.environ.get("SERVER", "{}"))
+    if kind == "postgres":
+        return PostgresTable("stopped_records", "id", columns=COLUMNS, create=True, **server)
+    if kind == "redis":
+        return RedisTable("stopped-records", "id", columns=COLUMNS, **server)
+    if kind == "dynamodb":
+        return DynamoDbTable("stopped-records", "id", columns=COLUMNS, create=True, **server)
     if kind == "sqlite":
         return SqliteTable(f"{lake}.sqlite", "records", "id", columns=COLUMNS, create=True)
     return KeyValueRows(lake, "app", "records", "id", columns=COLUMNS, create=True, partitions=2)

@@ -4,6 +4,7 @@ wrote stays.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -62,6 +63,20 @@ def run(environment: Mapping[str, str], *more: str) -> str:
     return done.stderr
 
 
+def server_of(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return the arguments of a table on a server, which is started; {} for other tables."""
+    if kind == "postgres":
+        server = request.getfixturevalue("postgres_server")
+        where = {"host": "127.0.0.1", "port": server.port, "user": "adjunct", "dbname": "adjunct"}
+        return {"connect": where}
+    if kind == "redis":
+        return {"url": request.getfixturevalue("redis_server").url()}
+    if kind == "dynamodb":
+        endpoint = request.getfixturevalue("dynamodb").endpoint
+        return {"region": "us-east-1", "endpoint_url": endpoint}
+    return {}
+
+
 @contextmanager
 def stopped(
     environment: Mapping[str, str], table: BlockingTable[Any, Any, Any] | SentFile, log: Path
@@ -94,11 +109,20 @@ def stopped(
         ("rows", "auto", True),
         pytest.param("sqlite", "spark", True, marks=pytest.mark.spark),
         pytest.param("rows", "spark", False, marks=pytest.mark.spark),
+        pytest.param("postgres", "auto", False, marks=pytest.mark.server),
+        pytest.param("redis", "auto", True, marks=[pytest.mark.server, pytest.mark.long]),
+        pytest.param("dynamodb", "auto", False, marks=[pytest.mark.server, pytest.mark.long]),
     ],
 )
 def test_what_was_written_since_stays_when_a_stopped_run_goes_on(
-    kind: str, engine: str, take_over: bool, tmp_path: Path
+    kind: str,
+    engine: str,
+    take_over: bool,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("SERVER", json.dumps(server_of(kind, request)))
     lake, log = str(tmp_path / "lake"), tmp_path / "first.log"
     own = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": kind, "ENGINE": engine}
     environment = without_kept_processes(os.environ) | own

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError
 
 from dagster_adjunct.errors import (
     KeyValueTableNotFoundError,
@@ -32,6 +34,10 @@ from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value.segment import SegmentBackend
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
+from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects import commit_log
@@ -587,6 +593,31 @@ def test_the_key_of_a_dynamodb_tables_count_is_reserved(dynamodb: DynamoDbServer
 
 
 @pytest.mark.server
+def test_a_writer_of_a_dynamodb_table_need_not_have_the_right_to_read(
+    dynamodb: DynamoDbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"unread-{next(_names)}"
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": dynamodb.endpoint}
+    runs = TableRuns(
+        tmp_path, lambda: DynamoDbTable(name, "id", columns=COLUMNS, create=True, **where)
+    )
+    send: Any = BaseClient._make_api_call  # type: ignore[attr-defined]
+
+    def without_reads(client: Any, operation: str, given: Any) -> Any:
+        if operation == "BatchGetItem":
+            answer: Any = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
+            raise ClientError(answer, operation)
+        return send(client, operation, given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BaseClient, "_make_api_call", without_reads)
+        for amount in (1, 2):
+            runs.send(("a", amount))
+            runs.run()
+    assert runs.totals() == {"a": 3}
+
+
+@pytest.mark.server
 @pytest.mark.parametrize("first", ["nothing", "every item"], ids=["over it", "after deleting"])
 def test_old_items_written_back_into_a_dynamodb_table_are_an_error(
     dynamodb: DynamoDbServer, tmp_path: Path, first: str
@@ -815,3 +846,47 @@ def test_a_run_that_stays_notices_a_backup_that_is_older_than_its_last_batch(
         runs.run(on_event=restore_after_the_second_batch, follow=30.0)
     assert refused.value.loss == "older"
     assert runs.totals() == {"a": 1}
+
+
+# -- rows in key-value tables of every backend
+
+
+def segments_in_postgres(request: pytest.FixtureRequest, folder: Path) -> SegmentBackend:
+    return PostgresSegments(connect=connect(request.getfixturevalue("postgres_server")))
+
+
+def segments_in_dynamodb(request: pytest.FixtureRequest, folder: Path) -> SegmentBackend:
+    return DynamoDbSegments(endpoint_url=request.getfixturevalue("dynamodb").endpoint)
+
+
+def segments_in_objects(request: pytest.FixtureRequest, folder: Path) -> SegmentBackend:
+    return ObjectSegments(str(folder / "objects"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        segments_in_objects,
+        pytest.param(segments_in_postgres, marks=pytest.mark.server),
+        pytest.param(segments_in_dynamodb, marks=pytest.mark.server),
+    ],
+)
+def test_rows_in_every_backend_count_runs_beside_their_entries(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    make: Callable[[pytest.FixtureRequest, Path], SegmentBackend],
+) -> None:
+    place = make(request, tmp_path)
+    url = str(tmp_path / "lake")
+    rows = KeyValueRows(
+        url, "counted", "totals", "id", columns=COLUMNS, create=True, stored_in=place
+    )
+    runs = TableRuns(tmp_path, lambda: rows)
+    for number in (1, 2, 3):
+        runs.send(("a", 1))
+        runs.run()
+        seen = asyncio.run(rows.inspect())
+        assert (seen.exists, seen.runs) == (True, number)
+    assert runs.totals() == {"a": 3}
+    assert asyncio.run(rows.forget(0.0)) == 0, "the count is no record with marks"
+    assert asyncio.run(rows.inspect()).runs == 3
