@@ -19,6 +19,7 @@ from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
     TIMESTAMP,
+    AppendOptions,
     StreamSystem,
     require_writer,
 )
@@ -151,9 +152,11 @@ def send_dead_letters(
     except StreamNotFoundError:
         columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
     check_letter_columns(spec, columns)
-    order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
+    options = AppendOptions()
+    if not hasattr(letters, "column_names"):
+        options = AppendOptions(order_by=("partition", "offset"))
     return system.append(
-        stream, letters, producer=producer, sequence=sequence, order_by=order_by
+        stream, letters, producer=producer, sequence=sequence, options=options
     ).rows
 
 

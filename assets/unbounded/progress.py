@@ -182,7 +182,7 @@ class StreamPosition:
             behind = self.system.distance(ssp, offset, end)
             lost = self.system.distance(ssp, offset, oldest)
             records = max(behind - lost, 0)
-            if records and self.system.counts_unread:
+            if records and self.system.capabilities.counts_unread:
                 records = self.system.records_between(
                     {ssp: OffsetRange(oldest if lost else offset, end)}
                 )

@@ -47,7 +47,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
-from dagster_adjunct.resources.streams.system import LAKE, require_writer
+from dagster_adjunct.resources.streams.system import LAKE
 from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ class SendToStream(OutputStreamSpec):
         """
         (frame,) = frames
         output = batch.planned.app.outputs[self.stream]
-        appends_alone = require_writer(batch.planned.system_of(self.stream)).appends_alone
+        appends_alone = batch.planned.system_of(self.stream).capabilities.appends_alone
         goes_on = batch.planned.has_consumers(operator)
         if goes_on and not appends_alone:
             # Others may write between these records, so they are not read back: materialize what is

@@ -41,6 +41,7 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE_OFFSET,
     TIMESTAMP,
     TOMBSTONE,
+    AppendOptions,
     AppendResult,
     OffsetRange,
     Sources,
@@ -142,27 +143,30 @@ class Frames(Records[Frame], Protocol[Frame]):
 class Append:
     """An append to the stream "system.name".
 
-    `options` say who appends which batch, and the input ranges that it was made of.
+    `producer` and `sequence` are the application's output and the batch.
     """
 
     system: StreamWriter
     stream: str
-    options: Mapping[str, Any]
+    producer: str
+    sequence: int
+    options: AppendOptions
 
     @property
     def name(self) -> str:
         return split_stream_name(self.stream)[1]
 
-    @property
-    def sources(self) -> Sources | None:
-        sources: Sources | None = self.options.get("sources")
-        return sources
+    def send(self, records: DataFrame | pa.Table, options: AppendOptions) -> AppendResult:
+        """Append these records."""
+        return self.system.append(
+            self.name, records, producer=self.producer, sequence=self.sequence, options=options
+        )
 
-    def rows(self, records: pa.Table) -> AppendResult:
+    def send_rows(self, records: pa.Table) -> AppendResult:
         """Append records that are in memory, from this process."""
-        rows = prepare_arrow_append(records, self.sources)
+        rows = prepare_arrow_append(records, self.options.sources)
         with naming_records(self.system, self.name, rows):
-            return self.system.append(self.name, rows, **self.options)
+            return self.send(rows, self.options)
 
 
 class Writes(Protocol[Frame]):
@@ -207,7 +211,7 @@ class WrittenOutputs(Generic[Frame]):
         producer = self.planned.producers[operator]
         find = partial(find_previous_append, system, append.name, producer, self.planned.number)
         sent: AppendResult | None = self.before_output(
-            stream, find if is_cut or system.evolves else _find_nothing
+            stream, find if is_cut or system.capabilities.evolves else _find_nothing
         )
         schema = self.frames.schema(frame)
         create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
@@ -231,25 +235,23 @@ class WrittenOutputs(Generic[Frame]):
         name = split_stream_name(stream)[1]
         system = require_writer(self.planned.system_of(stream))
         # one snapshot for all requests: appending fails, and is retried, if the stream has changed
-        if system.evolves:
+        can = system.capabilities
+        if can.evolves:
             system = require_writer(system.snapshot(name))
         producer = self.planned.producers[operator]
         is_main = producer == context.writer
-        options: dict[str, Any] = {
-            "producer": producer,
-            "sequence": self.planned.number,
-            "consumed": self.planned.inputs.consumed if is_main else None,
-        }
-        if context.fence is not None and system.accepts("fence"):
-            options["fence"] = context.fence
-        sources = self.planned.sources(operator) if system.accepts("sources") else None
-        if sources:
-            options["sources"] = sources
-        return Append(system, stream, options)
+        options = AppendOptions(
+            consumed=self.planned.inputs.consumed if is_main else None,
+            sources=self.planned.sources(operator) if can.keeps_positions else None,
+            fence=context.fence,
+        )
+        return Append(system, stream, producer, self.planned.number, options)
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
         append, result = self._sent[operator]
-        options: dict[str, Any] = {"positions": True} if append.system.accepts("sources") else {}
+        options: dict[str, Any] = (
+            {"positions": True} if append.system.capabilities.keeps_positions else {}
+        )
         return self.writes.read(append, ranges=_appended_ranges(append, result), **options)
 
     def send_dead_letters(

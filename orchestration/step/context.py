@@ -435,7 +435,11 @@ class StepContext:
         gaps, else "records".
         """
         names = {split_stream_name(stream)[0] for stream in self.app.inputs}
-        return "records" if all(self.systems[name].counts_unread for name in names) else "offsets"
+        return (
+            "records"
+            if all(self.systems[name].capabilities.counts_unread for name in names)
+            else "offsets"
+        )
 
     def check(self) -> None:
         """Raise the error of `still_ours` if the run may not continue."""

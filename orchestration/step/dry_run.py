@@ -158,7 +158,9 @@ class CheckedOutputs(Generic[Frame]):
         name = split_stream_name(stream)[1]
         sent = self.frames.schema(frame)
         system.check_create(name, schema=sent, key=key, partitions=partitions)
-        if system.evolves and any(dataset.stream == stream for dataset in app.datasets):
+        if system.capabilities.evolves and any(
+            dataset.stream == stream for dataset in app.datasets
+        ):
             stored = system.info(name).schema
             if stored is not None:
                 check_fed_datasets(app, operator, stream, stored, sent)
@@ -325,7 +327,7 @@ def _is_read_back(planned: PlannedBatch, operator: Operator) -> bool:
     spec = operator.spec
     if spec.role != "output" or spec.writes is None:
         return False
-    return require_writer(planned.system_of(spec.writes)).appends_alone
+    return planned.system_of(spec.writes).capabilities.appends_alone
 
 
 def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> PhysicalProof:

@@ -475,7 +475,7 @@ class BatchTimes:
             )
         if (
             stream in self._declared
-            and not streams.implements("task_reads")
+            and not streams.capabilities.reads_in_tasks
             and self._offsets(stream)
             and not self._is_replay
         ):
@@ -554,11 +554,11 @@ class BatchTimes:
                 return Measured()
             if unread is None:
                 pass  # records that were read before lie in between: Spark filters them
-            elif self._inputs.few and offsets <= DRIVER_LIMIT and system.implements("read_arrow"):
+            elif self._inputs.few and offsets <= DRIVER_LIMIT and system.capabilities.reads_arrow:
                 return find_late_in_memory(
                     extract_times(system.read_arrow(unread, columns), name, latest), prior, delay
                 )
-            elif system.implements("task_reads"):
+            elif system.capabilities.reads_in_tasks:
                 numbers = [ssp.partition for ssp in unread]
                 in_tasks = TaskTimeReader(system.task_reads(unread, columns), numbers, name, latest)
         time = F.unix_micros(declared.column(f"input {stream}", records))

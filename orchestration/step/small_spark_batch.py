@@ -99,7 +99,7 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
         stream: inputs.streams.get(stream) or context.systems[split_stream_name(stream)[0]]
         for stream in streams
     }
-    if not all(system.implements("read_arrow") for system in systems.values()):
+    if not all(system.capabilities.reads_arrow for system in systems.values()):
         return None
     room = _room_for_records(inputs)
     arrived: dict[str, pa.Table] = {}
@@ -149,7 +149,7 @@ class FetchedWrites:
         if rows is None:
             self._not_fetched.add(append.stream)
             return self.by_tasks.append(operator, frame, append)
-        return append.rows(rows)
+        return append.send_rows(rows)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
         if append.stream in self._not_fetched:

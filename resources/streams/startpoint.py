@@ -224,7 +224,7 @@ def resolve_startpoint_to_offset(
 def _resolve_time(
     system: StreamSystem, ssp: SystemStreamPartition, startpoint: StartpointTimestamp
 ) -> str:
-    if not system.implements("offset_for_timestamp"):
+    if not system.capabilities.finds_times:
         able = ", ".join(kind for kind in KINDS if kind != startpoint.kind)
         problem = (
             f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind"

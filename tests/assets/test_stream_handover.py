@@ -32,7 +32,7 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SourceRange, Sources
+from dagster_adjunct.resources.streams.system import AppendOptions, SourceRange, Sources
 from tests.clocks import Clock, on_clock
 
 duckdb = pytest.importorskip("duckdb")
@@ -69,7 +69,11 @@ class Filled:
         }
         read = Sources("kafka.in", "a'pp", (SourceRange("kafka.in.0", start, end, epoch),))
         self.streams.append(
-            "s", pa.table(columns), producer="app", sequence=self.sequence, sources=read
+            "s",
+            pa.table(columns),
+            producer="app",
+            sequence=self.sequence,
+            options=AppendOptions(sources=read),
         )
 
     def expected(self, epochs: str) -> list[tuple[Any, ...]]:

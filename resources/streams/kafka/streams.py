@@ -21,7 +21,6 @@ from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import decode_body
-from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, to_arrow_table
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -43,13 +42,14 @@ from dagster_adjunct.resources.streams.kafka.record_formats import (
 )
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
+    AppendOptions,
     AppendResult,
     Epochs,
     Marker,
     NewStreams,
     NumberedOffsets,
     OffsetRange,
-    Sources,
+    StreamCapabilities,
     StreamDeclaration,
     StreamInfo,
     StreamSystem,
@@ -211,7 +211,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     StreamUnavailableError, which is transient, if brokers do not answer.
     """
 
-    new_streams = NewStreams(needs_key=True, typed=True)
+    capabilities = StreamCapabilities(
+        finds_times=True, keeps_positions=True, new_streams=NewStreams(needs_key=True, typed=True)
+    )
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
         self.name = settings.name
@@ -363,28 +365,24 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         producer: str,
         sequence: int,
         end_of_dataset: str | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
-        sources: Sources | None = None,
         valid_from: datetime | None = None,
-        fence: Fence | None = None,
+        options: AppendOptions = AppendOptions(),
     ) -> AppendResult:
         """Append records to a topic: a Spark frame by its tasks, anything else by this process, in
         its order.
 
         `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms;
-        null is now) and `__epoch`. One task sends the records of a key, ordered by `order_by`
-        (columns that only serve the order are dropped), to the partition that Kafka's Java client
-        chooses for the key; records without key go to any. `partitioned` has no effect, since
-        several tasks may have read one partition. `end_of_dataset` ends a version: every partition
-        gets a marker; `valid_from` (with a time zone) is when the version becomes valid. Source
-        positions of records become headers. `sources` are not stored. `fence` is that of the run
-        that appends: without transactions, nothing more is sent once its lease is lost.
+        null is now) and `__epoch`. One task sends the records of a key, ordered by
+        `options.order_by`, to the partition that Kafka's Java client chooses for the key; records
+        without key go to any. `end_of_dataset` ends a version: every partition gets a marker;
+        `valid_from` (with a time zone) is when the version becomes valid. Source positions of
+        records become headers; `options.sources` are not stored. Several tasks may have read one
+        partition, so `options.partitioned` has no effect. Without transactions, nothing more is
+        sent once the lease of `options.fence` is lost.
 
         Without transactions this is at least once. With transactions it is exactly once per
-        producer and sequence, and `consumed`, the next offsets of input from the same cluster, is
-        committed with the records for the consumer group `producer`. Sequences of a producer must
+        producer and sequence, and `options.consumed` of input from the same cluster is committed
+        with the records for the consumer group `producer`. Sequences of a producer must
         increase.
 
         The result's ranges of offsets may include records of other producers. Raises
@@ -400,15 +398,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             )
             markers = dict.fromkeys(range(facts.partitions), header.encode())
         what = replace(
-            self._task_append(facts, producer, sequence, markers, consumed or {}), fence=fence
+            self._task_append(facts, producer, sequence, markers, options.consumed or {}),
+            fence=options.fence,
         )
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
         name = str(facts)
         if hasattr(data, "mapInArrow"):
             return self._await_result(
-                what, produce.send_frame(cast("DataFrame", data), what, order_by), before
+                what, produce.send_frame(cast("DataFrame", data), what, options.order_by), before
             )
-        system.check_table_options(name, order_by, partitioned)
+        system.check_table_options(name, options)
         declared = facts.declared
         table = to_arrow_table(data, name, declared.schema(), declared.key_names)
         table = encode_table(table, declared, name)

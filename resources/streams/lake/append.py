@@ -49,9 +49,9 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE_EPOCH,
     TIMESTAMP,
     TOMBSTONE,
+    AppendOptions,
     AppendResult,
     Sources,
-    SystemStreamPartition,
 )
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -473,11 +473,7 @@ class LakeAppends(StreamStates):
         sequence: int,
         end_of_dataset: str | None = None,
         valid_from: datetime | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
-        sources: Sources | None = None,
-        one_task: bool = False,
+        options: AppendOptions = AppendOptions(),
     ) -> AppendResult:
         """Append records to all their partitions in one commit, once per producer and sequence.
 
@@ -485,13 +481,10 @@ class LakeAppends(StreamStates):
         dictionaries; all except Spark frames are written without Spark. It has the stream's
         columns, or its earlier ones (columns added since are null), and may have `__tombstone`
         (boolean), `__timestamp` and `__epoch` (int). The records of a partition keep the order of a
-        table; those of a Spark frame are sorted by `order_by` (columns that only serve the order
-        are dropped). `end_of_dataset` ends a version: every partition gets a marker with the number
-        of its records since its previous marker; `valid_from` (with a time zone) is when the
-        version becomes valid. With `partitioned=True`, partition i of the frame contains exactly
-        the stream's partition i. `consumed` is ignored. `sources` are the ranges that the records
-        were made of; then each has the columns of POSITION, which are dropped otherwise. With
-        `one_task`, one task writes all partitions of a small frame.
+        table; those of a Spark frame are sorted by `options.order_by`. `end_of_dataset` ends a
+        version: every partition gets a marker with the number of its records since its previous
+        marker; `valid_from` (with a time zone) is when the version becomes valid. Without
+        `options.sources`, the columns of POSITION are dropped. `options.consumed` is ignored.
 
         A retry with the same records, in any form, returns the first result. Raises
         SchemaMismatchError, ProducerConflictError, and CommitConflictError or
@@ -509,9 +502,14 @@ class LakeAppends(StreamStates):
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
         while True:
             append = Append(
-                stream, producer, sequence, started=self.now_ms(), marker=marker, sources=sources
+                stream,
+                producer,
+                sequence,
+                started=self.now_ms(),
+                marker=marker,
+                sources=options.sources,
             )
-            append, files = self._write(state, data, append, order_by, partitioned, one_task)
+            append, files = self._write(state, data, append, options)
             try:
                 result = self._commit(state, append)
             except ProducerConflictError:
@@ -527,13 +525,7 @@ class LakeAppends(StreamStates):
             return result
 
     def _write(
-        self,
-        state: StreamState,
-        data: Any,
-        append: Append,
-        order_by: Sequence[str],
-        partitioned: bool,
-        one_task: bool,
+        self, state: StreamState, data: Any, append: Append, given: AppendOptions
     ) -> tuple[Append, list[str]]:
         """Write the records of an append to files; return the append with these files, and the keys
         of their objects.
@@ -546,15 +538,15 @@ class LakeAppends(StreamStates):
         data = _select_positions(data, append.sources, what)
         sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
         if sent is None:
-            columns = match_columns(state, data, order_by)
+            columns = match_columns(state, data, given.order_by)
             declaration = state.with_columns_at(columns)
         else:
             columns = min(sent.columns, len(state.earlier))
             declaration = state.with_columns_at(columns)
-            data = select_earlier_columns(data, declaration.columns, order_by)
+            data = select_earlier_columns(data, declaration.columns, given.order_by)
             if sent.partitions:
                 declaration = declaration.model_copy(update={"partitions": sent.partitions})
-                partitioned = False
+                given = replace(given, partitioned=False)
         attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
         folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
         options = WriteOptions(
@@ -562,7 +554,7 @@ class LakeAppends(StreamStates):
         )
         try:
             if _is_table(data):
-                system.check_table_options(what, order_by, partitioned)
+                system.check_table_options(what, given)
                 data = conform_table(data, declaration, what)
                 layout = declaration.layout_of(data.column_names)
                 data = data.append_column(
@@ -570,7 +562,7 @@ class LakeAppends(StreamStates):
                 )
                 files = write_arrow_buckets(data, self.lake.store, folder, layout, options)
             else:
-                data = conform_frame(data, declaration, order_by, what)
+                data = conform_frame(data, declaration, given.order_by, what)
                 digested = tuple(_digested_columns(declaration, data.columns))
                 files = write_buckets(
                     data,
@@ -578,9 +570,9 @@ class LakeAppends(StreamStates):
                     folder,
                     declaration.layout_of(data.columns),
                     replace(options, digested=digested),
-                    order_by=tuple(order_by),
-                    partitioned=partitioned,
-                    one_task=one_task,
+                    order_by=tuple(given.order_by),
+                    partitioned=given.partitioned,
+                    one_task=given.one_task,
                 )
         except SchemaMismatchError as error:
             error.stream = f"lake.{append.stream}"

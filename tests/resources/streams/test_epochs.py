@@ -15,6 +15,7 @@ from dagster_adjunct.resources.errors import ProducerConflictError, SchemaMismat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import AppendOptions
 from tests.resources.streams.stream_helpers import SCHEMA
 
 if TYPE_CHECKING:
@@ -129,7 +130,11 @@ def test_spark_reads_and_writes_epochs_also_beside_files_without_them(
 
     def copied(df: DataFrame, sequence: int) -> bool:
         return streams.append(
-            "copy", df, producer="app", sequence=sequence, order_by=["__partition", "__offset"]
+            "copy",
+            df,
+            producer="app",
+            sequence=sequence,
+            options=AppendOptions(order_by=("__partition", "__offset")),
         ).duplicate
 
     assert not copied(frame, 0)

@@ -15,7 +15,7 @@ from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Re
 from dagster_adjunct.resources.streams.lake.readers import read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SourceRange, Sources
+from dagster_adjunct.resources.streams.system import AppendOptions, SourceRange, Sources
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]
@@ -55,7 +55,13 @@ class Copying:
             __source_reader=pa.array([reader] * len(rows), pa.string()),
         )
         sources = Sources("lake.in", reader, ranges)
-        self.streams.append("out", table, producer="app", sequence=self.sequence, sources=sources)
+        self.streams.append(
+            "out",
+            table,
+            producer="app",
+            sequence=self.sequence,
+            options=AppendOptions(sources=sources),
+        )
 
     def ends(self) -> dict[int, tuple[int, int]]:
         return {ssp.partition: (0, int(end)) for ssp, end in self.upcoming().items()}
