@@ -173,7 +173,7 @@ class CheckedOutputs(Generic[Frame]):
         table = self.planned.app.tables[send.table]
         updates = send.contract is not None
         names = self.frames.names(frame)
-        check_record_columns(names, table.name, table.key, updates=updates, what=operator)
+        check_record_columns(names, table, updates=updates, what=operator)
         sink = TableSink(table, send)
         stored = sink.columns or self.stored.read(table.name, sink.function)
         check_sink_columns(operator, sink, self.frames.sent_types(frame), stored)
