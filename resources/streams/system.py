@@ -51,9 +51,8 @@ class SystemStreamPartition:
         ):
             problem = (
                 f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition"
-                " number: "
+                " number: expected an integer from 0."
             )
-            problem += "expected an integer from 0."
             raise errors.InvalidNameError(
                 problem, name=str(self.partition), stream=f"{self.system}.{self.stream}"
             )
@@ -163,9 +162,8 @@ def check_append(
             what = f"of version {version!r}"
         problem = (
             f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time"
-            " zone, of the "
+            " zone, of the years 1 to 9999 in UTC."
         )
-        problem += "years 1 to 9999 in UTC."
         step = "Pass end_of_dataset=…, and valid_from with tzinfo=UTC."
         raise errors.ConfigurationError(problem, step, argument="valid_from")
     return to_microseconds(valid_from)
@@ -179,15 +177,12 @@ def stale_sequence_error(
     """
     problem = (
         f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are"
-        " still known; the "
+        f" still known; the newest is {newest}."
     )
-    problem += f"newest is {newest}."
     step = (
         f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if"
-        " its counter "
-    )
-    step += (
-        "restarted. A late retry of an earlier append needs nothing: its records are in the stream."
+        " its counter restarted. A late retry of an earlier append needs nothing: its records are"
+        " in the stream."
     )
     return errors.ProducerConflictError(
         problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest
@@ -201,9 +196,8 @@ def check_same_contents(
     if before != now:
         problem = (
             f"sequence {sequence} of producer {producer!r} in {stream} was appended with other"
-            " contents (digest "
+            f" contents (digest {before[:12]}, now {now[:12]}); the newest is {newest}."
         )
-        problem += f"{before[:12]}, now {now[:12]}); the newest is {newest}."
         step = (
             "Nothing was added. Retry with the same records, or give new records the sequence"
             f" {newest + 1}."
@@ -869,9 +863,8 @@ def check_range(
         )
         step = (
             f"End at {upcoming} or before. If the offset was valid once, the stream was recreated,"
-            " was restored or "
+            " was restored or has lost records: set a startpoint for this partition."
         )
-        step += "has lost records: set a startpoint for this partition."
         raise errors.OffsetOutOfRangeError(
             problem, step, offset=str(end), upcoming=str(upcoming), **about
         )
@@ -887,11 +880,8 @@ def dropped_offset_error(
     )
     step = (
         "Retention dropped the records before it. Continue without them by a startpoint (oldest)"
-        " for this "
-    )
-    step += (
-        "partition. Keep the stream longer (retention.ms and retention.bytes of a topic) than"
-        " readers may lag."
+        " for this partition. Keep the stream longer (retention.ms and retention.bytes of a topic)"
+        " than readers may lag."
     )
     about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
     return errors.OffsetOutOfRangeError(

@@ -134,7 +134,9 @@ class DeclaredTopics:
             )
         else:
             created = self._find_created(self._namespace.read(), stream)
-            there = wanted if created is None else created.declaration
+            there = wanted
+            if created is not None:
+                there = created.declaration
         system.check_same_declaration(self._qualified(stream), there, wanted)
         return topic or self._build_created(stream, wanted).known()
 
@@ -499,11 +501,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         consumed: Mapping[SystemStreamPartition, str],
     ) -> TaskAppend:
         if markers and "compact" in facts.config.get("cleanup.policy", ""):
-            problem = f"{facts} can't have end-of-dataset markers: topic {facts.topic!r} is "
-            problem += "compacted (cleanup.policy), which only accepts records with a key."
+            problem = (
+                f"{facts} can't have end-of-dataset markers: topic {facts.topic!r} is compacted"
+                " (cleanup.policy), which only accepts records with a key."
+            )
             step = "Deliver versions through a topic that is not compacted."
             raise errors.ConfigurationError(problem, step, stream=str(facts), topic=facts.topic)
-        ours = {ssp: offset for ssp, offset in consumed.items() if ssp.system == self.name}
+        ours = {}
+        for ssp, offset in consumed.items():
+            if ssp.system == self.name:
+                ours[ssp] = offset
         offsets: tuple[tuple[str, int, int], ...] = ()
         if facts.declared.transactional:
             topics = {
@@ -546,7 +553,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             for span in spans
         ]
         result = produce.result_from_spans(known, duplicate=False)
-        empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
+        empty = {}
+        for p, offset in after.items():
+            if p not in result.first:
+                empty[p] = str(offset)
         return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
     def snapshot(self, stream: str) -> StreamSystem:
@@ -589,9 +599,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         topic = self._declarations.check(name, schema, key, partitions).name_for(name)
         described = self.admin.describe(topic)
         if described is not None and described[1] != partitions:
-            problem = f"stream {name!r} exists with another declaration: topic {topic!r} of "
-            problem += (
-                f"{self.settings.where} has {described[1]} partitions, expected {partitions}."
+            problem = (
+                f"stream {name!r} exists with another declaration: topic {topic!r} of"
+                f" {self.settings.where} has {described[1]} partitions, expected {partitions}."
             )
             step = "Declare the partitions that it has, or use another name."
             raise errors.StreamExistsError(problem, step, stream=f"{self.name}.{name}")
@@ -677,7 +687,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             # The ends first, so that a record that arrives meanwhile is not skipped.
             ends = self._offsets(facts, wanted)[1]
             since = self.admin.since(facts.topic, wanted, timestamp_ms)
-            starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
+            starts = {}
+            for p, offset in since.items():
+                if 0 <= offset < ends[p]:
+                    starts[p] = offset
             ranges = [TopicRange(p, start, ends[p]) for p, start in starts.items()]
             return ends | consume.find_offsets_at_time(facts, ranges, timestamp_ms)
 

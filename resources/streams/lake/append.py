@@ -118,7 +118,9 @@ def record_sequence(
     after.pop(producer, None)
     after[producer] = window
     is_file = producer.startswith(FILE_PRODUCER)
-    room = FILE_PRODUCERS if is_file else PRODUCERS
+    room = PRODUCERS
+    if is_file:
+        room = FILE_PRODUCERS
     alike = [name for name in after if name.startswith(FILE_PRODUCER) == is_file]
     for name in alike[: max(0, len(alike) - room)]:
         del after[name]
@@ -205,9 +207,9 @@ def decide_append(
     if append.files and append.started < state.horizon:
         problem = (
             f"{what}: its files were written by an attempt begun"
-            f" {(state.horizon - append.started) / 1000:.0f} s "
+            f" {(state.horizon - append.started) / 1000:.0f} s before the time up to which unlisted"
+            " files are deleted, so they may be gone."
         )
-        problem += "before the time up to which unlisted files are deleted, so they may be gone."
         step = (
             "Nothing was added. Append again; if that fails at once, correct this machine's clock."
         )
@@ -229,7 +231,8 @@ def decide_append(
         "read": manifest.add_sources(state.read, append.sources),
     }
     if segment.next != segment.base:  # an empty append only stores its sequence
-        update |= {"tail": (*state.tail, segment), "next_segment": state.next_segment + 1}
+        index = state.index
+        state = state.with_index(tail=(*index.tail, segment), next_segment=segment.id + 1)
     return state.model_copy(update=update), result_from_sequence(sent, duplicate=False)
 
 
@@ -245,7 +248,7 @@ def _build_segment(state: StreamState, append: Append, appended: int) -> Segment
             markers.append(append.marker.entry(partition, offset, delivered))
             offsets[partition] += 1
     return Segment(
-        id=state.next_segment,
+        id=state.index.next_segment,
         attempt=append.attempt,
         base=state.next,
         next=tuple(offsets),
@@ -453,7 +456,10 @@ def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) 
     So a retry has the same digest, whatever the form of its records. Source positions are not part
     of it.
     """
-    optional = [name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there]
+    optional = []
+    for name in (TIMESTAMP, TOMBSTONE, EPOCH):
+        if name in there:
+            optional.append(name)
     return [*declaration.columns.names, *optional]
 
 
@@ -673,7 +679,9 @@ class LakeAppends(StreamStates):
         known = {} if self._snapshot is None else self._snapshot
         # After a conflict or a commit, what was read is no longer the current commit.
         read, state = known.pop(stream, (None, None))
-        seen = None if stream in self._contended else read
+        seen = read
+        if stream in self._contended:
+            seen = None
         commit = self.log(stream).transact(decide, by=by, attempts=_COMMIT_ATTEMPTS, seen=seen)
         if commit is None:
             return None

@@ -110,7 +110,7 @@ def test_results_of_records_that_retention_took_before_the_rewriting_stay(
     copying.arrive(*range(10, 20))
     copying.read(0, copying.ends())
     _, state = streams.state("in")
-    size = sum(file.size for file in state.tail[-1].files)
+    size = sum(file.size for file in state.index.tail[-1].files)
     streams.configure("in", retention=Retention(max_bytes=size), compaction=CompactionPolicy())
     streams.maintain("in")
     kept = sorted(streams.read_arrow(streams.all_ranges("in"))["v"].to_pylist())
