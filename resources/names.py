@@ -23,9 +23,9 @@ def check_name(kind: str, name: str) -> str:
             step = f"Write {stream!r}."
         else:
             problem = (
-                f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_', "
+                f"{kind} name {name!r} is not safe: expected 1 to 100 letters, digits, '-' or '_',"
+                " beginning with a letter or digit."
             )
-            problem += "beginning with a letter or digit."
             safe = re.sub(r"[^A-Za-z0-9_-]+", "-", str(name)).strip("-_")[:100]
             step = "Choose another name."
             if safe:
