@@ -741,15 +741,15 @@ class RemoteTable(Generic[K, V, U]):
         which those of a direct call lack. Raises TableError for entries without a time, and for
         updates that a retry could apply twice.
         """
+        if self.newest_by is None and not self.idempotent:
+            return operation
         if not operation.kind.writes or operation.conditions:
             return operation
         entries = operation.entries
         idempotent = self.idempotent and entries.marks is not None
         conditions = Conditions(self.newest_by, idempotent, self.idempotent)
         if self.newest_by is None:
-            if self.idempotent:
-                return replace(operation, conditions=conditions)
-            return operation
+            return replace(operation, conditions=conditions)
         if not idempotent and operation.kind is UPDATE:
             self._check_repeatable(entries)
         marks = entries.marks
