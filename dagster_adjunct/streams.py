@@ -8,6 +8,7 @@ from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy as 
 from dagster_adjunct.resources.streams.lake.manifest import Retention as Retention
 from dagster_adjunct.resources.streams.lake.streams import open_system as open_system
 from dagster_adjunct.resources.streams.system import RECORD_META as RECORD_META
+from dagster_adjunct.resources.streams.system import AppendOptions as AppendOptions
 from dagster_adjunct.resources.streams.system import AppendResult as AppendResult
 from dagster_adjunct.resources.streams.system import Marker as Marker
 from dagster_adjunct.resources.streams.system import NewStreams as NewStreams
@@ -15,6 +16,7 @@ from dagster_adjunct.resources.streams.system import NumberedOffsets as Numbered
 from dagster_adjunct.resources.streams.system import OffsetRange as OffsetRange
 from dagster_adjunct.resources.streams.system import SourceRange as SourceRange
 from dagster_adjunct.resources.streams.system import Sources as Sources
+from dagster_adjunct.resources.streams.system import StreamCapabilities as StreamCapabilities
 from dagster_adjunct.resources.streams.system import StreamInfo as StreamInfo
 from dagster_adjunct.resources.streams.system import StreamSystem as StreamSystem
 from dagster_adjunct.resources.streams.system import StreamWriter as StreamWriter

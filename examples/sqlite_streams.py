@@ -16,8 +16,10 @@ from dagster_adjunct import Schema
 from dagster_adjunct.errors import OffsetOutOfRangeError, ProducerConflictError, StreamNotFoundError
 from dagster_adjunct.streams import (
     RECORD_META,
+    AppendOptions,
     AppendResult,
     NumberedOffsets,
+    StreamCapabilities,
     StreamInfo,
     StreamWriter,
     register_system,
@@ -41,6 +43,7 @@ KINDS = (
 class SqliteStreams(NumberedOffsets, StreamWriter):
     name = "sqlite"
     default_offset = "oldest"
+    capabilities = StreamCapabilities(finds_times=True)
 
     def __init__(self, path):
         self._path = path
@@ -95,12 +98,12 @@ class SqliteStreams(NumberedOffsets, StreamWriter):
             table = table.append_column(name, pa.array([row[at] for row in rows]).cast(kind))
         return spark.createDataFrame(table)
 
-    def append(self, stream, data, *, producer, sequence, order_by=(), **others):
+    def append(self, stream, data, *, producer, sequence, options=AppendOptions()):
         info = self.info(stream)
         table = (
             data
             if isinstance(data, pa.Table)
-            else data.orderBy(*order_by or info.schema.names).toArrow()
+            else data.orderBy(*options.order_by or info.schema.names).toArrow()
         )
         rows = table.to_pylist()
         bodies = [json.dumps({name: row[name] for name in info.schema.names}) for row in rows]

@@ -89,7 +89,8 @@ class FakeStreams(LakeStreams):
         super().__init__(lake)
         self.name = name
         if name != LAKE:
-            self.new_streams = NewStreams()  # the real system's settings are unknown here
+            # The real system's settings are unknown here.
+            self.capabilities = replace(self.capabilities, new_streams=NewStreams())
         self._partitioners = dict(partitioners)
 
     def info(self, stream: str) -> StreamInfo:

@@ -51,7 +51,9 @@ class RejectedCall:
         """What was called, with the name that it was given: `bounded_dataset('prices')`."""
         by_position = dict(zip(self.positional, self.args, strict=False))
         name = self.kwargs.get("name", by_position.get("name"))
-        return f"{self.called}({name!r})" if isinstance(name, str) else self.called
+        if isinstance(name, str):
+            return f"{self.called}({name!r})"
+        return self.called
 
     def argument(self, problem: ErrorDetails) -> str:
         """Return the name of the argument that a problem is about; empty for several together."""
@@ -74,18 +76,17 @@ class RejectedCall:
 def argument_error(call: RejectedCall, error: ValidationError) -> ConfigurationError:
     """Return the error for the worst problem that pydantic found."""
     problems = error.errors(include_url=False)
-    unexpected = [
-        problem
-        for problem in problems
-        if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden")
-    ]
-    if unexpected:
-        return unexpected_error(call.label, call.argument(unexpected[0]), call.known)
-    if any(problem["type"] == "unexpected_positional_argument" for problem in problems):
-        return _too_many_error(call)
-    missing = [problem for problem in problems if problem["type"].startswith("missing")]
+    for problem in problems:
+        if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+            return unexpected_error(call.label, call.argument(problem), call.known)
+    missing = []
+    for problem in problems:
+        if problem["type"] == "unexpected_positional_argument":
+            return _too_many_error(call)
+        if problem["type"].startswith("missing"):
+            missing.append(call.argument(problem))
     if missing:
-        return _missing_error(call.label, list(map(call.argument, missing)))
+        return located_error(f"{call.label} lacks {_keywords(missing)}.", argument=missing[0])
     return _value_error(call, problems)
 
 
@@ -105,14 +106,15 @@ def unexpected_error(label: str, argument: str, known: Sequence[str]) -> Configu
 
 def _functions_that_take(argument: str, called: str) -> list[str]:
     """Return the functions of the same module as the function `called` that take this argument."""
-    modules = {
-        function.__module__ for function in validated_functions if function.__name__ == called
-    }
-    return [
-        function.__name__
-        for function in validated_functions
-        if function.__module__ in modules and argument in inspect.signature(function).parameters
-    ]
+    modules = set()
+    for each in validated_functions:
+        if each.__name__ == called:
+            modules.add(each.__module__)
+    takers = []
+    for function in validated_functions:
+        if function.__module__ in modules and argument in inspect.signature(function).parameters:
+            takers.append(function.__name__)
+    return takers
 
 
 def _nearest_argument(argument: str, known: Sequence[str]) -> str | None:
@@ -131,12 +133,10 @@ def _too_many_error(call: RejectedCall) -> ConfigurationError:
         f"{call.label} takes {len(by_position)} arguments by position"
         f" ({', '.join(by_position) or 'none'}), and {given} are given."
     )
-    step = f"Name the others: {_keywords(by_name)}." if by_name else "Leave the others out."
+    step = "Leave the others out."
+    if by_name:
+        step = f"Name the others: {_keywords(by_name)}."
     return located_error(problem, step)
-
-
-def _missing_error(label: str, missing: Sequence[str]) -> ConfigurationError:
-    return located_error(f"{label} lacks {_keywords(missing)}.", argument=missing[0])
 
 
 def _keywords(names: Sequence[str]) -> str:
@@ -152,8 +152,12 @@ def _value_error(call: RejectedCall, problems: Sequence[ErrorDetails]) -> Config
     useful = _most_useful(call, own)
     value = useful[0]["input"]
     shown = "***" if _is_secret(argument, useful[0]) else _shorten(value)
-    kind = "" if value is None else f" ({type(value).__name__})"
-    verb = "has" if call.is_inside(useful[0]) else "is"
+    kind = ""
+    if value is not None:
+        kind = f" ({type(value).__name__})"
+    verb = "is"
+    if call.is_inside(useful[0]):
+        verb = "has"
     expected = " or ".join(dict.fromkeys(map(_expected, useful)))
     problem = f"{call.label}: {argument} {verb} {shown}{kind}: expected {expected}."
     return located_error(problem, _next_step(useful, shown), argument=argument)
@@ -169,9 +173,15 @@ def _most_useful(call: RejectedCall, own: Sequence[ErrorDetails]) -> Sequence[Er
 
     They are about a value that can be converted, or else about an element only.
     """
-    convertible = [problem for problem in own if type(problem["input"]).__name__ in _CONVERSIONS]
+    convertible = []
+    for problem in own:
+        if type(problem["input"]).__name__ in _CONVERSIONS:
+            convertible.append(problem)
     inside = [problem for problem in own if call.is_inside(problem)]
-    not_text = [problem for problem in own if problem["type"] == "string_unicode"]
+    not_text = []
+    for problem in own:
+        if problem["type"] == "string_unicode":
+            not_text.append(problem)
     return convertible or not_text or inside or own
 
 
@@ -179,7 +189,9 @@ def _expected(problem: ErrorDetails) -> str:
     if problem["type"] == "string_unicode":
         return "whole characters, which UTF-8 can hold"
     text = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"a value {text}" if problem["type"].startswith(_LIMITS) else text
+    if problem["type"].startswith(_LIMITS):
+        return f"a value {text}"
+    return text
 
 
 def _next_step(problems: Sequence[ErrorDetails], shown: str) -> str:
@@ -187,9 +199,9 @@ def _next_step(problems: Sequence[ErrorDetails], shown: str) -> str:
     kind = type(value).__name__
     if kind in _CONVERSIONS:
         return f"Pass the result of its {_CONVERSIONS[kind]}()."
-    if isinstance(value, str) and any(_is_for_lake(problem) for problem in problems):
+    if isinstance(value, str) and any(map(_is_for_lake, problems)):
         return f"Pass open_lake({shown})."
-    if any(problem["type"] == TEXT_FOR_LIST for problem in problems):
+    if TEXT_FOR_LIST in [problem["type"] for problem in problems]:
         return f"Put it into a list: [{shown}]."
     if isinstance(value, type):
         return f"Pass an object of it: {value.__name__}(…)."
@@ -204,7 +216,9 @@ def _shorten(value: object) -> str:
     """Return a value as Python writes it, in one line."""
     text = str(value) if isinstance(value, timedelta) else repr(value)
     shown = " ".join(text.split())
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."
+    if len(shown) <= _SHOWN_CHARACTERS:
+        return shown
+    return f"{shown[: _SHOWN_CHARACTERS - 3]}..."
 
 
 def located_error(
@@ -212,5 +226,7 @@ def located_error(
 ) -> ConfigurationError:
     """Return a ConfigurationError that begins with the line of user code that made the call."""
     place = find_calling_line()
-    located = problem if place is None else f"{place}: {problem}"
+    located = problem
+    if place is not None:
+        located = f"{place}: {problem}"
     return ConfigurationError(located, next_step, argument=argument)

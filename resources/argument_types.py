@@ -58,7 +58,10 @@ def type_hints(item: Any) -> dict[str, Any]:
     unloaded: dict[str, Any] = {}
     annotated = item
     if inspect.isfunction(item):
-        parameters = {name: hint for name, hint in item.__annotations__.items() if name != "return"}
+        parameters = {}
+        for name, hint in item.__annotations__.items():
+            if name != "return":
+                parameters[name] = hint
         annotated = types.SimpleNamespace(__annotations__=parameters)
     while True:
         try:
@@ -178,7 +181,9 @@ def _to_number(value: Any) -> int | float:
         raise PydanticCustomError(WRONG_TYPE, "Input should be a valid number")
     if isinstance(value, int | float):
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value)
 
 
 _BY_CLASS: dict[Any, Any] = {
@@ -279,5 +284,7 @@ def _with_article(kind: type) -> str:
         return "an Arrow table, or a pandas or Polars frame"
     if kind.__module__ in ("collections.abc", "builtins"):
         name = name.lower()
-    article = "an" if name[0] in "AEIOUaeiou" else "a"
+    article = "a"
+    if name[0] in "AEIOUaeiou":
+        article = "an"
     return f"{article} {name}"

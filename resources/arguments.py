@@ -74,7 +74,9 @@ def check_seconds(
     else:
         is_allowed = False
     if not is_allowed:
-        expected = "seconds from 0 on" if zero else "seconds above 0"
+        expected = "seconds above 0"
+        if zero:
+            expected = "seconds from 0 on"
         if none:
             expected += ", or None"
         raise argument_error(found, expected, argument=argument)

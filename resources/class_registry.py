@@ -59,9 +59,8 @@ class ClassRegistry(Generic[T]):
         if make is None:
             problem = (
                 f"a stored document names the {self._kind} {name!r}, which is not registered;"
-                " registered are "
+                f" registered are {self._names()}."
             )
-            problem += f"{self._names()}."
             step = (
                 f"Import the module that registers it, or call {self._call}(name, class) before"
                 " reading it."

@@ -360,12 +360,10 @@ class PartitionCountMismatchError(PlanningError):
     such join.
     """
 
-    counts: tuple[
-        tuple[str, int | None], ...
-    ] = ()  # the streams of the first join, and their partition counts
-    conflicts: tuple[
-        tuple[str, tuple[tuple[str, int | None], ...]], ...
-    ] = ()  # each such join: its id and counts
+    # The streams of the first join, and their partition counts.
+    counts: tuple[tuple[str, int | None], ...] = ()
+    # Each such join: its id and counts.
+    conflicts: tuple[tuple[str, tuple[tuple[str, int | None], ...]], ...] = ()
 
 
 class OperatorFailedError(PermanentError):

@@ -125,9 +125,8 @@ class _Running:
 
 _loop_threads: WeakSet[LoopThread] = WeakSet()
 
-_parent_loops: list[
-    _Running | None
-] = []  # kept: collecting a loop would close the selector that the parent uses
+# Kept: collecting a loop would close the selector that the parent uses.
+_parent_loops: list[_Running | None] = []
 
 
 def _reset_after_fork() -> None:

@@ -125,7 +125,9 @@ class PartitionLoad:
         if first is None or self._number is None:
             return
         requests = segment.split_into_requests(chain([first], changes), self._table.backend.limits)
-        count = _AT_ONCE if self._table.backend.waits else 1
+        count = 1
+        if self._table.backend.waits:
+            count = _AT_ONCE
         try:
             while parts := list(islice(requests, count)):
                 writes = (
@@ -141,9 +143,8 @@ class PartitionLoad:
         last: tuple[bytes, bytes, Any] | None = None
         for row in self._rows(batches):
             if last is not None and last[0] == row[0]:
-                if row[2] == last[2] or repr(row[2]) == repr(
-                    last[2]
-                ):  # NaN equals itself only here and in Spark
+                if row[2] == last[2] or repr(row[2]) == repr(last[2]):
+                    # NaN equals itself only here and in Spark.
                     raise self._ambiguous(row)
             elif last is not None:
                 yield SegmentChange(last[0], last[1], b"")
@@ -172,8 +173,12 @@ class PartitionLoad:
 
     def _ambiguous(self, row: tuple[bytes, bytes, Any]) -> SchemaMismatchError:
         family, key = segment.split_table_key(row[0])
-        of_family = "" if family is None else f" of family {family!r:.60}"
-        same = "" if row[2] is None else f" with the same order, {row[2]!r:.60}"
+        of_family = ""
+        if family is not None:
+            of_family = f" of family {family!r:.60}"
+        same = ""
+        if row[2] is not None:
+            same = f" with the same order, {row[2]!r:.60}"
         return SchemaMismatchError(
             f"key-value table {self._table.id}: the frame has two rows of the key"
             f" {key!r:.60}{of_family}{same}, and the last one is undefined.",
@@ -214,9 +219,8 @@ def read_key_value_table(
                 yield from tasks.encode_task_errors(_pages(stored, number, page_size, key, value))
 
     partitions = table.configuration.partitions
-    numbers = resolve_session(spark).range(
-        0, partitions, 1, partitions
-    )  # one number per Spark partition
+    # One number per Spark partition.
+    numbers = resolve_session(spark).range(0, partitions, 1, partitions)
     return numbers.mapInArrow(
         read, f"family string, key {key.type}, value {value.type}, version binary"
     )
@@ -291,7 +295,9 @@ def write_key_value_table(
     if family is not None:
         named["family"] = (family, "string")
     columns = [_column(frame, table, of, kind).alias(name) for name, (of, kind) in named.items()]
-    order = "" if order_by is None else f", order {_type(frame, table, order_by)}"
+    order = ""
+    if order_by is not None:
+        order = f", order {_type(frame, table, order_by)}"
     if order_by is not None:
         columns.append(sql_column(order_by).alias("order"))
     addressed = frame.select(*columns).mapInArrow(

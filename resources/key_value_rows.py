@@ -71,6 +71,7 @@ from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
+    Expected,
     KeyRange,
     KeyValueTableConfiguration,
     ReplyLostError,
@@ -296,49 +297,80 @@ def plan_documents(
     `at` is the time of new marks, in seconds since 1970. `fitting` returns its argument, a value to
     write, or raises KeyValueTableError if that is too long.
     """
-    names = write_plan.columns_to_read(operation, entries)
-    seen: dict[Row, Document] = {}  # including documents of deleted records
-    records: dict[Row, dict[str, Any]] = {}
-    unreadable: dict[Row, Problem] = {}
-    for key, entry in stored_entries.items():
-        try:
-            if entry is not None:
-                document = documents.from_bytes(entry.value or b"", key)
-                if DELETED not in document:
-                    records[key] = documents.record(document, names, key)
-                seen[key] = document
-        except errors.SchemaMismatchError as error:
-            unreadable[key] = Problem(State.REFUSED, error)
-    fit = [entry for entry in entries if entry.key not in unreadable]
-    unfit = {entry.place: unreadable[entry.key] for entry in entries if entry.key in unreadable}
+    rows = _read_rows(documents, write_plan.columns_to_read(operation, entries), stored_entries)
     codec = documents.codec
     newest_by = operation.conditions.newest_by
     applied = {}
     if operation.conditions:
-        applied = {key: applied_in(codec, newest_by, document) for key, document in seen.items()}
-    plan = write_plan.plan_writes(
-        codec, operation, ValidEntries(fit, {}), StoredState(records, applied)
-    )
-    marks = {
-        key: marks_of(codec, newest_by, applied_to_key, at)
-        for key, applied_to_key in plan.applied.items()
-    }
+        applied = {key: applied_in(codec, newest_by, d) for key, d in rows.documents.items()}
+    state = StoredState(rows.records, applied)
+    plan = write_plan.plan_writes(codec, operation, rows.readable(entries), state)
+    marks = {key: marks_of(codec, newest_by, new, at) for key, new in plan.applied.items()}
     has_read = needs_stored_rows(operation)
-    begun = operation.kind is OperationKind.UPDATE
     written: dict[Row, SegmentChange] = {}
-    for key, new in _new_documents(documents, plan, seen, marks):
-        entry = stored_entries.get(key)
-        if new is None and has_read and entry is None:
+    too_large: dict[Row, Problem] = {}
+    for key, new in _new_documents(documents, plan, rows.documents, marks):
+        expected = _expected_version(stored_entries.get(key)) if has_read else ANYTHING
+        if new is None and expected is ABSENT:
             continue  # there is nothing to remove
-        expected = (ABSENT if entry is None else entry.version) if has_read else ANYTHING
         try:
-            stored = None if new is None else fitting(to_compact_json(new).encode())
+            stored = _encode(new, fitting)
         except errors.KeyValueTableError as error:
-            too_large = Problem(State.REFUSED, error)
-            unfit |= {one.place: too_large for one in fit if one.key == key}
+            too_large[key] = Problem(State.REFUSED, error)
         else:
             written[key] = SegmentChange(table_keys[key], stored, b"", expected)
-    return PlannedWrites(written, plan.begins if begun else (), {**unfit, **plan.problems})
+    for entry in entries:
+        if entry.key in too_large:
+            plan.problems.setdefault(entry.place, too_large[entry.key])
+    begun: Collection[Row] = plan.begins if operation.kind is OperationKind.UPDATE else ()
+    return PlannedWrites(written, begun, plan.problems)
+
+
+def _expected_version(found: StoredEntry | None) -> Expected | bytes:
+    return ABSENT if found is None else found.version
+
+
+def _encode(document: Document | None, fitting: Callable[[bytes], bytes]) -> bytes | None:
+    if document is None:
+        return None
+    return fitting(to_compact_json(document).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredRows:
+    """By key: documents, including those of deleted records; records; and problems of entries
+    that can't be read.
+    """
+
+    documents: dict[Row, Document] = field(default_factory=dict)
+    records: dict[Row, dict[str, Any]] = field(default_factory=dict)
+    unreadable: dict[Row, Problem] = field(default_factory=dict)
+
+    def readable(self, entries: Sequence[Entry]) -> ValidEntries:
+        """Return those of the entries whose stored ones can be read, and problems of the others."""
+        valid = ValidEntries([entry for entry in entries if entry.key not in self.unreadable], {})
+        for entry in entries:
+            if entry.key in self.unreadable:
+                valid.problems[entry.place] = self.unreadable[entry.key]
+        return valid
+
+
+def _read_rows(
+    documents: RowDocuments, names: Sequence[str], stored_entries: Mapping[Row, StoredEntry | None]
+) -> _StoredRows:
+    """Return the documents of the stored entries, and the columns `names` of their records."""
+    rows = _StoredRows()
+    for key, entry in stored_entries.items():
+        if entry is None:
+            continue
+        try:
+            document = documents.from_bytes(entry.value or b"", key)
+            if DELETED not in document:
+                rows.records[key] = documents.record(document, names, key)
+            rows.documents[key] = document
+        except errors.SchemaMismatchError as error:
+            rows.unreadable[key] = Problem(State.REFUSED, error)
+    return rows
 
 
 def _new_documents(
@@ -350,14 +382,10 @@ def _new_documents(
     """Yield each key to write with its new document; None if the entry is removed."""
 
     def kept(key: Row) -> Document:
-        document = seen.get(key, {})
-        return marks.get(key) or {
-            name: document[name] for name in (NEWEST, APPLIED, AT) if name in document
-        }
+        return marks.get(key) or _select_marks(seen.get(key, {}))
 
-    for records in (plan.puts, plan.begins):
-        for key, record in records.items():
-            yield key, {**documents.whole(record), **kept(key)}
+    for key, record in {**plan.puts, **plan.begins}.items():
+        yield key, {**documents.whole(record), **kept(key)}
     for key in plan.deletes:
         beside = kept(key)
         yield key, {DELETED: True, **beside} if beside else None
@@ -366,6 +394,10 @@ def _new_documents(
             yield key, {**documents.changed(seen[key], changes), **marks.get(key, {})}
     for key in marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}:
         yield key, {**seen[key], **marks[key]}
+
+
+def _select_marks(document: Mapping[str, Any]) -> Document:
+    return {name: document[name] for name in (NEWEST, APPLIED, AT) if name in document}
 
 
 # Family and key of a record in a key-value table:
@@ -403,7 +435,9 @@ class RowKeys:
         """Return the family (None if there is none) and the key under which the record of this
         key is stored.
         """
-        family = self._family_text(key[: self._families]) if self._families else None
+        family = None
+        if self._families:
+            family = self._family_text(key[: self._families])
         # All other texts are families, so a key without one can't collide with another record's.
         return family or None, self._key_text(key[self._families :])
 
@@ -419,7 +453,9 @@ def _text_of(columns: Sequence[Column]) -> Callable[[Row], str]:
 
     def text(row: Row) -> str:
         (value,) = values(row)
-        return value if isinstance(value, str) else to_compact_json(value)
+        if isinstance(value, str):
+            return value
+        return to_compact_json(value)
 
     return text
 
@@ -471,12 +507,17 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
         document = json.loads(entry.value or b"")
     except (ValueError, RecursionError):
         return None
-    at = document.get(AT) if isinstance(document, dict) else None
+    at = None
+    if isinstance(document, dict):
+        at = document.get(AT)
     if not isinstance(at, int | float) or at >= before:
         return None
     if DELETED in document:
         return SegmentChange(entry.key, None, b"", entry.version)
-    rest = {name: value for name, value in document.items() if name not in (AT, NEWEST, APPLIED)}
+    rest = {}
+    for name, value in document.items():
+        if name not in (AT, NEWEST, APPLIED):
+            rest[name] = value
     return SegmentChange(entry.key, to_compact_json(rest).encode(), b"", entry.version)
 
 
@@ -545,16 +586,14 @@ class OptimisticWrites:
                 self._give_up(entries, error)
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
-        documents = self.rows._documents
-        fitting = self.table.coder.value
         decision = plan_documents(
-            documents,
+            self.rows._documents,
             self.operation,
             entries,
             self.table_keys,
             stored_entries,
             time.time(),
-            fitting,
+            self.table.coder.value,
         )
         failed, lost = await self._write(decision)
         for entry in entries:
@@ -587,12 +626,10 @@ class OptimisticWrites:
             except errors.RunLeaseLostError:
                 raise
             except errors.AdjunctError as error:
-                of_request = not isinstance(
-                    error, errors.BatchTooLargeError
-                )  # a single change can be too large
-                failed.update(
-                    dict.fromkeys(keys, replace(self.rows._outcome(error), of_request=of_request))
-                )
+                # A single change can be too large.
+                of_request = not isinstance(error, errors.BatchTooLargeError)
+                problem = replace(self.rows._outcome(error), of_request=of_request)
+                failed.update(dict.fromkeys(keys, problem))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
                 if fence is not None:
@@ -682,17 +719,17 @@ class KeyValueRows(StoreTable):
 
     @property
     def _url(self) -> str:
-        return self.lake if isinstance(self.lake, str) else self.lake.url
+        if isinstance(self.lake, str):
+            return self.lake
+        return self.lake.url
 
     def to_dict(self) -> dict[str, Any]:
         """Return the declaration as plain values, without secrets."""
-        stored_in = self.stored_in
-        described = None
-        if stored_in is not None:
-            if isinstance(stored_in, Mapping):
-                described = dict(stored_in)
-            else:
-                described = segment.describe_backend(stored_in)
+        described: Any = self.stored_in
+        if isinstance(described, Mapping):
+            described = dict(described)
+        elif described is not None:
+            described = segment.describe_backend(described)
         return {
             **super().to_dict(),
             "lake": self._url,
@@ -819,15 +856,14 @@ class KeyValueRows(StoreTable):
                     [table_keys[entry.key] for entry in entries]
                 )
             except errors.AdjunctError as error:
-                problems.update(
-                    dict.fromkeys([entry.place for entry in entries], self._outcome(error))
-                )
+                failed = self._outcome(error)
+                problems.update({entry.place: failed for entry in entries})
                 return
             for entry, stored in zip(entries, stored_entries, strict=True):
+                if stored is None:
+                    continue
                 try:
-                    records[entry.place] = (
-                        None if stored is None else self._record(entry.key, stored.value or b"")
-                    )
+                    records[entry.place] = self._record(entry.key, stored.value or b"")
                 except errors.AdjunctError as error:
                     problems[entry.place] = self._outcome(error)
 
@@ -842,8 +878,9 @@ class KeyValueRows(StoreTable):
             for number, entries in parts.items()
         ]
         ended = await asyncio.gather(*(write.finish() for write in writes), return_exceptions=True)
-        if failed := [error for error in ended if error is not None]:
-            raise failed[0]
+        for error in ended:
+            if error is not None:
+                raise error
         for write in writes:
             problems |= write.problems
         return Outcomes(
@@ -868,12 +905,10 @@ class KeyValueRows(StoreTable):
                     places[entry.key] = opened.coder.place(*self._keys.address(entry.key))
                 parts.setdefault(places[entry.key][0], []).append(entry)
             except errors.AdjunctError as error:
-                if operation.kind is not OperationKind.GET or not isinstance(
-                    error, errors.KeyTooLongError
-                ):
-                    problems[entry.place] = self._outcome(
-                        error
-                    )  # else no record can have the key: none is found
+                is_read = operation.kind is OperationKind.GET
+                if is_read and isinstance(error, errors.KeyTooLongError):
+                    continue  # no record can have the key: none is found
+                problems[entry.place] = self._outcome(error)
         return {key: stored for key, (_, stored) in places.items()}, parts, problems
 
     def _fences_of(self, opened: Table) -> TableFences:
@@ -913,9 +948,8 @@ class KeyValueRows(StoreTable):
             )
 
     async def _opened(self, *, make: bool) -> Table:
-        opened = self._open
-        if opened is not None:
-            return opened
+        if self._open is not None:
+            return self._open
         return await asyncio.to_thread(self._open_now, make=make and self.create)
 
     def _open_now(self, *, make: bool) -> Table:
@@ -925,20 +959,13 @@ class KeyValueRows(StoreTable):
                 manager = self._manager(make=make)
                 if make:
                     ensure_table(manager, self.scope, self.table, self.partitions)
-                table = manager.open(
-                    self.scope, self.table, key=TextSerializer(), value=BytesSerializer()
-                )
+                key = TextSerializer()
+                value = BytesSerializer()
+                table = manager.open(self.scope, self.table, key=key, value=value)
                 self._check_partitions(table.configuration.partitions)
-                opened = OpenTable(
-                    table.id,
-                    table.configuration,
-                    table.backend,
-                    TextSerializer(),
-                    BytesSerializer(),
-                )
-                for number in range(
-                    opened.partitions
-                ):  # a backend whose driver is missing fails here, not at a write
+                opened = OpenTable(table.id, table.configuration, table.backend, key, value)
+                # A backend whose driver is missing fails here, not at a write.
+                for number in range(opened.partitions):
                     opened.segment(number)
                 self._open = opened
             return opened

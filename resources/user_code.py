@@ -46,9 +46,8 @@ def check_plain_function(
         step = "Write it with def; to await something in it, call asyncio.run(…)."
         raise ConfigurationError(problem, step, argument=argument)
     try:
-        parameters = signature(
-            function, follow_wrapped=False
-        )  # of the wrapper, if it is decorated: that is called
+        # Of the wrapper, if it is decorated: that is called.
+        parameters = signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return
     try:
@@ -137,7 +136,9 @@ def format_record(record: Mapping[str, Any], sensitive: Collection[str] = ()) ->
         if len(shown) == _MAX_COLUMNS:
             shown.append("…")
             break
-        text = MASKED if name.lower() in hidden else truncate_text(repr(value))
+        text = MASKED
+        if name.lower() not in hidden:
+            text = truncate_text(repr(value))
         shown.append(f"{name}: {text}")
     return f"{{{', '.join(shown)}}}"
 
@@ -186,7 +187,10 @@ def failing_line_in_text(text: str) -> CodeLine | None:
 
 
 def _innermost(lines: Iterable[tuple[str, int]]) -> CodeLine | None:
-    user_lines = [CodeLine(file, line) for file, line in lines if _is_user_code(file)]
+    user_lines = []
+    for file, line in lines:
+        if _is_user_code(file):
+            user_lines.append(CodeLine(file, line))
     if user_lines:
         return user_lines[-1]
     return None

@@ -67,7 +67,9 @@ def validated_methods(cls: type[T]) -> type[T]:
             setattr(cls, name, type(member)(_validate_call(member.__func__)))
         elif isinstance(member, types.FunctionType):
             setattr(cls, name, _validate_call(member))
-    return validated(cls) if "__init__" in vars(cls) else cls
+    if "__init__" in vars(cls):
+        return validated(cls)
+    return cls
 
 
 def _raise_no_member(cls: type[enum.Enum], value: object) -> None:
@@ -166,11 +168,10 @@ def _reject(
     kwargs: dict[str, Any],
 ) -> RejectedCall:
     called = name
-    positional = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
-    ]
+    positional = []
+    for parameter in parameters:
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            positional.append(parameter.name)
     if positional[:1] in (["self"], ["cls"]):
         # Users may know only the class that is derived from the one with the method.
         cls = args[0] if isinstance(args[0], type) else type(args[0])
@@ -199,7 +200,10 @@ def _translate_model_errors(cls: type[BaseModel]) -> Callable[..., None]:
     @functools.wraps(construct)
     def __init__(self: BaseModel, *args: Any, **kwargs: Any) -> None:
         # Dagster's resources would ignore it
-        unknown = [name for name in kwargs if name not in known and not name.startswith("_")]
+        unknown = []
+        for name in kwargs:
+            if name not in known and not name.startswith("_"):
+                unknown.append(name)
         if unknown:
             raise unexpected_error(cls.__name__, unknown[0], known)
         try:

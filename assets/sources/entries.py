@@ -260,7 +260,7 @@ def list_spark_needs(source: OpenedStream) -> list[str]:
     """Return, in words, why this dataset's entries can't be made without Spark; empty if they
     can.
     """
-    return list_stream_spark_needs(source.spec, in_arrow=source.system.implements("read_arrow"))
+    return list_stream_spark_needs(source.spec, in_arrow=source.system.capabilities.reads_arrow)
 
 
 def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str]:

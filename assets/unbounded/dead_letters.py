@@ -19,6 +19,7 @@ from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
     TIMESTAMP,
+    AppendOptions,
     StreamSystem,
     require_writer,
 )
@@ -155,9 +156,11 @@ def send_dead_letters(
     except StreamNotFoundError:
         columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
     check_letter_columns(spec, columns)
-    order_by = () if isinstance(letters, pa.Table) else ("partition", "offset")
+    options = AppendOptions()
+    if not isinstance(letters, pa.Table):
+        options = AppendOptions(order_by=("partition", "offset"))
     return system.append(
-        stream, letters, producer=producer, sequence=sequence, order_by=order_by
+        stream, letters, producer=producer, sequence=sequence, options=options
     ).rows
 
 

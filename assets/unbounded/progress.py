@@ -190,7 +190,7 @@ class StreamPosition:
             behind = self.system.distance(ssp, offset, end)
             lost = self.system.distance(ssp, offset, oldest)
             records = max(behind - lost, 0)
-            if records and self.system.counts_unread:
+            if records and self.system.capabilities.counts_unread:
                 held = OffsetRange(oldest if lost else offset, end)
                 records = self.system.records_between({ssp: held})
             seconds = self._seconds_behind(ssp, now) if behind else 0.0

@@ -221,7 +221,7 @@ def stream_metadata(
         "adjunct/oldest": _by_partition(oldest),
         "adjunct/upcoming": _by_partition(upcoming),
     }
-    if system.counts_unread:
+    if system.capabilities.counts_unread:
         whole = {ssp: OffsetRange(oldest[ssp], upcoming[ssp]) for ssp in ssps}
         facts["dagster/row_count"] = system.records_between(whole)
     if system_name == "lake":

@@ -42,7 +42,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
-from dagster_adjunct.resources.streams.system import LAKE, require_writer
+from dagster_adjunct.resources.streams.system import LAKE
 from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ class SendToStream(OutputStreamSpec):
         output = batch.planned.app.outputs[self.stream]
         reads_back = False
         if batch.planned.has_consumers(operator):
-            reads_back = require_writer(batch.planned.system_of(self.stream)).appends_alone
+            reads_back = batch.planned.system_of(self.stream).capabilities.appends_alone
             if not reads_back:  # others may write between these records: materialize what is sent
                 frame = batch.records.materialize(operator, frame)
         batch.outputs.send(

@@ -116,11 +116,10 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
             info = system.info(stream)
         except StreamNotFoundError as error:
             return error.problem
-        evolves = isinstance(system, StreamWriter) and system.evolves
+        can = system.capabilities
         numbered = isinstance(system, NumberedOffsets)
-        in_arrow = system.implements("read_arrow")
         known = (info.partitions, info.key, info.partitioner, info.schema)
-        return StreamFacts(name, *known, evolves, numbered, in_arrow, info.identity)
+        return StreamFacts(name, *known, can.evolves, numbered, can.reads_arrow, info.identity)
 
     def size_of(stream: str) -> int | None:
         system, name = split_stream_name(stream)
@@ -129,7 +128,7 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
     new_streams = {}
     for system_name, system in systems.items():
         if isinstance(system, StreamWriter):
-            new_streams[system_name] = system.new_streams
+            new_streams[system_name] = system.capabilities.new_streams
     names = sorted(_stream_names(app))
     facts = {}
     missing = {}

@@ -339,7 +339,7 @@ class ProcessWrites:
     """This process writes the records: `Writes` of outputs."""
 
     def append(self, operator: str, frame: pa.Table, append: Append) -> AppendResult:
-        return append.rows(frame)
+        return append.send_rows(frame)
 
     def read(self, append: Append, **ranges: Any) -> pa.Table:
         return append.system.read_arrow(**ranges)

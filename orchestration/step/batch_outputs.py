@@ -39,6 +39,7 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE_OFFSET,
     TIMESTAMP,
     TOMBSTONE,
+    AppendOptions,
     AppendResult,
     OffsetRange,
     Sources,
@@ -141,33 +142,35 @@ class Frames(Records[Frame], Protocol[Frame]):
 class Append:
     """An append to the stream "system.name".
 
-    `options` say who appends which batch, and the input ranges that it was made of.
+    `producer` and `sequence` are the application's output and the batch.
     """
 
     system: StreamWriter
     stream: str
-    options: Mapping[str, Any]
+    producer: str
+    sequence: int
+    options: AppendOptions
 
     @property
     def name(self) -> str:
         return split_stream_name(self.stream)[1]
 
-    @property
-    def sources(self) -> Sources | None:
-        sources: Sources | None = self.options.get("sources")
-        return sources
+    def send(self, records: DataFrame | pa.Table, options: AppendOptions) -> AppendResult:
+        """Append these records."""
+        return self.system.append(
+            self.name, records, producer=self.producer, sequence=self.sequence, options=options
+        )
 
-    def rows(self, records: pa.Table) -> AppendResult:
+    def send_rows(self, records: pa.Table) -> AppendResult:
         """Append records that are in memory, from this process."""
-        rows = prepare_arrow_append(records, self.sources)
+        rows = prepare_arrow_append(records, self.options.sources)
         with naming_records(self.system, self.name, rows):
-            return self.system.append(self.name, rows, **self.options)
+            return self.send(rows, self.options)
 
     def find_previous(self) -> AppendResult | None:
         """Return the result of this batch's earlier append; None if there was none."""
         try:
-            producer = self.options["producer"]
-            return self.system.appended(self.name, producer, self.options["sequence"])
+            return self.system.appended(self.name, self.producer, self.sequence)
         except (errors.StreamNotFoundError, errors.ConfigurationError):
             return None  # a custom system may not support this
 
@@ -220,7 +223,8 @@ class WrittenOutputs(Generic[Frame]):
         append = self._begin_append(operator, stream)
         system = append.system
         is_cut = self.planned.inputs.intent.cut
-        look = append.find_previous if is_cut or system.evolves else lambda: None
+        evolves = system.capabilities.evolves
+        look = append.find_previous if is_cut or evolves else lambda: None
         sent: AppendResult | None = self.before_output(stream, look)
         schema = self.frames.schema(frame)
         create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
@@ -243,31 +247,31 @@ class WrittenOutputs(Generic[Frame]):
         context = self.planned.context
         system = require_writer(self.planned.system_of(stream))
         # one snapshot for all requests: appending fails, and is retried, if the stream has changed
-        if system.evolves:
+        can = system.capabilities
+        if can.evolves:
             system = require_writer(system.snapshot(split_stream_name(stream)[1]))
         producer = self.planned.producers[operator]
-        options: dict[str, Any] = {"producer": producer, "sequence": self.planned.number}
-        options["consumed"] = None
-        if producer == context.writer:
-            options["consumed"] = self.planned.inputs.consumed
-        if context.fence is not None and system.accepts("fence"):
-            options["fence"] = context.fence
-        sources = self.planned.sources(operator)
-        if sources and system.accepts("sources"):
-            options["sources"] = sources
-        return Append(system, stream, options)
+        is_main = producer == context.writer
+        options = AppendOptions(
+            consumed=self.planned.inputs.consumed if is_main else None,
+            sources=self.planned.sources(operator) if can.keeps_positions else None,
+            fence=context.fence,
+        )
+        return Append(system, stream, producer, self.planned.number, options)
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
         append, result = self._sent[operator]
-        options: dict[str, Any] = {"positions": True} if append.system.accepts("sources") else {}
+        options: dict[str, Any] = {}
+        if append.system.capabilities.keeps_positions:
+            options["positions"] = True
         return self.writes.read(append, ranges=append.ranges(result), **options)
 
     def send_dead_letters(
         self, operator: str, frame: Frame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
         system = require_writer(self.planned.system_of(stream))
-        about = {"producer": self.planned.context.writer, "sequence": self.planned.number}
-        append = Append(system, stream, about)
+        writer = self.planned.context.writer
+        append = Append(system, stream, writer, self.planned.number, AppendOptions())
         sent = append.find_previous()
         if sent is None:
             self.send(operator, frame, stream, key=key, partitions=partitions)

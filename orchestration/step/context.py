@@ -433,7 +433,7 @@ class StepContext:
         gaps, else "records".
         """
         for stream in self.app.inputs:
-            if not self.system_of(stream).counts_unread:
+            if not self.system_of(stream).capabilities.counts_unread:
                 return "offsets"
         return "records"
 

@@ -157,7 +157,9 @@ class CheckedOutputs(Generic[Frame]):
         name = split_stream_name(stream)[1]
         sent = self.frames.schema(frame)
         system.check_create(name, schema=sent, key=key, partitions=partitions)
-        if system.evolves and any(dataset.stream == stream for dataset in app.datasets):
+        if system.capabilities.evolves and any(
+            dataset.stream == stream for dataset in app.datasets
+        ):
             stored = system.info(name).schema
             if stored is not None:
                 check_fed_datasets(app, operator, stream, stored, sent)
@@ -170,7 +172,7 @@ class CheckedOutputs(Generic[Frame]):
         table = self.planned.app.tables[send.table]
         updates = send.contract is not None
         names = self.frames.names(frame)
-        check_record_columns(names, table.name, table.key, updates=updates, what=operator)
+        check_record_columns(names, table, updates=updates, what=operator)
         sink = TableSink(table, send)
         stored = sink.columns or self.stored.read(table.name, sink.function)
         check_sink_columns(operator, sink, self.frames.sent_types(frame), stored)
@@ -313,7 +315,7 @@ def _is_read_back(planned: PlannedBatch, operator: Operator) -> bool:
     spec = operator.spec
     if spec.role != "output" or spec.writes is None:
         return False
-    return require_writer(planned.system_of(spec.writes)).appends_alone
+    return planned.system_of(spec.writes).capabilities.appends_alone
 
 
 def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> PhysicalProof:

@@ -497,7 +497,7 @@ class BatchTimes:
             # They are added: records that an application wrote in a replay have an epoch already.
             epoch = F.col(EPOCH) + number_by_partition(epochs)
             records = records.withColumn(EPOCH, epoch.cast("int"))
-        is_read_twice = not streams.implements("task_reads") and self._is_measured(stream)
+        is_read_twice = not streams.capabilities.reads_in_tasks and self._is_measured(stream)
         if is_read_twice:
             records = self._read[stream] = self._kept.keep(records)
         return records
@@ -567,7 +567,7 @@ class BatchTimes:
         if reads is not None and not reads.ranges:
             return Measured()
         is_few = self._inputs.few and offsets <= DRIVER_LIMIT
-        if reads is not None and is_few and reads.system.implements("read_arrow"):
+        if reads is not None and is_few and reads.system.capabilities.reads_arrow:
             return find_late_in_memory(reads.read_times(latest), prior, delay)
         time = F.unix_micros(declared.column(f"input {stream}", records))
         counting = F.when(time <= latest, time).alias(TIME)
@@ -575,7 +575,7 @@ class BatchTimes:
         if offsets <= DRIVER_LIMIT:
             return find_late_in_memory(frame.toArrow(), prior, delay)
         in_tasks = None
-        if reads is not None and reads.system.implements("task_reads"):
+        if reads is not None and reads.system.capabilities.reads_in_tasks:
             in_tasks = reads.in_tasks(latest)
         return _find_late_by_blocks(frame, prior, delay, in_tasks)
 

@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext,
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.system import Sources, StreamSystem, StreamWriter
+from dagster_adjunct.resources.streams.system import Sources, StreamSystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _origin_after(
     if spec.role != "output" or spec.writes is None:
         return arriving
     system = system_of(spec.writes)
-    is_read_back = isinstance(system, StreamWriter) and system.appends_alone
+    is_read_back = system.capabilities.appends_alone
     positions = spec.writes if is_read_back else arriving.positions
     return Origin({operator.id: spec.writes}, arriving.made_of, positions)
 

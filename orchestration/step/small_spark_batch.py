@@ -87,7 +87,7 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
         if operator.spec.needs_tasks or operator.spec.states:
             return None
     systems = {stream: system_of(context, inputs, stream) for stream in context.app.inputs}
-    if not all(system.implements("read_arrow") for system in systems.values()):
+    if not all(system.capabilities.reads_arrow for system in systems.values()):
         return None
     room = _room_for_records(inputs)
     arrived: dict[str, pa.Table] = {}
@@ -141,7 +141,7 @@ class FetchedWrites:
         if rows is None:
             self._not_fetched.add(append.stream)
             return self.by_tasks.append(operator, frame, append)
-        return append.rows(rows)
+        return append.send_rows(rows)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
         if append.stream in self._not_fetched:

@@ -279,16 +279,13 @@ class TaskWrites:
         return self.frames.planned
 
     def append(self, operator: str, frame: DataFrame, append: Append) -> AppendResult:
-        options = dict(append.options)
-        if self._planned.inputs.few and append.system.accepts("one_task"):
-            options["one_task"] = True
-        return append.system.append(
-            append.name,
-            add_positions(frame, append.sources).drop(*BATCH_ONLY),
+        options = replace(
+            append.options,
             order_by=(PARTITION, OFFSET, *tie_breakers(frame.columns)),
             partitioned=self._planned.is_partitioned(operator),
-            **options,
+            one_task=self._planned.inputs.few,
         )
+        return append.send(add_positions(frame, options.sources).drop(*BATCH_ONLY), options)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
         return append.system.read(self.frames.session, **ranges)

@@ -140,7 +140,9 @@ def parse_column(name: str, declared: str) -> Column:
     listed = _LIST.fullmatch(declared)
     if listed is not None:
         element = parse_column(name, listed[1] or listed[2] or listed[3])
-        kind = Kind.OTHER if element.kind in _NOT_IN_LISTS else Kind.LIST
+        kind = Kind.LIST
+        if element.kind in _NOT_IN_LISTS:
+            kind = Kind.OTHER
         return Column(name, f"array<{element.type}{element.size}>", "", kind, element)
     match = _SPELLED.fullmatch(declared)
     if match is None:
@@ -293,7 +295,9 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
 
 def integer_bits(column: Column) -> int:
     """The width of the column's integers in bits."""
-    return _INTEGERS[column.type][1] if column.type in _INTEGERS else 64
+    if column.type in _INTEGERS:
+        return _INTEGERS[column.type][1]
+    return 64
 
 
 def declared_digits(column: Column) -> tuple[int, int] | None:
@@ -320,9 +324,8 @@ def decimal_writer(column: Column) -> Callable[[Decimal], str]:
     if digits is None:
         return str
     unit, zero = (Decimal((0, (digit,), -digits[1])) for digit in (1, 0))
-    to_text = (
-        str if digits[1] <= 6 else "{:f}".format
-    )  # str is faster, but writes numbers below 1E-6 with an exponent
+    # Str is faster, but writes numbers below 1E-6 with an exponent.
+    to_text = str if digits[1] <= 6 else "{:f}".format
     zero_text = to_text(zero)  # also of -0.00
     return lambda number: to_text(number.quantize(unit, context=_EXACT)) if number else zero_text
 
@@ -335,7 +338,9 @@ def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
     if column.kind is Kind.INTEGER:
         most = Decimal(2 ** (integer_bits(column) - 1) - 1)
         return -most - 1, most
-    digits = declared_digits(column) if column.kind is Kind.DECIMAL else None
+    digits = None
+    if column.kind is Kind.DECIMAL:
+        digits = declared_digits(column)
     if digits is None:
         return None
     precision, scale = digits
@@ -524,10 +529,14 @@ def to_spark_type(declared: str | Column) -> str | None:
     if column.kind is Kind.FLOAT:
         return _FLOATS.get(column.type, "double")
     if column.kind is Kind.DECIMAL:
-        return f"decimal{column.size}" if "," in column.size else None
+        if "," in column.size:
+            return f"decimal{column.size}"
+        return None
     if column.kind is Kind.LIST and column.element is not None:
         element = to_spark_type(column.element)
-        return None if element is None else f"array<{element}>"
+        if element is None:
+            return None
+        return f"array<{element}>"
     return _SIMPLE.get(column.kind)
 
 

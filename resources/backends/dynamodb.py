@@ -130,7 +130,9 @@ def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
         if description is not None and description["TableStatus"] in ("ACTIVE", "UPDATING"):
             return description
         if time.monotonic() > deadline:
-            state = "missing" if description is None else description["TableStatus"]
+            state = "missing"
+            if description is not None:
+                state = description["TableStatus"]
             problem = f"{label} is {state} after {READY_SECONDS:.0f} s; expected ACTIVE."
             step = "The request is retried; if it keeps failing, check the table in AWS."
             raise errors.TableUnavailableError(problem, step, table=label)
@@ -243,7 +245,9 @@ class DynamoDbTable(StoreTable):
         self.session = session
         self.connect_timeout = connect_timeout
         self.read_timeout = read_timeout
-        one = (credentials_env,) if isinstance(credentials_env, str) else credentials_env
+        one = credentials_env
+        if isinstance(credentials_env, str):
+            one = (credentials_env,)
         self.credentials_env = None if one is None else tuple(one)
         self.connection = Connection(
             region,
@@ -283,10 +287,9 @@ class DynamoDbTable(StoreTable):
                 "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run."
             )
             raise errors.ConfigurationError(problem, step, argument="session")
-        key = list(self.key) if self._typed_key is None else self._typed_key
-        return {name: value for name, value in super().to_dict().items() if name != "session"} | {
-            "key": key
-        }
+        settings = super().to_dict()
+        del settings["session"]
+        return settings | {"key": self._typed_key or list(self.key)}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -519,9 +522,8 @@ class DynamoDbTable(StoreTable):
         try:
             await asyncio.gather(*running)
         finally:
-            for (
-                future
-            ) in running:  # if the caller was cancelled, parts that have not begun are dropped
+            for future in running:
+                # If the caller was cancelled, parts that have not begun are dropped.
                 future.cancel()
 
     def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:

@@ -242,7 +242,9 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
     `sent`: DynamoDB may have received the request, so without an answer its outcome is unknown.
     """
     if isinstance(error, errors.AdjunctError):
-        state = State.FAILED if isinstance(error, errors.TableUnavailableError) else State.REFUSED
+        state = State.REFUSED
+        if isinstance(error, errors.TableUnavailableError):
+            state = State.FAILED
         return Problem(state, error, getattr(error, "retry_after", None))
     code = error_code(error)
     is_stale = bool(stale_reason(error)[0])
@@ -289,7 +291,9 @@ def _explain(error: BaseException, *, sent: bool) -> _Explanation:
             boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError
         )
         sent = sent and not isinstance(error, unconnected)
-        lost = "was sent, and no answer came" if sent else "got no answer"
+        lost = "got no answer"
+        if sent:
+            lost = "was sent, and no answer came"
         return _Explanation(
             f"a request {lost} ({type(error).__name__})",
             "The request is retried; if it keeps failing, check the network and DynamoDB's status.",
@@ -338,7 +342,9 @@ def throttled_problem(label: str, what: str, retry_after: float | None = None) -
 def error_code(error: BaseException) -> str:
     """The code in an answer of DynamoDB's that boto3 raised as `error`; "" for any other error."""
     response = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""
+    if isinstance(response, Mapping):
+        return str(response.get("Error", {}).get("Code", ""))
+    return ""
 
 
 def _retry_after(error: Any) -> float | None:

@@ -28,6 +28,7 @@ Decimal, and times as text.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -104,8 +105,12 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
 
 def key_attribute_type(column: Column) -> str | None:
     """The attribute type ("S", "N" or "B") of this column as a key; None if it can't be a key."""
-    tag = _FORMS[column.kind][0] if column.kind in _FORMS else ""
-    return tag if tag in ("S", "N", "B") else None
+    tag = ""
+    if column.kind in _FORMS:
+        tag = _FORMS[column.kind][0]
+    if tag in ("S", "N", "B"):
+        return tag
+    return None
 
 
 def encode_any(value: Any, depth: int = 0) -> AttributeValue:
@@ -144,7 +149,9 @@ def decode_any(stored: AttributeValue) -> Any:
         return None
     if tag == "NS":
         return {_whole_or_decimal(item) for item in value}
-    return set(value) if tag in ("SS", "BS") else value
+    if tag in ("SS", "BS"):
+        return set(value)
+    return value
 
 
 def exact_sum(left: AttributeValue, right: AttributeValue) -> Decimal:
@@ -158,16 +165,19 @@ def attribute_bytes(stored: AttributeValue) -> int:
     if tag == "S":
         return len(value) if value.isascii() else len(value.encode())
     if tag == "N":
-        return len(value) // 2 + 2 if len(value) < 40 else 21
+        return min(len(value) // 2 + 2, 21)
     if tag == "B":
         return len(value)
     if tag == "L":
-        return 3 + sum(1 + attribute_bytes(item) for item in value)
+        return 3 + len(value) + sum(map(attribute_bytes, value))
     if tag == "M":
-        return 3 + sum(
-            1 + len(name.encode()) + attribute_bytes(item) for name, item in value.items()
-        )
+        return 3 + len(value) + item_bytes(value)
     return 1
+
+
+def item_bytes(item: Mapping[str, AttributeValue]) -> int:
+    """How many bytes names and values of attributes have, by DynamoDB's rules."""
+    return sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
 
 
 _NULL: AttributeValue = {"NULL": True}
@@ -204,7 +214,9 @@ def _whole_or_decimal(text: str) -> int | Decimal:
         return int(text)
     except ValueError:
         number = Decimal(text)
-        return int(number) if number == number.to_integral_value() else number
+        if number == number.to_integral_value():
+            return int(number)
+        return number
 
 
 def _timestamp_text(value: datetime) -> str:
@@ -307,9 +319,12 @@ class ItemCodec(RowCodec):
     def __init__(
         self, label: str, key: Mapping[str, str], columns: Sequence[Column] | None
     ) -> None:
-        known = [Column(name, tag) for name, tag in key.items()] if columns is None else columns
-        super().__init__(label, tuple(key), known, check=encoder_for, decode=decoder_for)
         self.is_open = columns is None
+        if columns is None:
+            known: Sequence[Column] = [Column(name, tag) for name, tag in key.items()]
+        else:
+            known = columns
+        super().__init__(label, tuple(key), known, check=encoder_for, decode=decoder_for)
         if columns is None:
             self._check = _AnyColumn(self._check)
         self.key_types = dict(key)
@@ -317,13 +332,13 @@ class ItemCodec(RowCodec):
         # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects
         # larger sums itself, and for 64-bit integers, which no counter exceeds: the check would
         # make an increment some 4% more expensive.
-        self._bounds = {
-            column.name: bounds
-            for column in columns or ()
-            if (bounds := number_bounds(column)) is not None
-            and len(bounds[1].as_tuple().digits) <= DIGITS
-            and not (column.kind is Kind.INTEGER and integer_bits(column) == 64)
-        }
+        self._bounds = {}
+        for column in columns or ():
+            bounds = number_bounds(column)
+            if bounds is None or (column.kind is Kind.INTEGER and integer_bits(column) == 64):
+                continue
+            if len(bounds[1].as_tuple().digits) <= DIGITS:
+                self._bounds[column.name] = bounds
 
     def key_row(self, key: Any) -> Row:
         row = super().key_row(key)
@@ -355,25 +370,32 @@ class ItemCodec(RowCodec):
 
         Raises SchemaMismatchError if the item would be too large.
         """
-        columns = {
-            name: stored
-            for name, stored in record.items()
-            if stored is not None and name not in key
-        }
+        columns = {}
+        for name, stored in record.items():
+            if stored is not None and name not in key:
+                columns[name] = stored
         self.check_size({**columns, **key})
         return columns
 
     def encode_changes(self, changes: CheckedChanges) -> EncodedChanges:
         """Return checked changes as DynamoDB's update expressions need them."""
-        numbers = {name: stored for name, stored in changes.add.items() if "N" in stored}
-        return EncodedChanges(
-            {name: stored for name, stored in changes.set.items() if stored is not None},
-            numbers,
-            self._limits(numbers),
-            {name: stored for name, stored in changes.add.items() if "M" in stored},
-            {name: stored for name, stored in changes.append.items() if stored["L"]},
-            tuple(name for name, stored in changes.set.items() if stored is None),
-        )
+        sets = {}
+        removed = []
+        for name, stored in changes.set.items():
+            if stored is None:
+                removed.append(name)
+            else:
+                sets[name] = stored
+        numbers = {}
+        merged = {}
+        for name, stored in changes.add.items():
+            if "N" in stored:
+                numbers[name] = stored
+            else:
+                merged[name] = stored
+        limits = self._limits(numbers)
+        append = {name: stored for name, stored in changes.append.items() if stored["L"]}
+        return EncodedChanges(sets, numbers, limits, merged, append, tuple(removed))
 
     def check_order(self, newest_by: str) -> None:
         """As in RowCodec, but undeclared columns are accepted: DynamoDB checks the values that
@@ -394,8 +416,9 @@ class ItemCodec(RowCodec):
         return self.columns.get(name) or Column(name, "any")
 
     def are_equal(self, value: AttributeValue | None, part: AttributeValue) -> bool:
-        numbers = value is not None and "N" in value and "N" in part
-        return value == part or (numbers and Decimal(value["N"]) == Decimal(part["N"]))  # type: ignore[index]
+        if value is not None and "N" in value and "N" in part:
+            return Decimal(value["N"]) == Decimal(part["N"])
+        return value == part
 
     def check_added(self, name: str, value: Any) -> AttributeValue:
         stored: AttributeValue = self.checked(name, value)
@@ -415,7 +438,9 @@ class ItemCodec(RowCodec):
         """
         if old is not None and name in self._bounds:
             self.checked(name, self.read((name,), ({"N": str(exact_sum(old, number))},))[name])
-        return number if old is None else {"N": _number_text(exact_sum(old, number))}
+        if old is None:
+            return number
+        return {"N": _number_text(exact_sum(old, number))}
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
         """Raise SchemaMismatchError if adding to what `item` holds would exceed a column's type."""
@@ -429,9 +454,8 @@ class ItemCodec(RowCodec):
                     " number."
                 )
                 raise SchemaMismatchError(problem, "Set the column instead.", column=name)
-            there = Decimal(old["N"])
-            bound = Decimal(limit["N"])
-            if there > bound if comparison == "<=" else there < bound:
+            beyond = operator.gt if comparison == "<=" else operator.lt
+            if beyond(Decimal(old["N"]), Decimal(limit["N"])):
                 self.sum(name, old, changes.add[name])  # raises an error that tells the sum
 
     def record(self, item: Item) -> dict[str, Any] | None:
@@ -439,16 +463,16 @@ class ItemCodec(RowCodec):
         if DELETED in item:
             return None
         try:
-            if self.is_open:
-                return {
-                    name: decode_any(v)
-                    for name, v in item.items()
-                    if not name.startswith(OWN_PREFIX)
-                }
-            if not item.keys() >= self.columns.keys():  # nulls are not stored
-                key = tuple(self.read(self.key, [item.get(name) for name in self.key]).values())
-                check_cases(self.table, key, item, self.names)
-            return self.read(self.names, [item.get(name) for name in self.names])
+            if not self.is_open:
+                if not item.keys() >= self.columns.keys():  # nulls are not stored
+                    key = tuple(self.read(self.key, list(map(item.get, self.key))).values())
+                    check_cases(self.table, key, item, self.names)
+                return self.read(self.names, list(map(item.get, self.names)))
+            record = {}
+            for name, stored in item.items():
+                if not name.startswith(OWN_PREFIX):
+                    record[name] = decode_any(stored)
+            return record
         except (ValueError, TypeError, ArithmeticError) as error:
             problem = f"{self.table}: an item does not fit its declared columns ({error})."
             raise SchemaMismatchError(
@@ -457,7 +481,7 @@ class ItemCodec(RowCodec):
 
     def check_size(self, item: Item) -> None:
         """Raise SchemaMismatchError for an item that exceeds DynamoDB's size limit."""
-        size = sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
+        size = item_bytes(item)
         if size > MAX_ITEM_BYTES:
             key = {name: item[name] for name in self.key if name in item}
             problem = (
@@ -479,8 +503,8 @@ class ItemCodec(RowCodec):
             step = Decimal(value["N"])
             if name in self._bounds and step:
                 least, most = self._bounds[name]
-                bound = _EXACT.subtract(most if step > 0 else least, step)
-                limits[name] = ("<=" if step > 0 else ">=", {"N": _number_text(bound)})
+                comparison, end = ("<=", most) if step > 0 else (">=", least)
+                limits[name] = (comparison, {"N": _number_text(_EXACT.subtract(end, step))})
         if len(limits) > _MOST_SUMS:
             problem = (
                 f"{self.table}: an update adds to {len(limits)} columns whose type's limits must be"

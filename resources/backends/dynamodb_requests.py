@@ -47,9 +47,9 @@ from dagster_adjunct.resources.backends.dynamodb_items import (
     Item,
     ItemCodec,
     KeyItem,
-    attribute_bytes,
     begin_record,
     is_default_redundant,
+    item_bytes,
 )
 from dagster_adjunct.resources.backends.write_plan import Entry
 from dagster_adjunct.resources.errors import (
@@ -111,16 +111,18 @@ class Guard:
 
         Raises SchemaMismatchError if the times of the item and the entry can't be compared.
         """
-        if (
-            self.position is not None
-            and self.position <= item.get(_mark_attribute(self.source), {"S": ""})["S"]
-        ):
-            return False
+        if self.position is not None:
+            applied = item.get(_mark_attribute(self.source))
+            if applied is not None and self.position <= applied["S"]:
+                return False
         if self.time is None:
             return True
-        known, tie = (item[TIME], item[TIE]["S"]) if TIME in item else (item.get(self.column), "")
+        known = item.get(TIME) or item.get(self.column)
         if known is None:
             return True
+        tie = ""
+        if TIME in item:
+            tie = item[TIE]["S"]
         ((tag, value),) = self.time.items()
         if tag not in known:
             raise SchemaMismatchError(
@@ -129,7 +131,9 @@ class Guard:
                 "Declare the column's type, so that all times have the same one.",
                 column=self.column,
             )
-        number = Decimal if tag == "N" else str
+        number: type = str
+        if tag == "N":
+            number = Decimal
         return bool((number(value), self.tie) >= (number(known[tag]), tie))
 
 
@@ -140,7 +144,9 @@ def guard_of(operation: Operation[Any], entry: Entry) -> Guard:
         return NO_GUARD
     assert operation.entries.marks is not None  # conditions require marks
     mark = operation.entries.marks[entry.place]
-    position = mark.position if conditions.idempotent else None
+    position = None
+    if conditions.idempotent:
+        position = mark.position
     if conditions.newest_by is None:
         return Guard(source=mark.source, position=position)
     return Guard(conditions.newest_by, entry.time, mark.tie, mark.source, position)
@@ -222,14 +228,12 @@ class _Expression:
             f" {self.name(name)} {comparison} {self.value(number)})"
             for name, (comparison, number) in changes.limits.items()
         ]
-        parts = (("SET", sets), ("REMOVE", map(self.name, removes)), ("ADD", adds))
-        words = [
-            f"{verb} {text}"
-            for verb, text in ((verb, ", ".join(part)) for verb, part in parts)
-            if text
-        ]
-        update = {"UpdateExpression": " ".join(words)} if words else {}
-        return self._conditional({"Key": self.key, **update}, [*clauses, *room])
+        parts = {"SET": sets, "REMOVE": list(map(self.name, removes)), "ADD": adds}
+        words = " ".join(f"{verb} {', '.join(part)}" for verb, part in parts.items() if part)
+        request: Request = {"Key": self.key}
+        if words:
+            request["UpdateExpression"] = words
+        return self._conditional(request, [*clauses, *room])
 
     def _conditional(self, request: Request, clauses: Iterable[str]) -> Request:
         condition = " AND ".join([*clauses, *self._guarded()])
@@ -272,9 +276,10 @@ def put_columns(key: KeyItem, columns: Item, others: Iterable[str], guard: Guard
 
     Of `others`, the table's columns, it removes those that are not in `columns`.
     """
-    removed = [
-        name for name in (*others, *_NO_LONGER_DELETED) if name not in columns and name not in key
-    ]
+    removed = []
+    for name in (*others, *_NO_LONGER_DELETED):
+        if name not in columns and name not in key:
+            removed.append(name)
     return _Expression(key, guard).update([], columns, removed)
 
 
@@ -337,7 +342,9 @@ def tombstone_attributes(now: float, horizon: float | None) -> Item:
     never.
     """
     kept = {DELETED: {"N": str(int(now))}}
-    return kept if horizon is None else kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
+    if horizon is None:
+        return kept
+    return kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
 
 
 def _mark_attribute(source: str) -> str:
@@ -435,9 +442,8 @@ class TableRequests:
             if not places:
                 asked.append(self.codec.key_item(entry.key))
             places.append(entry.place)
+        problem: Any = None
         for turn in range(_MAX_REPEATS + 1):
-            if not asked:
-                return problems
             if turn:
                 self.pause(_FIRST_PAUSE * 2 ** (turn - 1) * (0.5 + random.random() / 2))
             try:
@@ -447,22 +453,32 @@ class TableRequests:
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 # `sent=False`, because a get has no effect, whether it is answered or not.
                 problem = problem_from_boto_error(error, self.label, sent=False)
-                return problems | {
-                    place: problem for key in asked for place in wanted[identity_of(key.values())]
-                }
-            for item in _all_of(answer.get("Responses")):
-                places = wanted[identity_of(item[name] for name in self.codec.key)]
-                try:
-                    for place in places:  # one object each
-                        records[place] = self.codec.record(item)
-                except AdjunctError as error:
-                    problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
+                break
+            self._decode(_all_of(answer.get("Responses")), wanted, records, problems)
             left_over: Any = answer.get("UnprocessedKeys") or {}
             asked = [key for part in left_over.values() for key in part["Keys"]]
-        left = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
-        return problems | {
-            place: left for key in asked for place in wanted[identity_of(key.values())]
-        }
+            if not asked:
+                return problems
+            problem = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
+        for key in asked:
+            problems.update(dict.fromkeys(wanted[identity_of(key.values())], problem))
+        return problems
+
+    def _decode(
+        self,
+        items: Sequence[Item],
+        wanted: Mapping[Any, Sequence[int]],
+        records: list[Any],
+        problems: Problems,
+    ) -> None:
+        """Store the records of items at their keys' places, or the problems of unreadable ones."""
+        for item in items:
+            places = wanted[identity_of(item[name] for name in self.codec.key)]
+            try:
+                for place in places:  # one object each
+                    records[place] = self.codec.record(item)
+            except AdjunctError as error:
+                problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
 
     def write_batch(self, kind: OperationKind, entries: Sequence[Entry]) -> Problems:
         """Put or delete up to 25 entries with distinct keys, without conditions; return the
@@ -499,11 +515,8 @@ class TableRequests:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             problem = problem_from_boto_error(error, self.label)
-            if (
-                problem.state is State.REFUSED
-                and len(requests) > 1
-                and error_code(error) == "ValidationException"
-            ):
+            is_invalid = error_code(error) == "ValidationException"
+            if is_invalid and problem.state is State.REFUSED and len(requests) > 1:
                 # One invalid entry makes the whole batch fail: bisect until it is alone.
                 half = len(requests) // 2
                 self._send_batch(places[:half], requests[:half], problems)
@@ -518,11 +531,11 @@ class TableRequests:
                 self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed"
             )
             sent = [self._identity_in(request) for request in requests]
-            if not left <= set(sent):  # it names what was not sent, so any of these may be meant
-                left = set(sent)
-            problems.update(
-                {place: problem for place, one in zip(places, sent, strict=True) if one in left}
-            )
+            # If it names what was not sent, any of these may be meant.
+            is_unclear = not left <= set(sent)
+            for place, one in zip(places, sent, strict=True):
+                if is_unclear or one in left:
+                    problems[place] = problem
 
     def _send_fenced(
         self, fenced: FencedWrites, places: list[int], requests: list[Any], problems: Problems
@@ -568,21 +581,18 @@ class TableRequests:
         """
         put = 0
         for done, entry in enumerate(entries):
+            began = False
             try:
                 began, problem = self._write(operation, entry)
             except RunLeaseLostError:
                 raise
             except TableUnavailableError as error:  # its transaction had no effect
-                began = False
                 problem = Problem(State.FAILED, error)
             except AdjunctError as error:
-                began = False
                 problem = Problem(State.REFUSED, error)
             except _ActionRefusedError as refused:
-                began = False
                 problem = refused.problem
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                began = False
                 problem = problem_from_boto_error(error, self.label)
             put += began
             if problem is not None:
@@ -603,10 +613,9 @@ class TableRequests:
             answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
         if kind is OperationKind.DELETE:
-            left = tombstone_attributes(time.time(), self.horizon)
+            columns = tombstone_attributes(time.time(), self.horizon)
         else:
-            left = {}
-        columns = left or codec.columns_of(key, entry.value)
+            columns = codec.columns_of(key, entry.value)
         if codec.is_open:
             # The item has no marks of other sources to keep, because `idempotent` needs declared
             # columns.
@@ -617,7 +626,9 @@ class TableRequests:
 
     def _default_of(self, key: KeyItem, entries: Entries[Any], entry: Entry) -> Item | None:
         """Return the item that an update of a missing key begins with; None without a default."""
-        given = None if entries.defaults is None else entries.defaults[entry.place]
+        given = None
+        if entries.defaults is not None:
+            given = entries.defaults[entry.place]
         if given is None:
             return None
         return self.codec.columns_of(key, self.codec.whole(entry.key, given))
@@ -625,17 +636,11 @@ class TableRequests:
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> tuple[bool, Problem | None]:
-        entries = operation.entries
         changes = self.codec.encode_changes(entry.value)
-        default = self._default_of(key, entries, entry)
+        default = self._default_of(key, operation.entries, entry)
         # A transaction does not return the item, which tells whether this request has created it.
         if self.fenced is None and default is not None and is_default_redundant(default, changes):
-            answer = self._send(update_or_begin_item(key, changes, guard))
-            if answer.failed and guard.holds(answer.item):
-                self.codec.check_sums(changes, answer.item)
-            if answer.failed:
-                return False, self._add_late(key, changes, guard, answer)
-            return not answer.present, None
+            return self._update_or_begin(key, changes, guard)
         met: Item = {}
         for _ in range(_MAX_CONFLICTS):
             answer = self._send(update_item(key, changes, guard, met))
@@ -644,26 +649,19 @@ class TableRequests:
             if not guard.holds(answer.item):
                 return False, self._add_late(key, changes, guard, answer)
             met = answer.item
-            for name in changes.merge:
-                if "M" not in met.get(name, {"M": {}}):
-                    problem = (
-                        f"{self.label}: an update adds members to {name!r} of {key}, but"
-                        f" {met[name]} is not a map."
-                    )
-                    raise SchemaMismatchError(problem, "Set the column instead.", column=name)
-            self.codec.check_sums(changes, met)
-            if not answer.present and default is None:
-                return False, Problem(
-                    State.MISSING, record_not_found_error([entries.keys[entry.place]], self.label)
-                )
-            if not answer.present and default is not None:
-                columns = begin_record(self.codec, default, changes)
-                self.codec.check_size({**columns, **key})
-                answer = self._send(begin_item(key, columns, guard))
-                if not answer.failed:
-                    return True, None
-                if not guard.holds(answer.item):
-                    return False, self._add_late(key, changes, guard, answer)
+            self._check_changes(key, changes, met)
+            if answer.present:
+                continue
+            if default is None:
+                wanted = operation.entries.keys[entry.place]
+                return False, Problem(State.MISSING, record_not_found_error([wanted], self.label))
+            columns = begin_record(self.codec, default, changes)
+            self.codec.check_size({**columns, **key})
+            answer = self._send(begin_item(key, columns, guard))
+            if not answer.failed:
+                return True, None
+            if not guard.holds(answer.item):
+                return False, self._add_late(key, changes, guard, answer)
         error = TableUnavailableError(
             f"{self.label}: other writers created or deleted the record of"
             f" {key} {_MAX_CONFLICTS} times during its update.",
@@ -671,6 +669,27 @@ class TableRequests:
             table=self.label,
         )
         return False, Problem(State.FAILED, error)
+
+    def _update_or_begin(
+        self, key: KeyItem, changes: EncodedChanges, guard: Guard
+    ) -> tuple[bool, Problem | None]:
+        answer = self._send(update_or_begin_item(key, changes, guard))
+        if not answer.failed:
+            return not answer.present, None
+        if guard.holds(answer.item):
+            self.codec.check_sums(changes, answer.item)
+        return False, self._add_late(key, changes, guard, answer)
+
+    def _check_changes(self, key: KeyItem, changes: EncodedChanges, item: Item) -> None:
+        """Raise SchemaMismatchError if these changes can't be made to an item."""
+        for name in changes.merge:
+            if "M" not in item.get(name, {"M": {}}):
+                problem = (
+                    f"{self.label}: an update adds members to {name!r} of {key}, but"
+                    f" {item[name]} is not a map."
+                )
+                raise SchemaMismatchError(problem, "Set the column instead.", column=name)
+        self.codec.check_sums(changes, item)
 
     def _add_late(
         self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer
@@ -684,27 +703,25 @@ class TableRequests:
         """
         late = changes.late
         of_source = Guard(source=guard.source, position=guard.position)
-        adds_late = (
-            guard.position is not None and guard.time is not None and (late.add or late.append)
-        )
-        if adds_late and not answer.present and of_source.holds(answer.item):
+        has_both = guard.position is not None and guard.time is not None
+        if not has_both or not (late.add or late.append):
+            return _skipped(answer, guard)
+        if not answer.present and of_source.holds(answer.item):
             answer = self._send(keep_mark(key, of_source))
             if not answer.failed:
                 return Problem(State.SKIPPED)
-        if adds_late and answer.present and of_source.holds(answer.item):
+        if answer.present and of_source.holds(answer.item):
             answer = self._send(update_item(key, late, of_source, {}))
             if not answer.failed:
                 return None
+            # Nothing else can have failed than the condition on sums.
             if answer.present and of_source.holds(answer.item):
-                self.codec.check_sums(
-                    late, answer.item
-                )  # nothing else can have failed: the condition on sums
+                self.codec.check_sums(late, answer.item)
         return _skipped(answer, guard)
 
     def _send(self, request: Request) -> _Answer:
-        words = max(
-            len(request.get(part, "")) for part in ("UpdateExpression", "ConditionExpression")
-        )
+        parts = ("UpdateExpression", "ConditionExpression")
+        words = max(len(request.get(part, "")) for part in parts)
         if words > _LONGEST_EXPRESSION:
             raise SchemaMismatchError(
                 f"{self.label}: an expression has {words:,} characters: expected at most"
@@ -748,8 +765,7 @@ def _action_of(table: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _request_bytes(request: Mapping[str, Any]) -> int:
-    item = request.get("PutRequest", {}).get("Item", {})
-    return sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
+    return item_bytes(request.get("PutRequest", {}).get("Item", {}))
 
 
 def _all_of(by_table: Any) -> list[Any]:
@@ -760,9 +776,10 @@ def _all_of(by_table: Any) -> list[Any]:
 
 
 def _skipped(answer: _Answer, guard: Guard) -> Problem | None:
-    if answer.failed:
-        guard.holds(answer.item)  # called because it raises if times can't be compared
-    return Problem(State.SKIPPED) if answer.failed else None
+    if not answer.failed:
+        return None
+    guard.holds(answer.item)  # called because it raises if times can't be compared
+    return Problem(State.SKIPPED)
 
 
 def identity_of(key: Iterable[AttributeValue]) -> Any:

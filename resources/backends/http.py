@@ -98,13 +98,11 @@ def error_from_response(
             retry_after=wait,
             had_effect=False if nothing_done else None,
         )
-    of_service = status < 400 or status in (
-        401,
-        403,
-        405,
-        407,
-    )  # the answer does not concern this record
-    kind = errors.TableAccessError if of_service else errors.TableError
+    # The answer does not concern this record.
+    of_service = status < 400 or status in (401, 403, 405, 407)
+    kind = errors.TableError
+    if of_service:
+        kind = errors.TableAccessError
     return kind(
         f"{what} was rejected with {status}{beginning}.",
         "Correct the request or the declaration.",
@@ -159,7 +157,9 @@ def lost_request_error(
     unsent = isinstance(
         error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError
     )
-    what = "can't be reached" if unsent else "did not answer"
+    what = "did not answer"
+    if unsent:
+        what = "can't be reached"
     problem = (
         f"{label}: {method} {url}: the service"
         f" {what} ({type(error).__name__}{_quote_reply(str(error), secrets)})."
@@ -373,7 +373,9 @@ class HttpTable(
 
     def path_of(self, key: Key) -> str:
         """The path of the key's resource, which is appended to the base URL."""
-        parts = (key,) if len(self.key) == 1 else key
+        parts = key
+        if len(self.key) == 1:
+            parts = (key,)
         if not isinstance(parts, tuple) or len(parts) != len(self.key):
             raise key_length_error(self._label, key, self.key)
         texts = {
@@ -384,9 +386,8 @@ class HttpTable(
             _PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")
         ]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
-            if (
-                segment in ("", ".", "..") and segment != declared
-            ):  # it would be the path of another resource
+            if segment in ("", ".", "..") and segment != declared:
+                # It would be the path of another resource.
                 problem = (
                     f"{self._label}: with the key {key!r}, a segment of the URL's path becomes"
                     f" {segment!r}, so the URL would name another resource or the whole collection."
@@ -425,7 +426,9 @@ class HttpTable(
 
     async def get(self, key: Key, *args: object) -> Record | None:
         answer = await self.request("GET", self.path_of(key), args, expected=(404,))
-        return None if answer.status_code == 404 else self.decode(answer.content)
+        if answer.status_code == 404:
+            return None
+        return self.decode(answer.content)
 
     async def put(self, key: Key, value: Record, *args: object) -> None:
         await self.request("PUT", self.path_of(key), args, body=self.encode(value))
@@ -506,7 +509,9 @@ class HttpTable(
         unavailable = first_cause(error, HttpUnavailableError)
         if unavailable is None:
             return super().problem_of(error, sent=sent)
-        state = State.UNKNOWN if sent and unavailable.had_effect is None else State.FAILED
+        state = State.FAILED
+        if sent and unavailable.had_effect is None:
+            state = State.UNKNOWN
         return Problem(state, error, unavailable.retry_after)
 
     def _client(self) -> _Client:
@@ -541,7 +546,9 @@ def _load_trust_store() -> ssl.SSLContext:
 def _quote_path_part(label: str, part: object) -> str:
     """Return a value of a key as text for a path, which is not percent-encoded yet."""
     if isinstance(part, bool):
-        return "true" if part else "false"
+        if part:
+            return "true"
+        return "false"
     if isinstance(part, date | datetime):
         return part.isoformat()
     if not isinstance(part, str | int):

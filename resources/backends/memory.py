@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,9 @@ class _AnyRecords(RowCodec):
         )
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
-        return {**(old or {}), **number} if isinstance(number, Mapping) else (old or 0) + number
+        if isinstance(number, Mapping):
+            return {**(old or {}), **number}
+        return (old or 0) + number
 
 
 @validated
@@ -123,9 +125,8 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         records = self._store.records
         if kind is OperationKind.GET:
             stored = map(records.get, keys)
-            return Outcomes(
-                operation.count, [None if record is None else record.copy() for record in stored]
-            )
+            copies = [None if record is None else record.copy() for record in stored]
+            return Outcomes(operation.count, copies)
         values: Sequence[Any] = operation.entries.values or [None] * len(keys)
         if operation.conditions or not self._write_plainly(kind, keys, values):
             return self._write(operation, values)
@@ -143,11 +144,9 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         elif kind is OperationKind.DELETE:
             for key in keys:
                 records.pop(key, None)
-        elif (
-            kind is OperationKind.UPDATE
-            and records.keys() >= set(keys)
-            and set(map(type, values)) == {dict}
-        ):
+        elif kind is OperationKind.UPDATE:
+            if set(map(type, values)) != {dict} or not records.keys() >= set(keys):
+                return False
             for key, value in zip(keys, values, strict=True):
                 records[key].update(value)
         else:
@@ -160,7 +159,9 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         store = self._store
         rules = self._rules
         if kind is not OperationKind.DELETE:
-            value_of = rules.changes if kind is OperationKind.UPDATE else rules.whole
+            value_of: Callable[..., Any] = rules.whole
+            if kind is OperationKind.UPDATE:
+                value_of = rules.changes
             values = list(map(value_of, entries.keys, values))
         newest: Sequence[Any] = entries.newest or ()
         if operation.conditions.newest_by is None:
@@ -169,20 +170,16 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
             list(map(Entry, range(len(entries)), entries.keys, values, newest)), {}
         )
         plan = plan_writes(rules, operation, asked, StoredState(store.records, store.applied))
-        for key, record in (*plan.puts.items(), *plan.begins.items()):
-            store.records[key] = {
-                name: value for name, value in record.items() if value is not _REMOVED
-            }
         for key in plan.deletes:
             store.records.pop(key, None)
+        written = {**plan.puts, **plan.begins}
         for key, changes in plan.changes.items():
-            known = store.records[key]
-            lists = {
-                name: [*(known.get(name) or ()), *more] for name, more in changes.append.items()
-            }
-            merged = {**known, **changes.set, **lists}
+            record = written[key] = {**store.records[key], **changes.set}
+            for name, more in changes.append.items():
+                record[name] = [*(record.get(name) or ()), *more]
+        for key, record in written.items():
             store.records[key] = {
-                name: value for name, value in merged.items() if value is not _REMOVED
+                name: value for name, value in record.items() if value is not _REMOVED
             }
         store.applied.update(plan.applied)
         return Outcomes(len(entries), problems=plan.problems, defaults_put=plan.defaults_put)

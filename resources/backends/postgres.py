@@ -179,9 +179,8 @@ class PostgresRequests:
             self.committing = False
             return plan
         if operation.conditions:
-            await self._check_idempotency_table(
-                may_be_missing=False
-            )  # raises if a trigger of it drops rows
+            # Raises if a trigger of it drops rows.
+            await self._check_idempotency_table(may_be_missing=False)
         problem = (
             f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times"
             " during the write."
@@ -224,7 +223,9 @@ class PostgresRequests:
                     missing = batch.missing(present) if len(present) < batch.rows else []
                     expected = len(present)
                 await cursor.execute(statements.write, batch.constants, binary=True)
-                found = await cursor.fetchone() if cursor.description else None
+                found = None
+                if cursor.description:
+                    found = await cursor.fetchone()
                 written, begun, skipped = found or _NOTHING
                 if written + len(skipped) < expected:
                     raise _RowByRowError
@@ -392,9 +393,8 @@ class PostgresRequests:
                 applied[keys[place - 1]] = write_plan.applied_from_texts(
                     codec, newest_by, tuple(texts)
                 )
-            if len(applied) < len(
-                keys
-            ):  # a row was purged after `claim`: an update of it would store no mark
+            if len(applied) < len(keys):
+                # A row was purged after `claim`: an update of it would store no mark.
                 raise ConcurrentChangeError
         names = write_plan.columns_to_read(operation, valid.entries)
         found = await self._read(statements.lock(names), names, keys)
@@ -534,7 +534,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
         for places, part in split_repeated_keys(operation):
             if unsent is None:
                 batch = stage_batch(requests.codec, part)
-                later = None if batch is None else await self._write_batch(requests, part, batch)
+                later = None
+                if batch is not None:
+                    later = await self._write_batch(requests, part, batch)
                 later = later or await super()._write_entries(requests, part)
                 unsent = next(
                     (
@@ -545,9 +547,8 @@ class PostgresTable(SqlTable[PostgresRequests]):
                     None,
                 )
             else:
-                later = Outcomes.all(
-                    len(part), unsent
-                )  # it would overtake the entries that are retried
+                # It would overtake the entries that are retried.
+                later = Outcomes.all(len(part), unsent)
             outcomes = later if places is None else outcomes.with_retried(places, later)
         return outcomes
 
@@ -568,7 +569,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
             raise
         except AdjunctError as error:
             problem = self.problem_of(error, sent=requests.committing)
-            return Outcomes.all(len(operation), problem) if problem.may_pass else None
+            if problem.may_pass:
+                return Outcomes.all(len(operation), problem)
+            return None
         skipped = [] if outcomes is None else outcomes.places(State.SKIPPED)
         if outcomes is not None and skipped and batch.shape.adds and operation.applies_late_changes:
             # The statement skips late entries entirely. No other entry of the batch has their keys,
@@ -590,7 +593,9 @@ class PostgresTable(SqlTable[PostgresRequests]):
         finally:
             await connection.close()
         if not may_create or read_only:
-            why = f"user {user} may not create it" if not may_create else "the session is read-only"
+            why = "the session is read-only"
+            if not may_create:
+                why = f"user {user} may not create it"
             if may_create:
                 step = READ_ONLY_STEP
             else:

@@ -106,7 +106,9 @@ def connection_settings(
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 
-    dsn = "" if dsn_env is None else read_variable(label, dsn_env, "DSN")
+    dsn = ""
+    if dsn_env is not None:
+        dsn = read_variable(label, dsn_env, "DSN")
     try:
         settings = conninfo_to_dict(dsn, **keywords)
     except ProgrammingError:
@@ -230,9 +232,8 @@ def _connection_error(
         what = "rejects a login that it accepted before"
         step = (
             "The password was changed, or a token has expired: renew it in libpq's password file,"
-            " which each "
+            " which each connection reads, or in the variable of the DSN, and start the run again."
         )
-        step += "connection reads, or in the variable of the DSN, and start the run again."
     elif any(words in message for words in _FOR_GOOD):
         kind = errors.TableAccessError
         what = "rejected the login"
@@ -321,9 +322,8 @@ async def run_cancellable(connection: AsyncConnection[Any], request: Awaitable[T
         return await asyncio.shield(under_way)
     except asyncio.CancelledError:
         with suppress(psycopg.Error):
-            await connection.cancel_safe(
-                timeout=_CANCEL_SECONDS
-            )  # so that the request holds no locks any more
+            # So that the request holds no locks any more.
+            await connection.cancel_safe(timeout=_CANCEL_SECONDS)
         with (
             suppress(psycopg.Error, OSError),
             socket.socket(fileno=os.dup(connection.fileno())) as wire,

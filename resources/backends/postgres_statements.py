@@ -72,7 +72,8 @@ def quote_names(names: Iterable[str], table: str = "") -> str:
     """Quote names as SQL identifiers, separated by commas; with `table`, each as a column of
     this alias.
     """
-    return ", ".join(f"{table}.{quote_name(name)}" if table else quote_name(name) for name in names)
+    before = f"{table}." if table else ""
+    return ", ".join(f"{before}{quote_name(name)}" for name in names)
 
 
 def quote_name(*names: str) -> str:
@@ -184,7 +185,10 @@ class Statements:
             "same": self._equal_keys("t"),
             "same_mark": self._equal_keys("b"),
         }
-        rest = map(quote_name, (name for name in self._names if name not in self._key))
+        rest = []
+        for name in self._names:
+            if name not in self._key:
+                rest.append(quote_name(name))
         changes = ", ".join(f"{name} = excluded.{name}" for name in rest)
         begin = (
             "WITH given AS (SELECT {typed}, s.__place FROM unnest({given}) WITH ORDINALITY AS s"
@@ -218,12 +222,12 @@ class Statements:
             find + "JOIN {idempotency} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
             found=", ".join(f"t.{name}::text" for name in COLUMNS),
         )
-        types = {name: "jsonb" if name == "applied" else "text" for name in COLUMNS}
+        types = dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
         self.remember = self._compose(
             "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({all_given}) AS s"
             " ({all}) WHERE {same}",
             changes=", ".join(f"{name} = s.{name}::{type_}" for name, type_ in types.items()),
-            all_given=", ".join((self._given(self._key), *("%s::text[]" for _ in COLUMNS))),
+            all_given=", ".join([self._given(self._key), *["%s::text[]"] * len(COLUMNS)]),
             all=quote_names((*self._key, *COLUMNS)),
         )
         self.forget = self._compose(
@@ -268,11 +272,11 @@ class Statements:
         column.
         """
         columns = self.codec.columns
-        encoded = zip(names, self.codec.encoded(names, rows), strict=True)
-        return [
-            values if columns[name].kind is Kind.OTHER else postgres_values.format_array(values)
-            for name, values in encoded
-        ]
+        arrays: list[Any] = self.codec.encoded(names, rows)
+        for place, name in enumerate(names):
+            if columns[name].kind is not Kind.OTHER:
+                arrays[place] = postgres_values.format_array(arrays[place])
+        return arrays
 
     def _stage(self, shape: StagingShape) -> StagingStatements:
         name = "adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16]
@@ -284,21 +288,23 @@ class Statements:
             TIE: "text",
             TIME: self._cast(shape.conditions.newest_by),
         }
-        staged += [
-            f"NULL::{cast} AS {column}" for column, cast in types.items() if column in shape.columns
-        ]
-        constants = (
+        for column, cast in types.items():
+            if column in shape.columns:
+                staged.append(f"NULL::{cast} AS {column}")
+        constants = [
             f", %s::{self.casts[column]} AS {quote_name(column)}" for column in shape.constants
-        )
+        ]
+        whole = []
+        for column in self._names:
+            whole.append(f"s.{quote_name(column)}" if column in given else "NULL")
+        write = self._conditional(shape) if shape.conditions else self._plain(shape)
         made = partial(
             self._compose,
             stage=name,
             rows=f"(SELECT r.*{''.join(constants)} FROM {name} AS r)",
             columns=quote_names(shape.columns),
             stage_columns=", ".join(("0 AS __place", *staged)),
-            whole=", ".join(
-                f"s.{quote_name(column)}" if column in given else "NULL" for column in self._names
-            ),
+            whole=", ".join(whole),
         )
         return StagingStatements(
             name,
@@ -307,10 +313,7 @@ class Statements:
                 "SELECT {stage_columns} FROM {table} WITH NO DATA"
             ),
             made("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
-            made(
-                self._conditional(shape) if shape.conditions else self._plain(shape),
-                **self._changes_of(shape),
-            ),
+            made(write, **self._changes_of(shape)),
             made(
                 "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {of_s} FOR"
                 " NO KEY UPDATE OF t"
@@ -325,7 +328,9 @@ class Statements:
                 " RETURNING {same} AS kept) SELECT count(*) FILTER (WHERE kept), 0, ARRAY[]::int[]"
                 " FROM written"
             )
-        begun = "coalesce(sum(begun), 0)" if shape.begins else "0"
+        begun = "0"
+        if shape.begins:
+            begun = "coalesce(sum(begun), 0)"
         return (
             "WITH written AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM"
             " {rows} AS s ORDER BY {of_s} ON CONFLICT ({keys}) DO {action} RETURNING"
@@ -336,23 +341,26 @@ class Statements:
     def _conditional(self, shape: StagingShape) -> str:
         """The statement for a batch with conditions."""
         steps = ["staged AS NOT MATERIALIZED (SELECT * FROM {rows} AS s)", *self._marked(shape)]
+        done = []
+        begun = "0"
         changes = bool(self._changed(shape) or shape.adds)
         if changes:
+            done.append("(SELECT count(*) FROM changed WHERE kept)")
             steps.append(
                 "changed AS (UPDATE {table} AS t SET {sets} FROM (SELECT * FROM passed ORDER BY"
                 " {keys}) AS s WHERE {same} RETURNING {of_s}, {same} AS kept)"
             )
         if shape.inserts:
-            rest = " WHERE ({of_s}) NOT IN (SELECT {keys} FROM changed)" if changes else ""
+            done.append(f"(SELECT count(*) FROM begun WHERE {_OF_STAGE})")
+            begun = "(SELECT coalesce(sum(begun), 0) FROM begun)"
+            rest = ""
+            if changes:
+                rest = " WHERE ({of_s}) NOT IN (SELECT {keys} FROM changed)"
             steps.append(
                 "begun AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM passed AS"
                 f" s{rest} ORDER BY {{of_s}} ON CONFLICT ({{keys}}) DO {{action}} RETURNING"
                 " {of_t}, (xmax = 0)::int AS begun)"
             )
-        done = ["(SELECT count(*) FROM changed WHERE kept)"] if changes else []
-        if shape.inserts:
-            done.append(f"(SELECT count(*) FROM begun WHERE {_OF_STAGE})")
-        begun = "(SELECT coalesce(sum(begun), 0) FROM begun)" if shape.inserts else "0"
         skipped = (
             "ARRAY(SELECT __place FROM staged WHERE ({keys}) NOT IN (SELECT {keys} FROM passed))"
         )
@@ -384,8 +392,9 @@ class Statements:
             )
         if newest_by is not None:
             values |= {"newest_of": "{newest_of}", "newest": "s.{time}::text", "tie": "s.__tie"}
-            marks += [f"{name} = {values[name]}" for name in ("newest_of", "newest", "tie")]
-            excluded += [f"{name} = excluded.{name}" for name in ("newest_of", "newest", "tie")]
+            for name in ("newest_of", "newest", "tie"):
+                marks.append(f"{name} = {values[name]}")
+                excluded.append(f"{name} = excluded.{name}")
             # If the time was stored for another column, its text may be invalid for this column's
             # type.
             kept = 'CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") '
@@ -430,10 +439,9 @@ class Statements:
         """
         sets = self._sets(shape, "s")
         newest_by = shape.conditions.newest_by or ""
+        collate = ""
         if newest_by and self.codec.column(newest_by).kind is Kind.STRING:
             collate = ' COLLATE "C"'
-        else:
-            collate = ""
         return {
             "sets": sets,
             "action": f"UPDATE SET {self._sets(shape, 'excluded') or self._same_key('excluded')}",
@@ -455,11 +463,10 @@ class Statements:
         changes = []
         for column in self._changed(shape):
             name = quote_name(column)
-            changes.append(
-                f"{name} = {source}.{name}"
-                if column in given or source != "s"
-                else f"{name} = NULL"
-            )
+            value = f"{source}.{name}"
+            if source == "s" and column not in given:
+                value = "NULL"
+            changes.append(f"{name} = {value}")
         for name in map(quote_name, shape.adds):
             added = f"{source}.{name}"
             changes.append(
@@ -476,12 +483,14 @@ class Statements:
 
     def _given(self, names: Sequence[str]) -> str:
         # The casts come from the server's catalog, which quotes them where necessary.
-        return ", ".join(
-            f"%s::{'text' if name in self._texts else self.casts[name]}[]" for name in names
-        )
+        casts = {**self.casts, **dict.fromkeys(self._texts, "text")}
+        return ", ".join(f"%s::{casts[name]}[]" for name in names)
 
     def _typed(self, name: str) -> str:
-        return f"s.{quote_name(name)}{'::' + self.casts[name] if name in self._texts else ''}"
+        typed = f"s.{quote_name(name)}"
+        if name in self._texts:
+            typed += f"::{self.casts[name]}"
+        return typed
 
 
 _TYPES = {
@@ -627,11 +636,13 @@ async def read_postgres_columns(
     unique_sets = [set(columns) for (columns,) in await cursor.fetchall()]
     check_columns_and_key(where, names, declared, key, unique_sets)
     for name, whole, type_, exact, collation in rows:
-        if name in key and _ROUNDED.match(whole):
+        if name not in key:
+            continue
+        if _ROUNDED.match(whole):
             raise loose_key_error(where, name, f"{whole}, which is rounded", type_)
-        if name in key and type_ in _UNEQUAL:
+        if type_ in _UNEQUAL:
             raise loose_key_error(where, name, f"{type_}, {_UNEQUAL[type_]}", "text")
-        if name in key and not exact:
+        if not exact:
             kind = f"{type_} with the collation {collation}, which is not deterministic"
             raise loose_key_error(where, name, kind, "text")
     whole_types = {name: whole for name, whole, *_ in rows}

@@ -134,7 +134,10 @@ def _stage(codec: RowCodec, operation: Operation[Any], entries: ArrowEntries) ->
         for name, column in written.items()
     }
     cast |= _marks(codec, entries, operation.conditions, cast)
-    constants = {name: cast.pop(name)[0].as_py() for name in defaults if _is_constant(cast[name])}
+    constants = {}
+    for name in defaults:
+        if _is_constant(cast[name]):
+            constants[name] = cast.pop(name)[0].as_py()
     varying = [name for name in defaults if name not in constants]
     table, same_key = _merge_by_key(cast, codec.key, sets, adds, varying)
     if same_key is not None and operation.conditions:
@@ -471,8 +474,12 @@ def _text_limit(column: Column) -> int | None:
     """The greatest number of characters in a column, as in varchar(10); None if it has no limit
     or other values.
     """
-    digits = declared_digits(column) if column.kind is Kind.STRING else None
-    return None if digits is None else digits[0]
+    digits = None
+    if column.kind is Kind.STRING:
+        digits = declared_digits(column)
+    if digits is None:
+        return None
+    return digits[0]
 
 
 def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
@@ -481,7 +488,9 @@ def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
     """
     if column.kind is Kind.LIST:
         return format_array
-    return json.dumps if column.kind is Kind.JSON else None
+    if column.kind is Kind.JSON:
+        return json.dumps
+    return None
 
 
 def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
@@ -614,7 +623,9 @@ def _finite(number: Any) -> Any:
 
 
 def _utc(moment: Any) -> Any:
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC)
 
 
 def split_repeated_keys(

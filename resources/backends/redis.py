@@ -95,10 +95,8 @@ def check_url(label: str, url: str | None, url_env: str | None) -> None:
     contains a password.
     """
     if (url is None) == (url_env is None):
-        problem = (
-            f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected"
-            " one of them."
-        )
+        given = "neither url nor" if url is None else "both url and"
+        problem = f"{label} has {given} url_env; expected one of them."
         step = (
             "Pass url='redis://host:6379/0', or url_env with the name of an environment variable"
             " that holds it."
@@ -153,10 +151,9 @@ class RedisServer:
         self.label = label
         self._timeout = timeout
         parts = _parts(label, source, url)
+        self.place = parts.path
         if parts.hostname:
-            self.place = f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
-        else:
-            self.place = parts.path
+            self.place = f"{parts.hostname}:{parts.port or 6379}"
         self._secrets = [secret for secret in (password, parts.password) if secret]
         settings: dict[str, Any] = {} if password is None else {"password": password}
         try:
@@ -270,7 +267,9 @@ class RedisServer:
             what = f"does not accept requests now ({text})"
             step = "The request is retried; if it keeps failing, check the server's log and memory."
         elif not isinstance(error, exceptions.ResponseError):
-            unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
+            unanswered = "did not answer"
+            if lost is State.FAILED:
+                unanswered = "can't be reached"
             state = lost
             kind = errors.TableUnavailableError
             what = f"{unanswered} ({type(error).__name__}: {text})"
@@ -343,9 +342,8 @@ class RedisCodec(RowCodec):
         """
         if len(key) == 1:
             return self._prefix + bytes(key[0])
-        return self._prefix + b":".join(
-            text.replace(b"\\", b"\\\\").replace(b":", b"\\:") for text in key
-        )
+        escaped = [text.replace(b"\\", b"\\\\").replace(b":", b"\\:") for text in key]
+        return self._prefix + b":".join(escaped)
 
     def _encoder_of(self, column: Column) -> Callable[[Any], bytes]:
         check = make_checker(column)
@@ -368,11 +366,15 @@ class RedisCodec(RowCodec):
                     return text
             return encoded(value)
 
-        return encoded_text if column.kind is Kind.STRING else encoded
+        if column.kind is Kind.STRING:
+            return encoded_text
+        return encoded
 
     def check_added(self, name: str, value: Any) -> Any:
         text = super().check_added(name, value)
-        return value if self.columns[name].kind is Kind.JSON else text
+        if self.columns[name].kind is Kind.JSON:
+            return value
+        return text
 
     # -- gets
 
@@ -408,7 +410,9 @@ class RedisCodec(RowCodec):
         """How the script compares times, which are in the column `newest_by`
         (`RedisColumn.compares`); "-" for None.
         """
-        return "-" if newest_by is None else self._stored[newest_by].compares
+        if newest_by is None:
+            return "-"
+        return self._stored[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
         """The packed arguments that are the same in all script calls of an operation."""
@@ -461,7 +465,9 @@ class RedisCodec(RowCodec):
         parts = []
         for name, value in checked.items():
             if name in names:
-                text = NULL if value is None else value
+                text = value
+                if value is None:
+                    text = NULL
                 parts.append(b"%b$%d\r\n%b\r\n" % (names[name], len(text), text))
         return 2 * len(parts), b"".join(parts)
 
@@ -471,18 +477,19 @@ class RedisCodec(RowCodec):
         update = values[entry.place]
         begins = 0
         begin = b""
-        if defaults is not None and (default := defaults[entry.place]) is not None:
+        default = defaults[entry.place] if defaults else None
+        if default is not None:
             used.add("default")
             begins, begin = self._pack_fields(self.whole(entry.key, default))
         sets = entry.value.set
         others = 0
         more = b""
         if isinstance(update, Changes):
-            if (
-                update.remove
-            ):  # the key's fields must exist, or removing all others would delete the hash
-                kept = {name: value for name, value in sets.items() if name not in update.remove}
-                sets = dict(zip(self.key, entry.key, strict=True)) | kept
+            # The key's fields must exist, or removing all others would delete the hash.
+            if update.remove:
+                sets = dict(zip(self.key, entry.key, strict=True)) | sets
+                for name in update.remove:
+                    sets.pop(name, None)
             others, more = self._change_arguments(entry.value, update.remove, used)
         fields, packed = self._pack_fields(sets)
         head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (
@@ -515,7 +522,9 @@ class RedisCodec(RowCodec):
                 ]
             else:
                 used.add("add")
-                how = b"f" if column.compares == "f" else b"n"
+                how = b"n"
+                if column.compares == "f":
+                    how = b"f"
                 count += 6
                 more += [b"add", name.encode(), how, value, column.least, column.most]
         for name, items in changes.append.items():
@@ -540,8 +549,7 @@ def pack_script_call(
     if len(entries) == 1:
         count, packed = entries[0]
     else:
-        count = sum(n for n, _ in entries)
-        packed = b"".join([p for _, p in entries])
+        count, packed = _join_packed(entries)
     return b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n$%d\r\n%d\r\n%b%b" % (
         8 + count,
         digest,
@@ -552,6 +560,11 @@ def pack_script_call(
         settings,
         packed,
     )
+
+
+def _join_packed(entries: Sequence[Packed]) -> Packed:
+    counts, parts = zip(*entries, strict=True)
+    return sum(counts), b"".join(parts)
 
 
 def _fence_arguments(fence: Fence) -> tuple[str, str]:
@@ -569,8 +582,7 @@ def pack_fenced_call(
     """Pack a script call that checks the epoch of a run first: the key and arguments of that are
     its last ones.
     """
-    count = sum(n for n, _ in entries)
-    packed = b"".join([p for _, p in entries])
+    count, packed = _join_packed(entries)
     arguments = [b"EVALSHA", digest, b"2", name, bookkeeping.encode(), b"%d" % len(entries)]
     last = [text.encode() for text in _fence_arguments(fence)]
     return b"*%d\r\n%b%b%b%b" % (
@@ -688,9 +700,9 @@ class RedisTable(StoreTable):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if not len(operation):
             return Outcomes(0)
-        return await (
-            self._get(operation) if operation.kind is OperationKind.GET else self._write(operation)
-        )
+        if operation.kind is OperationKind.GET:
+            return await self._get(operation)
+        return await self._write(operation)
 
     async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
         await self.open()
@@ -698,7 +710,9 @@ class RedisTable(StoreTable):
         policy = await self._eviction_policy()
         check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
         note = note_eviction(self._label, server.place, policy)
-        return [] if note is None else [note]
+        if note is None:
+            return []
+        return [note]
 
     async def _eviction_policy(self) -> str | None:
         """Return the server's eviction policy, which is read once for each event loop; None if
@@ -708,22 +722,23 @@ class RedisTable(StoreTable):
         async with server.reading_policy:
             if server.policy is None:
                 server.policy = await read_eviction_policy(self._answer) or UNKNOWN
-        return None if server.policy == UNKNOWN else server.policy
+        if server.policy == UNKNOWN:
+            return None
+        return server.policy
 
     async def _check_eviction(self, operation: Operation[Any]) -> None:
         """Raise ConfigurationError as `check_settings`; log its notes once in this process."""
         server = self._servers.here()
         conditions = operation.conditions
         fenced = operation.fenced
-        if server.policy is None:
-            for note in await self.check_settings(conditions, fenced=fenced):
-                if note not in _logged:
-                    _logged.add(note)
-                    _log.warning("%s", note)
-        else:
-            check_eviction(
-                self._label, server.place, await self._eviction_policy(), conditions, fenced=fenced
-            )
+        if server.policy is not None:
+            policy = await self._eviction_policy()
+            check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
+            return
+        for note in await self.check_settings(conditions, fenced=fenced):
+            if note not in _logged:
+                _logged.add(note)
+                _log.warning("%s", note)
 
     async def _answer(self, *words: str) -> Any:
         (answer,) = await self._servers.here().ask([pack_command(*words)], reads=True)
@@ -770,10 +785,8 @@ class RedisTable(StoreTable):
         return f"{self.prefix}{BOOKKEEPING_SUFFIX}"
 
     def _presence(self, answer: list[bytes]) -> Presence:
-        known = {
-            name.decode(): value.decode()
-            for name, value in zip(answer[::2], answer[1::2], strict=True)
-        }
+        texts = [text.decode() for text in answer]
+        known = dict(zip(texts[::2], texts[1::2], strict=True))
         if known:
             return Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0)))
         return NO_TABLE
@@ -806,44 +819,23 @@ class RedisTable(StoreTable):
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
-        codec = self._codec
-        conditions = operation.conditions
         try:
             await self._check_eviction(operation)
         except errors.TransientError as error:
             return Outcomes.all(len(operation), Problem(State.FAILED, error))  # nothing was sent
-        valid = validate_entries(codec, operation)
-        compares = codec.compares(conditions.newest_by)
+        valid = validate_entries(self._codec, operation)
         problems = dict(valid.problems)
         by_name: dict[bytes, list[tuple[int, Packed]]] = {}
         used: set[str] = set()
         for entry in valid.entries:
             try:
-                packed = codec.entry(operation, entry, used)
-                by_name.setdefault(codec.name(entry.key), []).append((entry.place, packed))
+                packed = self._codec.entry(operation, entry, used)
+                name = self._codec.name(entry.key)
+                by_name.setdefault(name, []).append((entry.place, packed))
             except errors.AdjunctError as error:
                 problems[entry.place] = Problem(State.REFUSED, error)
-        fence = operation.fence if operation.fenced else None
-        digest, text = redis_records.build_script(
-            operation.kind,
-            compares,
-            conditions.idempotent,
-            frozenset(used),
-            fenced=fence is not None,
-        )
-        if fence is None:
-            pack_call = pack_script_call
-        else:
-            pack_call = partial(pack_fenced_call, self._bookkeeping, fence)
-        settings = codec.settings(conditions.newest_by)
-        commands = [
-            pack_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()
-        ]
-        answers = await self._call_script(commands, text)
-        if fence is not None:
-            for answer in answers:
-                self._check_fenced(answer, fence)
         begun = 0
+        answers = await self._call_scripts(operation, by_name, frozenset(used))
         for own, answer in zip(by_name.values(), answers, strict=True):
             if answer == DONE:
                 continue
@@ -854,6 +846,35 @@ class RedisTable(StoreTable):
                 if problem is not None:
                     problems[place] = problem
         return Outcomes(len(operation), problems=problems, defaults_put=begun)
+
+    async def _call_scripts(
+        self,
+        operation: Operation[Any],
+        by_name: Mapping[bytes, Sequence[tuple[int, Packed]]],
+        used: frozenset[str],
+    ) -> list[Any]:
+        """Call the script that writes the entries of a hash, for each hash; return the answers."""
+        conditions = operation.conditions
+        fence = operation.fence if operation.fenced else None
+        digest, text = redis_records.build_script(
+            operation.kind,
+            self._codec.compares(conditions.newest_by),
+            conditions.idempotent,
+            used,
+            fenced=fence is not None,
+        )
+        pack_call = pack_script_call
+        if fence is not None:
+            pack_call = partial(pack_fenced_call, self._bookkeeping, fence)
+        settings = self._codec.settings(conditions.newest_by)
+        commands = []
+        for name, own in by_name.items():
+            commands.append(pack_call(digest, settings, name, [packed for _, packed in own]))
+        answers = await self._call_script(commands, text)
+        if fence is not None:
+            for answer in answers:
+                self._check_fenced(answer, fence)
+        return answers
 
     def _problem(self, answer: Any, key: Key) -> Problem | None:
         """The problem that the script's answer for an entry means; None if the entry was
@@ -870,10 +891,8 @@ class RedisTable(StoreTable):
             )
             return Problem(State.REFUSED, refused)
         if answer == MISSING:
-            missing = Problem(State.MISSING, record_not_found_error([key], self._label))
-        else:
-            missing = None
-        return Problem(State.SKIPPED) if answer == SKIPPED else missing
+            return Problem(State.MISSING, record_not_found_error([key], self._label))
+        return Problem(State.SKIPPED) if answer == SKIPPED else None
 
     async def _call_script(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
         """Send calls of a script; return the answers. If the server does not know the script, as

@@ -142,11 +142,15 @@ def _decimal_of(text: bytes) -> Decimal:
 
 
 def _escaped(text: bytes) -> bytes:
-    return NULL + text if text[:1] == NULL else text
+    if text[:1] == NULL:
+        return NULL + text
+    return text
 
 
 def _unescaped(text: bytes) -> bytes:
-    return text[1:] if text[:1] == NULL else text
+    if text[:1] == NULL:
+        return text[1:]
+    return text
 
 
 @lru_cache(
@@ -256,9 +260,8 @@ def build_script(
     changing = bool(changes - {"default"})
     refuses = changing or compares in ("n", "f")
     looks = kind is not OperationKind.PUT or timed or marked
-    adds_late = (
-        timed and marked and bool({"add", "append"} & changes)
-    )  # `Operation.applies_late_changes`
+    # `Operation.applies_late_changes`.
+    adds_late = timed and marked and bool({"add", "append"} & changes)
     parts = [
         (FENCE, fenced),
         (_PRELUDE, True),

@@ -252,9 +252,8 @@ class SqlTable(StoreTable, Generic[R]):
                     problem.of_request and not problem.may_pass
                     for problem in outcomes.problems.values()
                 ):
-                    await (
-                        requests.close()
-                    )  # the table may have changed since this connection read its columns
+                    # The table may have changed since this connection read its columns.
+                    await requests.close()
                 return outcomes
         except AdjunctError as error:
             if connected:
@@ -329,9 +328,8 @@ class SqlTable(StoreTable, Generic[R]):
             except RejectedKeysError as rejected:
                 bisect.rejected(rejected.errors)
             except AdjunctError as error:
-                problem = self.problem_of(
-                    error, sent=requests.committing
-                )  # without a commit it had no effect
+                # Without a commit it had no effect.
+                problem = self.problem_of(error, sent=requests.committing)
                 by_data = self._is_data_error(error.__cause__)
                 bisect.failed(replace(problem, of_request=not by_data), by_data=by_data)
         return bisect.outcomes(len(operation))

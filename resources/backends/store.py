@@ -65,7 +65,9 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
         return STORE_CAPABILITIES
 
     def column_types(self) -> dict[str, str] | None:
-        return None if self.columns is None else dict(self.columns)
+        if self.columns is None:
+            return None
+        return dict(self.columns)
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -120,7 +120,9 @@ class RowCodec:
         Empty `names` stand for the store's order.
         """
         ordered = key_reorderer(self.table, self.key, names)
-        return self.key_row if ordered is None else lambda key: self.key_row(ordered(key))
+        if ordered is None:
+            return self.key_row
+        return lambda key: self.key_row(ordered(key))
 
     def key_row(self, key: Key) -> Row:
         """The key's checked values, in the store's order."""
@@ -155,27 +157,33 @@ class RowCodec:
         sets = self._drop_key(key, self._fields(given), given)
         for name in sets.keys() - self.columns.keys():
             self.column(name)
+        changes = CheckedChanges(sets, {}, {})
         if not isinstance(update, Changes):
-            return CheckedChanges(sets, {}, {})
-        add = {
-            name: self.check_added(name, value)
-            for name, value in update.add.items()
-            if value is not None
-        }
-        append = {
-            name: self.check_appended(name, value)
-            for name, value in update.append.items()
-            if value is not None
-        }
-        removed: dict[str, Any] = dict.fromkeys(update.remove)
-        named = [*sets, *update.add, *update.append, *removed]
-        if len(set(named)) < len(named):
-            name = next(name for name in named if named.count(name) > 1)
-            problem = f"{self.table}: an update changes column {name!r} in two ways."
-            raise SchemaMismatchError(
-                problem, "Name a column in one of set, add, append and remove.", column=name
-            )
-        for name in (*update.add, *update.append, *removed):
+            return changes
+        for name, value in update.add.items():
+            if value is not None:
+                changes.add[name] = self.check_added(name, value)
+        for name, value in update.append.items():
+            if value is not None:
+                values = self.check_appended(name, value)
+                if values:
+                    changes.append[name] = values
+        self._check_names(sets, [*update.add, *update.append, *update.remove])
+        sets.update(dict.fromkeys(update.remove))
+        return changes
+
+    def _check_names(self, sets: Mapping[str, Any], others: Sequence[str]) -> None:
+        """Raise SchemaMismatchError if an update changes a column twice, or one of the key.
+
+        It sets the columns in `sets`, and adds to, appends to or removes `others`.
+        """
+        for name in others:
+            if name in sets or others.count(name) > 1:
+                problem = f"{self.table}: an update changes column {name!r} in two ways."
+                raise SchemaMismatchError(
+                    problem, "Name a column in one of set, add, append and remove.", column=name
+                )
+        for name in others:
             self.column(name)
             if name in self.key:
                 problem = (
@@ -184,8 +192,6 @@ class RowCodec:
                 raise SchemaMismatchError(
                     problem, "Delete the record and put it with its new key.", column=name
                 )
-        appended = {name: new for name, new in append.items() if new} if append else append
-        return CheckedChanges({**sets, **removed} if removed else sets, add, appended)
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
         """The value of column `name` after adding `number` to `old`.
@@ -221,7 +227,9 @@ class RowCodec:
         """
         self.column(name)
         try:
-            return None if value is None else self._check[name](value)
+            if value is None:
+                return None
+            return self._check[name](value)
         except OutOfRangeError as error:
             raise self.misfit_error(name, value, str(error)) from error
         except (TypeError, ValueError, ArithmeticError) as error:
@@ -245,7 +253,9 @@ class RowCodec:
         must have one.
         """
         newest = operation.entries.newest
-        time = None if newest is None else self.checked(newest_by, newest[place])
+        time = None
+        if newest is not None:
+            time = self.checked(newest_by, newest[place])
         if time is None:
             raise SchemaMismatchError(
                 f"{self.table}: the entry for key {operation.entries.keys[place]!r} has no"
@@ -263,11 +273,9 @@ class RowCodec:
         for place, name in enumerate(names):
             encode = self._encode[name]
             values = [row[place] for row in rows]
-            columns.append(
-                values
-                if encode is None
-                else [None if value is None else encode(value) for value in values]
-            )
+            if encode is not None:
+                values = [None if value is None else encode(value) for value in values]
+            columns.append(values)
         return columns
 
     def read(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
@@ -287,7 +295,9 @@ class RowCodec:
         """The value of a column in the store's form; SchemaMismatchError if it can't be read."""
         decode = self._decode[name]
         try:
-            return value if value is None or decode is None else decode(value)
+            if value is None or decode is None:
+                return value
+            return decode(value)
         except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
             raise self.unreadable_error(name, value, str(error)) from error
 
@@ -296,9 +306,8 @@ class RowCodec:
         column = self.columns[name]
         problem = (
             f"{self.table}: column {name!r} ({column.type}{column.size}) holds {value!r:.100},"
-            " which "
+            f" which can't be read: {why}."
         )
-        problem += f"can't be read: {why}."
         return SchemaMismatchError(
             problem, "Correct the record, or leave the column out of `columns`.", column=name
         )
@@ -331,9 +340,8 @@ class RowCodec:
                 for name, value in record.items()
             }
         except (KeyError, TypeError, ValueError, ArithmeticError):
-            return {
-                name: self.checked(name, value) for name, value in record.items()
-            }  # raises with a helpful message
+            # Raises with a helpful message.
+            return {name: self.checked(name, value) for name, value in record.items()}
 
     def check_added(self, name: str, value: Any) -> Any:
         """The checked value to add to a column."""
@@ -423,7 +431,9 @@ def bookkeeping_table_name(table: str) -> str | None:
     have one.
     """
     name = f"{table}{BOOKKEEPING_SUFFIX}"
-    return name if len(name.encode()) <= 63 else None
+    if len(name.encode()) <= 63:
+        return name
+    return None
 
 
 def check_idempotency_columns(
@@ -434,10 +444,12 @@ def check_idempotency_columns(
     `names` are its columns; there are none if the table is missing.
     """
     if set(names) != {*key, *COLUMNS, "at"}:
+        found = "there is none"
+        if names:
+            found = f"it has {', '.join(names)}"
         raise TableAccessError(
             f"{label}: newest_by and idempotent need a table {idempotency!r} with the columns"
-            f" {', '.join(key)}, {', '.join(COLUMNS)}, at; "
-            + (f"it has {', '.join(names)}." if names else "there is none."),
+            f" {', '.join(key)}, {', '.join(COLUMNS)}, at; {found}.",
             "Declare the table with create=True, or create that table.",
             table=label,
         )
@@ -451,11 +463,8 @@ class Applied:
 
     newest: tuple[Any, str] | None = None
     positions: dict[str, str] = field(default_factory=dict)
-    stored_texts: tuple[str | None, ...] = (
-        None,
-        None,
-        None,
-    )  # the first three of `COLUMNS` as read
+    # The first three of `COLUMNS` as read.
+    stored_texts: tuple[str | None, ...] = (None, None, None)
     of_record: tuple[Any, str] | None = None  # stands for `newest` if there is none; not stored
 
     def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
@@ -586,13 +595,10 @@ class WritePlan:
         for key, (sets, _, append) in self.changes.items():
             if sets or append:
                 names = (tuple(sorted(sets)), tuple(sorted(append)))
-                row = (
-                    *(sets[name] for name in names[0]),
-                    *(append[name] for name in names[1]),
-                    *key,
-                )
+                row = (*map(sets.get, names[0]), *map(append.get, names[1]), *key)
                 groups.setdefault(names, []).append(row)
-        return ((sets, append, rows) for (sets, append), rows in groups.items())
+        for names, rows in groups.items():
+            yield *names, rows
 
 
 def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:
@@ -618,8 +624,12 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
     for place, (key, value) in enumerate(zip(entries.keys, values, strict=True)):
         try:
             row = to_key(key)
-            new = value_of(row, value) if valued else None
-            time = None if newest_by is None else codec.time(newest_by, operation, place)
+            new = None
+            if valued:
+                new = value_of(row, value)
+            time = None
+            if newest_by is not None:
+                time = codec.time(newest_by, operation, place)
             fit.append(Entry(place, row, new, time))
         except SchemaMismatchError as error:
             if kind is not OperationKind.GET or not isinstance(error.__cause__, OutOfRangeError):
@@ -651,7 +661,9 @@ def plan_writes(
     in the store.
     """
     planner = _Planner(codec, operation, stored, WritePlan(problems=dict(valid.problems)))
-    plan_entry = planner.write_conditionally if operation.conditions else planner.write
+    plan_entry = planner.write
+    if operation.conditions:
+        plan_entry = planner.write_conditionally
     for entry in valid.entries:
         if (problem := plan_entry(entry)) is not None:
             planner.plan.problems[entry.place] = problem
@@ -681,13 +693,14 @@ class _Planner:
         late = applied.is_late(conditions, mark, entry.time)
         if applied.was_applied(conditions, mark) or (late and not operation.applies_late_changes):
             return Problem(State.SKIPPED)
-        to_do = self.late_part(entry) if late else entry
-        problem = self.add_late(to_do) if late else self.write(entry)
+        if late:
+            entry = self.late_part(entry)
+            problem = self.add_late(entry)
+        else:
+            problem = self.write(entry)
         # A late entry without a record is noted too, so that a replay skips its additions as well.
-        passed_over = (
-            late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
-        )
-        if problem is None or passed_over:
+        is_skipped = problem is not None and problem.state is State.SKIPPED
+        if problem is None or (is_skipped and late and any(entry.value)):
             applied.remember(conditions, mark, entry.time, late=late)
             plan.applied[entry.key] = applied
         return problem
@@ -735,7 +748,9 @@ class _Planner:
             if record is not None:
                 _apply(codec, entry.value, record, record)
                 return None
-            default = None if defaults is None else defaults[place]
+            default = None
+            if defaults is not None:
+                default = defaults[place]
             if default is None:
                 error = record_not_found_error([self.operation.entries.keys[place]], codec.table)
                 return Problem(State.MISSING, error)
@@ -751,7 +766,10 @@ class _Planner:
         """The part of a late update that still applies to a newer record
         (`Operation.applies_late_changes`).
         """
-        numbers = {name: n for name, n in entry.value.add.items() if not isinstance(n, Mapping)}
+        numbers = {}
+        for name, n in entry.value.add.items():
+            if not isinstance(n, Mapping):
+                numbers[name] = n
         return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
 
     def add_late(self, entry: Entry) -> Problem | None:
@@ -759,7 +777,9 @@ class _Planner:
         nothing to change.
         """
         exists = entry.key in self.stored.records or entry.key in self.plan.begins
-        return self._update(entry) if exists and any(entry.value) else Problem(State.SKIPPED)
+        if exists and any(entry.value):
+            return self._update(entry)
+        return Problem(State.SKIPPED)
 
 
 def _apply(
@@ -776,10 +796,9 @@ def _apply(
     not for a column that is in `new`.
     """
     if changes.add:
-        sums = {
-            name: codec.sum(name, new[name] if name in new else old.get(name), number)
-            for name, number in changes.add.items()
-        }
+        sums = {}
+        for name, number in changes.add.items():
+            sums[name] = codec.sum(name, new.get(name, old.get(name)), number)
         new.update(sums)
     if changes.set:
         new.update(changes.set)
@@ -811,13 +830,15 @@ def dropped_error(table: str, key: Row, what: str) -> TableError:
 
     `what` says what it did not do.
     """
-    shown = repr(key[0] if len(key) == 1 else key)
+    one: Any = key
+    if len(key) == 1:
+        (one,) = key
     return TableError(
-        f"{table} did not {what} for key {shown:.300}, without an error: a trigger, rule or policy"
+        f"{table} did not {what} for key {one!r:.300}, without an error: a trigger, rule or policy"
         " of the table, or one of its constraints, drops the record or changes its key.",
         "Filter such records out, or correct the table.",
         table=table,
-        keys=(key[0] if len(key) == 1 else key,),
+        keys=(one,),
     )
 
 
@@ -837,7 +858,9 @@ class BisectRejected:
 
     def next(self) -> ValidEntries | None:
         """The next part to send, or None; report its result with `done` or `failed`."""
-        return ValidEntries(self._parts[0], {}) if self._parts else None
+        if self._parts:
+            return ValidEntries(self._parts[0], {})
+        return None
 
     def done(self, plan: WritePlan) -> None:
         """Report that the part was written according to `plan`."""
@@ -853,12 +876,18 @@ class BisectRejected:
         """
         part = self._parts.pop(0)
         count = Counter(entry.key for entry in part)
-        alone = [entry for entry in part if entry.key in errors and count[entry.key] > 1]
-        rest = [entry for entry in part if entry.key not in errors]
+        rest = []
+        alone = []
         for entry in part:
-            if entry.key in errors and count[entry.key] == 1:
+            if entry.key not in errors:
+                rest.append(entry)
+            elif count[entry.key] > 1:
+                alone.append([entry])
+            else:
                 self.problems[entry.place] = Problem(State.REFUSED, errors[entry.key])
-        self._parts[:0] = [*([rest] if rest else []), *([entry] for entry in alone)]
+        if rest:
+            alone.insert(0, rest)
+        self._parts[:0] = alone
 
     def failed(self, problem: Problem, *, by_data: bool) -> None:
         """Report that the part has failed as a whole. `by_data`: because of values in it, so its
@@ -870,11 +899,11 @@ class BisectRejected:
             self._parts[:0] = [part[:middle], part[middle:]]
             return
         self.problems.update({entry.place: problem for entry in part})
-        if not by_data:
-            self.problems.update(
-                {entry.place: problem.unsent for rest in self._parts for entry in rest}
-            )
-            self._parts = []
+        if by_data:
+            return
+        for rest in self._parts:
+            self.problems.update({entry.place: problem.unsent for entry in rest})
+        self._parts = []
 
     def outcomes(self, count: int) -> Outcomes:
         """The outcomes of the operation, which has `count` entries; call it when `next` returns

@@ -336,9 +336,8 @@ def row_hash(names: Iterable[str]) -> Column:
         f"CASE WHEN {quote_name(name)} IS NOT NULL THEN {place} END, {quote_name(name)}"
         for place, name in enumerate(names)
     ]
-    return F.expr(
-        f"xxhash64({', '.join(pairs)})"
-    )  # one request to Spark's JVM instead of four per column
+    # One request to Spark's JVM instead of four per column.
+    return F.expr(f"xxhash64({', '.join(pairs)})")
 
 
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
@@ -521,9 +520,8 @@ def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
 
 def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:
     """Return what `checksums_by` returns, for an Arrow table."""
-    digests = row_digests(table, schema.names).cast(
-        pa.uint64(), safe=False
-    )  # unsigned, since their sums wrap around
+    # Unsigned, since their sums wrap around.
+    digests = row_digests(table, schema.names).cast(pa.uint64(), safe=False)
     numbered = pa.table([table.column(number), digests], ["number", "digest"])
     sums = numbered.group_by("number").aggregate([("digest", "sum")]).to_pylist()
     return {row["number"]: _format_checksum(0, row["digest_sum"]) for row in sums}

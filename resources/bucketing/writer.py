@@ -310,9 +310,8 @@ class BucketFileWriter:
             if nulls:
                 problem = (
                     f"{self._options.what}: {nulls} record(s) have a null in {name!r}, which is"
-                    " part of the key "
+                    f" part of the key ({', '.join(self._layout.key)})."
                 )
-                problem += f"({', '.join(self._layout.key)})."
                 raise NullKeyError(
                     problem, "Filter these records out, or give them a key.", column=name
                 )
@@ -447,7 +446,9 @@ class BucketFileWriter:
         if self._scattered is not None:
             found["scattered"] = self._scattered.count
             found["scattered_keys"] = self._scattered.named
-        left_out = "deleted" if self._options.drop_tombstones else "forgotten"
+        left_out = "forgotten"
+        if self._options.drop_tombstones:
+            left_out = "deleted"
         found[left_out] = self._deleted
         found |= self._written.stats()
         stats = {name: value for name, value in found.items() if value}

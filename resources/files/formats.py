@@ -114,10 +114,8 @@ class QuoteReader(ArrowReadableFile):
         # the end of the last block: a run of quotes that may go on, and the byte before it
         self._carried = b""
         self._lines = 1
-        self._opened = self._misplaced = (
-            0,
-            "",
-        )  # (line number, some of its text); (0, "") for none
+        # (line number, some of its text); (0, "") for none.
+        self._opened = self._misplaced = (0, "")
 
     def readable(self) -> bool:
         return True
@@ -185,9 +183,8 @@ class QuoteReader(ArrowReadableFile):
                 self._quoted = True
                 opened = [start]
                 count = count - 1
-            if (
-                count % 2
-            ):  # in a pair, the first escapes the second; one without a partner closes the value
+            if count % 2:
+                # In a pair, the first escapes the second; one without a partner closes the value.
                 self._quoted = False
                 if block[end] not in _DELIMITERS and not self._misplaced[0]:
                     self._misplaced = self._excerpt(block, start, max(1, start - 20))
@@ -312,11 +309,8 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
 
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
-_FIRST_LINE = {
-    "csv": 2,
-    "jsonl": 1,
-    "parquet": 1,
-}  # that of the first record; a CSV file has a header line
+# That of the first record; a CSV file has a header line.
+_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}
 
 
 def record_label(format: FileFormat, first: int, row: int) -> tuple[str, dict[str, int]]:
@@ -462,7 +456,10 @@ def _parse_fast(block: bytes, schema: Schema) -> pa.Table | None:
     """Return the records as Arrow's parser reads them, or None if that is not certain to be
     right.
     """
-    lines = [text for text in (line.strip(_BLANKS) for line in block.split(b"\n")) if text]
+    lines = []
+    for text in (line.strip(_BLANKS) for line in block.split(b"\n")):
+        if text:
+            lines.append(text)
     # Arrow would read a line `null` as a record of nulls, or crash, and NaN as a number.
     if not all(text[:1] == b"{" and text[-1:] == b"}" for text in lines) or _INVALID_NUMBER.search(
         block
@@ -500,9 +497,8 @@ def _convert_parsed(column: pa.Array, field: Field) -> pa.Array:
     if field.type in _TEXTS:
         column.validate(full=True)  # the parser accepts strings that are not UTF-8
         return convert_texts(column, field.type)
-    if (
-        pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py()
-    ):  # a number that is too large
+    if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+        # A number that is too large.
         raise pa.ArrowInvalid("infinite")
     return column.cast(arrow_type(field.type))
 
@@ -699,7 +695,10 @@ def open_parquet(
     except (pa.ArrowException, OSError) as error:
         raise unreadable_file_error(where, error) from error
     columns = [parquet.schema.column(index) for index in range(len(parquet.schema))]
-    int96 = {column.path for column in columns if column.physical_type == "INT96"}
+    int96 = set()
+    for column in columns:
+        if column.physical_type == "INT96":
+            int96.add(column.path)
     _check_types(parquet.schema_arrow, int96, schema, where)
     return parquet, int96
 
@@ -713,9 +712,8 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
             kind = pa.timestamp("us", "UTC")
         try:
             stored_type = Schema.from_arrow(pa.schema([pa.field(field.name, kind)])).fields[0].type
-        except (
-            SchemaMismatchError
-        ) as error:  # an unsupported type: nested, or a timestamp without a zone
+        except SchemaMismatchError as error:
+            # An unsupported type: nested, or a timestamp without a zone.
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
         if stored_type != field.type:
             wrong[field.name] = f"column {field.name!r} is {stored_type}, declared {field.type}"

@@ -135,10 +135,8 @@ class LocalTree:
         for parent, _, names in os.walk(root / folder, onerror=self._raise_list_error):
             for name in names:
                 path = Path(parent) / name
-                with (
-                    contextlib.suppress(FileNotFoundError),
-                    self._translate(path),
-                ):  # deleted since it was listed
+                with contextlib.suppress(FileNotFoundError), self._translate(path):
+                    # Deleted since it was listed.
                     files.append(_listed_local_file(path.relative_to(root).as_posix(), path.stat()))
         return sorted(
             (_require_utf8_name(self.url, file) for file in files), key=lambda file: file.path
@@ -169,9 +167,8 @@ class LocalTree:
         try:
             yield path
         finally:
-            self._check(
-                path, file
-            )  # also after an error: a file that looks damaged may have been overwritten
+            # Also after an error: a file that looks damaged may have been overwritten.
+            self._check(path, file)
 
     def absence(self) -> str:
         root = Path(self.root)

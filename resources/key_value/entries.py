@@ -253,7 +253,9 @@ class EntryCoder(Generic[K, V]):
             raise error.of_family(_family_of(prefix)) from error.__cause__
         size = len(serialized)
         most = self._limits.table_key - _LENGTH_BYTES
-        whole = size + len(prefix) - _LENGTH_BYTES if prefix else size
+        whole = size
+        if prefix:
+            whole = size + len(prefix) - _LENGTH_BYTES
         if size > self._key_most and whole <= segment.MAX_KEY_BYTES:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
         if whole > most:
@@ -382,7 +384,9 @@ class EntryCoder(Generic[K, V]):
             return self._value.from_bytes(value or b"")
         except Exception as error:
             family, serialized = segment.split_table_key(key)
-            of_family = "" if family is None else f" of the family {family!r:.60}"
+            of_family = ""
+            if family is not None:
+                of_family = f" of the family {family!r:.60}"
             what = f"the value of the stored key {serialized!r:.60}{of_family} can't be read"
             failed = self._failed(what, error, self._value)
             raise (
@@ -445,7 +449,9 @@ def _table_entries(
 
 
 def _family_of(prefix: bytes) -> str | None:
-    return prefix[2:].decode() if prefix else None
+    if prefix:
+        return prefix[2:].decode()
+    return None
 
 
 def _smallest(*limits: int | None) -> int | None:
@@ -578,7 +584,9 @@ def segment_change(
         expected = segment.ANYTHING
     else:
         expected = version_bytes(coder.table, change.version)  # type: ignore[arg-type]
-    value = coder.value(change.value) if isinstance(change, _WITH_VALUE) else None
+    value = None
+    if isinstance(change, _WITH_VALUE):
+        value = coder.value(change.value)
     return SegmentChange(key, value, version, expected, is_guard)
 
 
@@ -646,8 +654,12 @@ def conditions_error(
     failures = []
     for place, found in sorted(failed.found.items()):
         expected = request.changes[place].expected
-        wanted = KeyVersion(expected) if isinstance(expected, bytes) else None
-        current = None if found is None else KeyVersion(found)
+        wanted = None
+        if isinstance(expected, bytes):
+            wanted = KeyVersion(expected)
+        current = None
+        if found is not None:
+            current = KeyVersion(found)
         failures.append(
             errors.FailedCondition(request.family, request.keys[place], wanted, current)
         )
@@ -656,8 +668,12 @@ def conditions_error(
         f" {_describe_version(failure.found)}"
         for failure in failures[:5]
     )
-    more = f"; and {len(failures) - 5:,} more" if len(failures) > 5 else ""
-    family = "" if request.family is None else f" of family {request.family!r:.60}"
+    more = ""
+    if len(failures) > 5:
+        more = f"; and {len(failures) - 5:,} more"
+    family = ""
+    if request.family is not None:
+        family = f" of family {request.family!r:.60}"
     return table.error(
         errors.ConditionsNotMetError,
         f"nothing was written, because conditions on keys{family} do not hold: {described}{more}.",
@@ -667,7 +683,9 @@ def conditions_error(
 
 
 def _describe_version(version: Any) -> str:
-    return f"version {version}" if version else "no such key"
+    if version:
+        return f"version {version}"
+    return "no such key"
 
 
 def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
@@ -698,7 +716,7 @@ def version_bytes(table: TableId, version: KeyVersion) -> bytes:
     else.
     """
     is_version = isinstance(version, KeyVersion)
-    stored = version.to_bytes() if is_version else version
+    stored: Any = version.to_bytes() if is_version else version
     # A segment might take other bytes for "no condition".
     if not is_version or type(stored) is not bytes or len(stored) != segment.VERSION_BYTES:
         raise table.error(

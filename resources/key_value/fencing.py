@@ -125,7 +125,9 @@ _ROUNDS = 20
 
 def _check(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> SegmentChange:
     entry = known[number]
-    epoch = 0 if entry is None else int(entry.value or b"0")
+    epoch = 0
+    if entry is not None:
+        epoch = int(entry.value or b"0")
     if epoch > fence.epoch:
         problem = f"a run with the later epoch {epoch} has written, after {fence.epoch} of this one"
         raise lease_lost_error(fence.application, fence.run, problem)

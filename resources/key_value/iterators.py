@@ -104,7 +104,9 @@ class PageItems(Sequence[T_co]):
         return self._list[place]
 
     def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, PageItems | list) else NotImplemented
+        if isinstance(other, PageItems | list):
+            return list(self) == list(other)
+        return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -128,6 +130,20 @@ class IteratorPage(NamedTuple, Generic[T]):
     state: IteratorState
 
 
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What is iterated over: a range of keys in some partitions, with values or only keys.
+
+    `family` is that of the keys, for errors; None if they may have any.
+    """
+
+    partitions: Sequence[int]
+    within: KeyRange
+    page_size: int
+    family: str | None = None
+    values: bool = False
+
+
 class TablePages(Generic[T]):
     """An asynchronous iterator over `IteratorPage`s.
 
@@ -140,29 +156,23 @@ class TablePages(Generic[T]):
         self,
         table: TableId,
         open_segment: Callable[[int], TableSegment],
-        partitions: Sequence[int],
-        within: KeyRange,
         make: Callable[[StoredPage], PageItems[T]],
-        page_size: int,
+        iteration: Iteration,
         state: IteratorState | None,
-        *,
-        family: str | None,
-        values: bool,
     ) -> None:
         self._open = open_segment
-        self._partitions = partitions
-        self._whole = within
         self._make = make
-        self._page_size = page_size
-        self._values = values
-        self._family = family
-        end = b"-" if within.end is None else b"+" + within.end
-        parts = (within.start, end, ",".join(map(str, partitions)).encode())
+        self._iteration = iteration
+        within = iteration.within
+        end = b"-"
+        if within.end is not None:
+            end = b"+" + within.end
+        parts = (within.start, end, ",".join(map(str, iteration.partitions)).encode())
         content = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         iterated = hashlib.blake2b(content, digest_size=16).digest()
         # Every state of this iteration begins with these bytes.
         self._head = _HEAD.pack(
-            _FORMAT, b"e" if values else b"k", bytes.fromhex(table.incarnation), iterated
+            _FORMAT, b"e" if iteration.values else b"k", bytes.fromhex(table.incarnation), iterated
         )
         self._place = 0
         self._within = within
@@ -171,7 +181,7 @@ class TablePages(Generic[T]):
             if state is not None:
                 self._resume(table, state)
         except KeyValueTableError as error:
-            raise error.of_family(family) from None
+            raise error.of_family(iteration.family) from None
 
     def __aiter__(self) -> TablePages[T]:
         return self
@@ -185,8 +195,8 @@ class TablePages(Generic[T]):
     async def next_page(self) -> IteratorPage[T] | None:
         """Return the next page, None after the last one."""
         try:
-            while self._place < len(self._partitions):
-                partition = self._partitions[self._place]
+            while self._place < len(self._iteration.partitions):
+                partition = self._iteration.partitions[self._place]
                 within = self._within
                 page = StoredPage(is_last=True)
                 if not within.is_empty:
@@ -195,16 +205,16 @@ class TablePages(Generic[T]):
                 # added since.
                 if page.is_last or not page:
                     self._place = self._place + 1
-                    self._within = self._whole
+                    self._within = self._iteration.within
                     self._reader = None
                 else:
-                    self._within = self._whole.after(page.keys[-1])
+                    self._within = self._iteration.within.after(page.keys[-1])
                 if page:
                     state = self._head + partition.to_bytes(4, "big") + page.keys[-1]
                     return IteratorPage(self._make(page), IteratorState(state + _checksum(state)))
             return None
         except KeyValueTableError as error:
-            error.of_family(self._family)
+            error.of_family(self._iteration.family)
             raise
 
     async def _read(self, partition: int, within: KeyRange) -> StoredPage:
@@ -215,7 +225,9 @@ class TablePages(Generic[T]):
             else:
                 self._reader = segment
         return await read_with_retries(
-            partial(self._reader.page, within, self._page_size, values=self._values)
+            partial(
+                self._reader.page, within, self._iteration.page_size, values=self._iteration.values
+            )
         )
 
     def _resume(self, table: TableId, state: IteratorState) -> None:
@@ -235,12 +247,12 @@ class TablePages(Generic[T]):
         if incarnation != expected_incarnation:
             origin = "another table, or one that was deleted since"
         elif kind != expected_kind:
-            origin = f"an iterator over {'keys' if self._values else 'entries'}"
-        elif iterated != expected or partition not in self._partitions:
+            origin = f"an iterator over {'keys' if self._iteration.values else 'entries'}"
+        elif iterated != expected or partition not in self._iteration.partitions:
             origin = "another family or range, or other partitions"
         else:
-            self._place = self._partitions.index(partition)
-            self._within = self._whole.after(stored[_BEFORE_KEY:-_CHECK_BYTES])
+            self._place = self._iteration.partitions.index(partition)
+            self._within = self._iteration.within.after(stored[_BEFORE_KEY:-_CHECK_BYTES])
             return
         raise table.error(
             IteratorStateError,

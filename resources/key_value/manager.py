@@ -65,7 +65,9 @@ def lake_backends(lake: Lake) -> tuple[dict[str, str], ...]:
     default.
     """
     is_local = "://" not in lake.store.descriptor.url
-    return (IN_SQLITE, IN_OBJECTS) if is_local and not lake.shared else (IN_OBJECTS,)
+    if is_local and not lake.shared:
+        return (IN_SQLITE, IN_OBJECTS)
+    return (IN_OBJECTS,)
 
 
 def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,11 +222,10 @@ class TableBackends:
         for relative in own:
             if resolve_lake_backend(self._lake, relative)["backend"] == given["backend"]:
                 ours = segment.describe_backend(self._from(relative))
-                settings = {
-                    name: value
-                    for name, value in given.items()
-                    if not _is_same(name, ours.get(name), value)
-                }
+                settings = {}
+                for name, value in given.items():
+                    if not _is_same(name, ours.get(name), value):
+                        settings[name] = value
                 if not settings.keys() & {"path", "url", "s3"}:
                     return {**relative, **settings}
         return self._describe_inside(given) or given
@@ -240,7 +241,10 @@ class TableBackends:
         folder = Path(root).resolve()
         if not path.is_relative_to(folder):
             return None
-        settings = {name: value for name, value in given.items() if name != "backend"}
+        settings = {}
+        for name, value in given.items():
+            if name != "backend":
+                settings[name] = value
         return {**IN_SQLITE, **settings, "path": path.relative_to(folder).as_posix()}
 
     def has(self, name: TableName, table: StoredTable) -> bool:
@@ -364,7 +368,9 @@ def require_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
 def find_stored_table(snapshot: NamespaceSnapshot, table: TableName) -> StoredTable | None:
     """Return a table's entry, None if there is none. Raises MalformedDocumentError."""
     stored = snapshot.get(table.key)
-    return None if stored is None else parse_stored_entry(StoredTable, stored, str(table))
+    if stored is None:
+        return None
+    return parse_stored_entry(StoredTable, stored, str(table))
 
 
 def tables_in_scope(
@@ -413,11 +419,13 @@ def decide_create(
         return TableTransition(True, wanted)
     if current.state is TableState.DELETING:
         return TableTransition(None, current)
-    differences = [
-        f"{field.name} {getattr(current, field.name)} (wanted: {getattr(wanted, field.name)})"
-        for field in fields(KeyValueTableConfiguration)
-        if getattr(current, field.name) != getattr(wanted, field.name)
-    ]
+    differences = []
+    for field in fields(KeyValueTableConfiguration):
+        if getattr(current, field.name) != getattr(wanted, field.name):
+            differences.append(
+                f"{field.name} {getattr(current, field.name)} (wanted:"
+                f" {getattr(wanted, field.name)})"
+            )
     if not same_backend(current):
         there = _differing_settings(current, wanted)
         ours = _differing_settings(wanted, current)
@@ -478,7 +486,9 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
     ):
         return current
     after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
-    return current.in_state(after[current.state]) if current.state in after else None
+    if current.state in after:
+        return current.in_state(after[current.state])
+    return None
 
 
 def was_deleted(current: StoredTable | None, table: StoredTable) -> bool:
@@ -514,11 +524,10 @@ def _differing_settings(table: StoredTable, other: StoredTable) -> str:
     kind differs.
     """
     is_alike = table.backend.get("backend") == other.backend.get("backend")
-    differing = {
-        name: value
-        for name, value in table.backend.items()
-        if value is not None and not (is_alike and other.backend.get(name) == value)
-    }
+    differing = {}
+    for name, value in table.backend.items():
+        if value is not None and not (is_alike and other.backend.get(name) == value):
+            differing[name] = value
     return (
         ", ".join(f"{name}={value!r}" for name, value in differing.items())
         or "the same without them"
@@ -581,12 +590,15 @@ class KeyValueTableManager:
             if snapshot.get(scope) is None:
                 return {}, False
             tables = list(islice(tables_in_scope(snapshot, scope, None), 3))
-            return ({}, tables) if tables else ({scope: None}, True)
+            if tables:
+                return ({}, tables)
+            return ({scope: None}, True)
 
         while isinstance(answer := self._namespace.transact(decide, by=_BY), list):
-            unfinished = [
-                table.name for table in answer if table.state == TableState.DELETING.value
-            ]
+            unfinished = []
+            for table in answer:
+                if table.state == TableState.DELETING.value:
+                    unfinished.append(table.name)
             if not unfinished:
                 names = ", ".join(table.name for table in answer) + (
                     ", …" if len(answer) > 2 else ""
@@ -605,7 +617,9 @@ class KeyValueTableManager:
 
         To continue a listing, in any process, pass the last name that it returned.
         """
-        start = "" if after is None else f"{after}\0"
+        start = ""
+        if after is not None:
+            start = f"{after}\0"
         names = (key for key, _ in self._namespace.read().items(start) if "/" not in key)
         return tuple(islice(names, limit))
 
@@ -753,7 +767,9 @@ class KeyValueTableManager:
         complete it.
         """
         while True:
-            expected = self._preflight(table, decide) if preflight else None
+            expected = None
+            if preflight:
+                expected = self._preflight(table, decide)
 
             def commit(
                 snapshot: NamespaceSnapshot, expected: StoredTable | None = expected
@@ -835,9 +851,8 @@ class KeyValueTableManager:
 
         after = self._namespace.transact(commit, by=_BY)
         if table.state is TableState.CREATING and was_deleted(after, table):
-            _retrying()(
-                backend.delete, id, table.partitions
-            )  # the backend may have created it after it was deleted
+            # The backend may have created it after it was deleted.
+            _retrying()(backend.delete, id, table.partitions)
 
     def _entry(self, table: TableName) -> StoredTable | None:
         snapshot = self._namespace.read()

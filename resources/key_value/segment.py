@@ -86,7 +86,9 @@ def table_key(prefix: bytes, key: bytes) -> bytes:
     """Return the table key of a serialized key; `prefix` is that of its family, or empty if it
     has none.
     """
-    return prefix + key if prefix else _LENGTH.pack(-len(key)) + key
+    if prefix:
+        return prefix + key
+    return _LENGTH.pack(-len(key)) + key
 
 
 def split_table_key(stored: bytes) -> tuple[str | None, bytes]:
@@ -713,7 +715,9 @@ class _Attempts:
             raise error
         seconds = random.uniform(0, self._bound)
         self._bound = min(2 * self._bound, _LONGEST_PAUSE)
-        limit = min(self._horizon, RETRY_SECONDS) if self.lost is None else self._horizon
+        limit = self._horizon
+        if self.lost is None:
+            limit = min(self._horizon, RETRY_SECONDS)
         if time.monotonic() + seconds - self.began > limit:
             raise error
         await pause(seconds)
@@ -733,8 +737,12 @@ def split_into_requests(
 
     A change that is too large by itself is a request of its own, which `check_limits` rejects.
     """
-    most = _MOST_CHANGES if limits.changes is None else min(_MOST_CHANGES, limits.changes)
-    largest = _MOST_BYTES if limits.request is None else min(_MOST_BYTES, limits.request)
+    most = _MOST_CHANGES
+    if limits.changes is not None:
+        most = min(_MOST_CHANGES, limits.changes)
+    largest = _MOST_BYTES
+    if limits.request is not None:
+        largest = min(_MOST_BYTES, limits.request)
     part: list[SegmentChange] = []
     size = 0
     for change in changes:

@@ -228,7 +228,9 @@ def _by_keys(value: Any) -> Any:
     """
     if type(value) is dict and all(type(key) is str for key in value):
         return {name: _by_keys(value[name]) for name in sorted(value)}
-    return type(value)(map(_by_keys, value)) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):
+        return type(value)(map(_by_keys, value))
+    return value
 
 
 def _is_same_avro(value: Any, read: Any) -> bool:
@@ -239,17 +241,29 @@ def _is_same_avro(value: Any, read: Any) -> bool:
     """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return _is_same_avro(value[1], read)
-    if isinstance(value, dict) and isinstance(read, dict):
-        return value.keys() == read.keys() and all(
-            _is_same_avro(item, read[name]) for name, item in value.items()
-        )
-    if isinstance(value, list) and isinstance(read, list):
-        return len(value) == len(read) and all(map(_is_same_avro, value, read))
-    if isinstance(value, float) and isinstance(read, float) and value != read:
-        if math.isinf(read):  # overflow of 32 bits
-            return False
-        return (math.isnan(value) and math.isnan(read)) or array("f", [value])[0] == read
+    for kind in (dict, list):
+        if isinstance(value, kind) and isinstance(read, kind):
+            return _has_same_items(value, read, _is_same_avro)
+    if isinstance(value, float) and isinstance(read, float):
+        return _is_same_float(value, read)
     return bool(value == read)
+
+
+def _has_same_items(value: Any, read: Any, is_same: Callable[[Any, Any], bool]) -> bool:
+    """Whether two dictionaries, or two lists, have the same items."""
+    if not isinstance(value, dict):
+        return len(value) == len(read) and all(map(is_same, value, read))
+    if value.keys() != read.keys():
+        return False
+    return all(is_same(item, read[name]) for name, item in value.items())
+
+
+def _is_same_float(value: float, read: float) -> bool:
+    if value == read or math.isnan(value):
+        return value == read or math.isnan(read)
+    if math.isinf(read):  # overflow of 32 bits
+        return False
+    return array("f", [value])[0] == read
 
 
 @lru_cache(maxsize=256)
@@ -371,27 +385,23 @@ def _reject_constant(constant: str) -> NoReturn:
 def _is_same_json(value: Any, read: Any) -> bool:
     """Whether two values are of one class and have equal fields; NaN equals itself."""
     if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        return (
-            type(value) is type(read)
-            and all(_is_same_json(getattr(value, name), getattr(read, name)) for name in fields)
-            and _is_same_json(value.model_extra, read.model_extra)
-        )
+        if type(value) is not type(read):
+            return False
+        names = [*type(value).model_fields, "model_extra"]
+        return all(_is_same_json(getattr(value, name), getattr(read, name)) for name in names)
     if isinstance(value, dict) and isinstance(read, dict):
-        return value.keys() == read.keys() and all(
-            _is_same_json(item, read[name]) for name, item in value.items()
-        )
+        return _has_same_items(value, read, _is_same_json)
     if isinstance(value, list | tuple) and type(value) is type(read):
-        return len(value) == len(read) and all(map(_is_same_json, value, read))
-    return bool(value == read) or (
-        isinstance(value, float) and math.isnan(value) and repr(read) == repr(value)
-    )
+        return _has_same_items(value, read, _is_same_json)
+    if isinstance(value, float) and math.isnan(value):
+        return repr(read) == repr(value)
+    return bool(value == read)
 
 
 def _is_json(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
-        return all(type(name) is str and _is_json(item) for name, item in value.items())
+        return set(map(type, value)) <= {str} and all(map(_is_json, value.values()))
     if kind is list:
         return all(map(_is_json, value))
     return kind in (str, int, float, bool, type(None))

@@ -5,6 +5,7 @@ plane").
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from itertools import compress, repeat
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -32,6 +33,7 @@ from dagster_adjunct.resources.key_value.entries import (
     version_bytes,
 )
 from dagster_adjunct.resources.key_value.iterators import (
+    Iteration,
     IteratorPage,
     IteratorState,
     PageItems,
@@ -42,7 +44,6 @@ from dagster_adjunct.resources.key_value.segment import (
     ANYTHING,
     ConditionsFailed,
     Expected,
-    KeyRange,
     KeyValueTableConfiguration,
     KeyVersion,
     SegmentBackend,
@@ -262,7 +263,9 @@ class KeyValueTable(Generic[K, V]):
     async def get(self, key: K, *, family: str | None = None) -> TableEntry[K, V] | None:
         """Return the entry of a key, None if there is none."""
         stored = await self._find(family, key, values=True)
-        return None if stored is None else self._coder.entry(family, key, stored)
+        if stored is None:
+            return None
+        return self._coder.entry(family, key, stored)
 
     @_names_family
     async def exists(self, key: K, *, family: str | None = None) -> bool:
@@ -319,8 +322,8 @@ class KeyValueTable(Generic[K, V]):
         Only keys whose bytes start with `prefix` (text stands for its UTF-8), from `start` up to
         but not including `end`. To continue after a page, in any process, pass its `state`.
         """
-        within = self._range(family, prefix, start, end)
-        return self._pages(within, self._coder.page_keys, page_size, state, family=family)
+        iteration = self._iteration_of(family, prefix, start, end, page_size)
+        return self._pages(self._coder.page_keys, iteration, state)
 
     def entries(
         self,
@@ -333,10 +336,8 @@ class KeyValueTable(Generic[K, V]):
         state: IteratorState | None = None,
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of a family, as `keys` does."""
-        within = self._range(family, prefix, start, end)
-        return self._pages(
-            within, self._coder.page_entries, page_size, state, family=family, values=True
-        )
+        iteration = self._iteration_of(family, prefix, start, end, page_size)
+        return self._pages(self._coder.page_entries, replace(iteration, values=True), state)
 
     def all_keys(
         self,
@@ -348,9 +349,9 @@ class KeyValueTable(Generic[K, V]):
         """Iterate over the keys of the whole table, or of some partitions: partition by
         partition, in key order.
         """
-        return self._pages(
-            segment.ALL_ENTRIES, self._coder.page_keys, page_size, state, partitions=partitions
-        )
+        chosen = resolve_partitions(self.id, self.configuration.partitions, partitions)
+        iteration = Iteration(chosen, segment.ALL_ENTRIES, page_size)
+        return self._pages(self._coder.page_keys, iteration, state)
 
     def all_entries(
         self,
@@ -362,14 +363,9 @@ class KeyValueTable(Generic[K, V]):
         """Iterate over the entries of the whole table, partition by partition, in the order of
         their keys in each.
         """
-        return self._pages(
-            segment.ALL_ENTRIES,
-            self._coder.page_entries,
-            page_size,
-            state,
-            partitions=partitions,
-            values=True,
-        )
+        chosen = resolve_partitions(self.id, self.configuration.partitions, partitions)
+        iteration = Iteration(chosen, segment.ALL_ENTRIES, page_size, values=True)
+        return self._pages(self._coder.page_entries, iteration, state)
 
     async def close(self) -> None:
         """Release what the running event loop uses; a later operation opens it again."""
@@ -425,9 +421,14 @@ class KeyValueTable(Generic[K, V]):
             partial(self._open.segment(partition).get, keys, values=values)
         )
 
-    def _range(
-        self, family: str, prefix: str | bytes | None, start: K | None, end: K | None
-    ) -> KeyRange:
+    def _iteration_of(
+        self,
+        family: str,
+        prefix: str | bytes | None,
+        start: K | None,
+        end: K | None,
+        page_size: int,
+    ) -> Iteration:
         check_family(self.id, family)
         coder = self._coder
         family_prefix = coder.prefix(family)
@@ -439,38 +440,21 @@ class KeyValueTable(Generic[K, V]):
         except KeyValueTableError as error:
             error.of_family(family)
             raise
-        return segment.family_subrange(family_prefix, key_prefix, first, last)
+        within = segment.family_subrange(family_prefix, key_prefix, first, last)
+        partition = coder.partition(family_prefix, b"")
+        return Iteration((partition,), within, page_size, family)
 
     def _pages(
         self,
-        within: KeyRange,
         make: Callable[[StoredPage], PageItems[T]],
-        page_size: int,
+        iteration: Iteration,
         state: IteratorState | None,
-        *,
-        family: str | None = None,
-        partitions: Sequence[int] | None = None,
-        values: bool = False,
     ) -> TablePages[T]:
-        if family is None:
-            chosen = resolve_partitions(self.id, self.configuration.partitions, partitions)
-        else:
-            chosen = (self._coder.partition(self._coder.prefix(family), b""),)
+        size = iteration.page_size
         check_whole_number(
-            page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size"
+            size, f"page_size={size!r}", "a whole number from 1 on", argument="page_size"
         )
-        open_segment = self._open.segment
-        return TablePages(
-            self.id,
-            open_segment,
-            chosen,
-            within,
-            make,
-            page_size,
-            state,
-            family=family,
-            values=values,
-        )
+        return TablePages(self.id, self._open.segment, make, iteration, state)
 
 
 def _blocking(

@@ -52,4 +52,6 @@ class PerCaller(Generic[T]):
         with self._lock:
             mine = self._threads
             self._threads = None
-        return mine[1] if mine is not None and mine[0] == os.getpid() else None
+        if mine is not None and mine[0] == os.getpid():
+            return mine[1]
+        return None

@@ -86,6 +86,7 @@ _LARGEST_LIMIT = 1_000_000
 _CONDITION_FAILED = "ConditionalCheckFailed"
 _CONFLICT = "TransactionConflict"
 _THROTTLED = {"ThrottlingError", "ProvisionedThroughputExceeded"}
+_KNOWN = {"None", _CONDITION_FAILED, _CONFLICT, *_THROTTLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,28 +122,29 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
         # Some servers give reasons only in the message. Nothing was applied; the next try may tell
         # more.
         return Cancelled(conflict=True)
-    current = {
-        place: reason["Item"]["v"]["B"] if reason.get("Item") else None
-        for place, (code, reason) in enumerate(zip(codes[1:], reasons[1:], strict=True))
-        if code == _CONDITION_FAILED
-    }
-    known = {"None", _CONDITION_FAILED, _CONFLICT, *_THROTTLED}
-    refused = [
-        f"{code}: {reason.get('Message')}"
-        for code, reason in zip(codes, reasons, strict=True)
-        if code not in known
-    ]
+    current: dict[int, bytes | None] = {}
+    refused = None
+    for place, (code, reason) in enumerate(zip(codes, reasons, strict=True), start=-1):
+        if code == _CONDITION_FAILED and place >= 0:
+            item = reason.get("Item")
+            current[place] = item["v"]["B"] if item else None
+        if code not in _KNOWN and refused is None:
+            refused = f"{code}: {reason.get('Message')}"
     # If a condition has failed, a conflict at the gate does not matter.
-    looked_at = codes[1:] if current else codes
-    shut = codes[0] == _CONDITION_FAILED
-    term = term_of(reasons[0].get("Item") or {}) if shut else None
+    looked_at = codes
+    if current:
+        looked_at = codes[1:]
+    term = None
+    is_shut = codes[0] == _CONDITION_FAILED
+    if is_shut:
+        term = term_of(reasons[0].get("Item") or {})
     return Cancelled(
-        sealed=shut and term is None,
+        sealed=is_shut and term is None,
         term=term,
         current=current or None,
         conflict=_CONFLICT in looked_at,
-        throttled=any(code in _THROTTLED for code in looked_at),
-        refused=refused[0] if refused else None,
+        throttled=not _THROTTLED.isdisjoint(looked_at),
+        refused=refused,
     )
 
 
@@ -274,7 +276,9 @@ class DynamoDbSegment:
         calls = self._calls
         patience = Patience(_PATIENCE)
         left: Any = list(map(self._layout.entry, keys))
-        attributes = "s, v, d" if values else "s, v"
+        attributes = "s, v"
+        if values:
+            attributes = "s, v, d"
         by_sort_key: dict[bytes, bytes] | None = None
         if len({item["h"]["B"] for item in left}) == 1:
             # All items have the same hash key, so it is not requested: boto3 spends time on every
@@ -439,42 +443,46 @@ class DynamoDbSegment:
         taken = False
         while True:
             answer = await self._send(token, number, term, *map(self._action, changes))
-            if not isinstance(answer, Cancelled):
-                if answer is TransactionAnswer.TOKEN_TAKEN and not sent_here:
-                    raise self._sent_elsewhere()
-                if answer is TransactionAnswer.APPLIED:
-                    return True
-                if answer is TransactionAnswer.TOKEN_TAKEN:  # it was invalidated before
-                    self._remember(token, number, term, over=True)
-                    return False
-            elif answer.sealed:
-                raise sealed_table_error(self._calls.table, self._calls.label)
-            elif answer.term is not None:
-                # The gates reject all copies of the try from now on.
-                self._families.learn(answer.term)
+            if answer is TransactionAnswer.APPLIED:
+                return True
+            if self._ends_copies(answer):
                 if not sent_here:
                     raise self._sent_elsewhere()
                 self._remember(token, number, term, over=True)
                 return False
-            elif not answer.may_pass:
+            if isinstance(answer, Cancelled) and not answer.may_pass:
                 # Use up the token by a harmless request. DynamoDB applies only one of the requests
                 # with a token: once it has applied this one, it rejects late copies of the try.
                 item = {**self._layout.invalidated(_gate_number(token)), "t": {"B": token}}
                 put = {"Put": {"TableName": self._calls.name, "Item": item}}
                 invalidated = await self._send(token, number, term, put)
-                if invalidated is TransactionAnswer.APPLIED or (
-                    taken and invalidated is TransactionAnswer.TOKEN_TAKEN
-                ):
+                is_taken = invalidated is TransactionAnswer.TOKEN_TAKEN
+                if invalidated is TransactionAnswer.APPLIED or (taken and is_taken):
                     self._remember(token, number, term, over=True)
                     self._check(answer)
                     return False
-                if invalidated is TransactionAnswer.TOKEN_TAKEN:
+                if is_taken:
                     # The try has used its token meanwhile. DynamoDB's answer to another copy tells
                     # its outcome.
                     taken = True
                     continue
             if not await patience.wait():
                 raise self._contended()
+
+    def _ends_copies(self, answer: TransactionAnswer | Cancelled) -> bool:
+        """Return whether the answer to a copy of a try says that no copy can be applied any more.
+
+        Raises KeyValueTableSealedError for a sealed table.
+        """
+        if not isinstance(answer, Cancelled):
+            return answer is TransactionAnswer.TOKEN_TAKEN  # it was invalidated before
+        if answer.sealed:
+            raise sealed_table_error(self._calls.table, self._calls.label)
+        if answer.term is None:
+            return False
+        # The gates reject all copies of the try from now on.
+        self._families.learn(answer.term)
+        return True
 
     async def _send(
         self, token: bytes, number: int, term: int, *actions: Item
@@ -621,8 +629,12 @@ class DynamoDbSegments:
         connect_timeout: float = 3.0,
         read_timeout: float = 15.0,
     ) -> None:
-        one = (credentials_env,) if isinstance(credentials_env, str) else credentials_env
-        named = None if one is None else tuple(one)
+        one = credentials_env
+        if isinstance(credentials_env, str):
+            one = (credentials_env,)
+        named = None
+        if one is not None:
+            named = tuple(one)
         self.connection = Connection(
             region, endpoint_url, profile, named, connect_timeout, read_timeout
         )
@@ -705,9 +717,8 @@ class DynamoDbSegments:
                 except Exception as error:
                     if error_code(error) == "ResourceNotFoundException":
                         return
-                    if (
-                        error_code(error) != "ResourceInUseException"
-                    ):  # it is being created or deleted
+                    if error_code(error) != "ResourceInUseException":
+                        # It is being created or deleted.
                         raise
             problem = f"{label} is not deleted after {_DELETING_SECONDS:.0f} s."
             raise TableUnavailableError(

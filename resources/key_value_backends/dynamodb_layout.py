@@ -202,9 +202,8 @@ class Patience:
     async def wait(self) -> bool:
         """Pause before the next attempt; return False, at once, if the time is up."""
         now = time.monotonic()
-        if (
-            self._until is None
-        ):  # not before: the first attempt may have had to connect, and to list families
+        if self._until is None:
+            # Not before: the first attempt may have had to connect, and to list families.
             self._until = now + self._seconds
         if now >= self._until:
             return False
@@ -321,9 +320,13 @@ class SegmentLayout:
         """Return the stretch of a family's entries that are in a range; it has at least one
         possible key of them.
         """
-        lowest = within.start[len(prefix) :] if within.start.startswith(prefix) else b""
+        lowest = b""
+        if within.start.startswith(prefix):
+            lowest = within.start[len(prefix) :]
         end = within.end
-        highest = end[len(prefix) :] if end is not None and end.startswith(prefix) else _ABOVE_ALL
+        highest = _ABOVE_ALL
+        if end is not None and end.startswith(prefix):
+            highest = end[len(prefix) :]
         hash_key = self._hash(b"f") + prefix[2:]
         return KeyStretch(
             hash_key, _sort_key(b"\1" + lowest), _sort_key(b"\1" + highest), prefix, 1
@@ -343,7 +346,9 @@ class SegmentLayout:
         """
         first = family_prefix_at(within.start) or within.start
         lowest = max(first, _FIRST_FAMILY)
-        highest = _AFTER_FAMILIES if within.end is None else min(within.end, _AFTER_FAMILIES)
+        highest = _AFTER_FAMILIES
+        if within.end is not None:
+            highest = min(within.end, _AFTER_FAMILIES)
         if lowest < highest:
             return KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest))
         return None
@@ -353,7 +358,9 @@ class SegmentLayout:
         be none.
         """
         lowest = max(within.start, _AFTER_FAMILIES)
-        highest = _ABOVE_ALL if within.end is None else within.end
+        highest = _ABOVE_ALL
+        if within.end is not None:
+            highest = within.end
         if lowest < highest:
             return KeyStretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest))
         return None
@@ -387,7 +394,9 @@ def family_prefix_at(start: bytes) -> bytes | None:
     without a family.
     """
     length = int.from_bytes(start[:2], "big", signed=True)
-    return start[: 2 + length] if length > 0 and len(start) >= 2 + length else None
+    if length > 0 and len(start) >= 2 + length:
+        return start[: 2 + length]
+    return None
 
 
 def _sort_key(bound: bytes) -> bytes:
@@ -412,9 +421,8 @@ PURGE_AFTER = 64  # so many families added by a process, after which it checks a
 # by DynamoDB's clock: by then, transactions that passed a gate before it was raised have ended
 SETTLING_SECONDS = 60
 FAMILIES_PER_PURGE = 4 * PURGE_AFTER
-MIN_EMPTY_FAMILIES = (
-    PURGE_AFTER // 2
-)  # without entries, but listed too recently to be removed: so many raise the gates
+# Without entries, but listed too recently to be removed: so many raise the gates.
+MIN_EMPTY_FAMILIES = PURGE_AFTER // 2
 _FAMILIES_KNOWN = 100_000
 _PURGE_PATIENCE = 5.0  # seconds for which raising a gate is retried while writes pass it
 _log = logging.getLogger("adjunct.key_value")
@@ -437,16 +445,14 @@ class FamilyList:
         """List the families to which these changes may add a key; return the term at which they
         are listed.
         """
-        term, known = (
-            self._known
-        )  # used to the end, even if another thread learns a newer term meanwhile
-        missing = {
-            family
-            for change in changes
-            if change.value is not None
-            and not isinstance(change.expected, bytes)
-            and (family := family_prefix_at(change.key))
-        } - known
+        # Used to the end, even if another thread learns a newer term meanwhile.
+        term, known = self._known
+        missing = set()
+        for change in changes:
+            may_insert = change.value is not None and not isinstance(change.expected, bytes)
+            family = family_prefix_at(change.key)
+            if may_insert and family and family not in known:
+                missing.add(family)
         if missing:
             items = ({**self._layout.family(family), "n": {"N": str(term)}} for family in missing)
             added = await self._calls.at_once(
@@ -496,12 +502,12 @@ class FamilyList:
                 TableName=calls.name, Key=layout.progress(), ConsistentRead=True
             )
         )
-        item = answer.get("Item")
+        item = answer.get("Item") or {"n": {"N": "0"}, "a": {"N": "0"}, "p": {"B": b""}}
         # All gates had at least this term at the time `at`, by DynamoDB's clock. The next part
         # begins at `place`.
-        term, at, place = (
-            (int(item["n"]["N"]), int(item["a"]["N"]), item["p"]["B"]) if item else (0, 0, b"")
-        )
+        term = int(item["n"]["N"])
+        at = int(item["a"]["N"])
+        place = item["p"]["B"]
         if _time_of(answer) < at + SETTLING_SECONDS:
             return
         stretch = layout.families(KeyRange(place))
@@ -515,20 +521,26 @@ class FamilyList:
         found = await calls.at_once(
             calls.query(layout.in_family(family, KeyRange()), "s", 1) for family in terms
         )
-        empty = [
-            family for family, entries in zip(terms, found, strict=True) if not entries["Items"]
-        ]
+        older = []
+        newer = []
+        for (family, listed_at), entries in zip(terms.items(), found, strict=True):
+            if entries["Items"]:
+                continue
+            if listed_at < term:
+                older.append(family)
+            else:
+                newer.append(listed_at)
         await calls.at_once(
             # Does nothing if another process has listed the family at this term or a newer one.
             calls.read(partial(self._change_item, "delete_item", term, Key=layout.family(family)))
-            for family in empty
-            if terms[family] < term
+            for family in older
         )
-        newer = [terms[family] for family in empty if terms[family] >= term]
         if len(newer) >= MIN_EMPTY_FAMILIES:
             term = max(newer) + 1
             at = max(await calls.at_once(self._raise_gate(number, term) for number in range(GATES)))
-        place = key_after_family(list(terms)[-1]) if part.get("LastEvaluatedKey") else b""
+        place = b""
+        if part.get("LastEvaluatedKey"):
+            place = key_after_family(list(terms)[-1])
         progress = {
             **layout.progress(),
             "n": {"N": str(term)},
@@ -589,7 +601,9 @@ class FamilyList:
 
 def term_of(item: Item) -> int | None:
     """Return the term in the item of a gate or of a listed family; None for a closed gate."""
-    return int(item["n"]["N"]) if "n" in item else None
+    if "n" in item:
+        return int(item["n"]["N"])
+    return None
 
 
 def _time_of(answer: Mapping[str, Any]) -> int:

@@ -179,9 +179,8 @@ class PostgresSegments:
         )
 
         statements = PostgresStatements(self.schema, table)
-        kept = (
-            2 * self.horizon
-        )  # the last attempt may begin at the horizon, and earlier ones may arrive late
+        # The last attempt may begin at the horizon, and earlier ones may arrive late.
+        kept = 2 * self.horizon
         return PostgresSegment(self._pools.here, statements, partition, self._errors(table), kept)
 
     def location(self, table: TableId, partition: int) -> str:

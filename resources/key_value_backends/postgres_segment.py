@@ -255,46 +255,61 @@ class PostgresPages:
         """
         ahead = self._ahead
         self._ahead = None
-        unread = ahead[1] if ahead is not None and ahead[0] == (within, limit, values) else None
+        unread = None
+        if ahead is not None and ahead[0] == (within, limit, values):
+            unread = ahead[1]
         pool = self._segment._pool()
         if unread is not None and await pool.take_again(unread.wire):
             wire = unread.wire
         else:
             wire = await pool.take()
         try:
-            answer = await wire.read(unread) if unread is not None else None
+            answer = None
+            if unread is not None:
+                answer = await wire.read(unread)
             if answer is None:
                 answer = await wire.ask(*self._segment.page_query(within, limit, values))
             # The next page is requested before the rows of this one are decoded.
-            if (
-                self._entry_bytes
-                and self._entry_bytes * limit <= AHEAD_BYTES
-                and answer.ntuples >= limit
-            ):
+            if self._are_small(limit) and answer.ntuples >= limit:
                 following = within.after(answer.get_value(limit - 1, 0) or b"")
-                with suppress(psycopg.Error):  # the request of the next page will raise it again
-                    unread = await wire.ask_ahead(
-                        *self._segment.page_query(following, limit, values)
-                    )
-                    self._ahead = ((following, limit, values), unread)
-            rows = wire.rows(answer, tuple)
-            # Fewer than requested are all, unless their values have filled the page.
-            is_last = len(rows) < limit and (
-                not values or sum(len(value) for _, _, value in rows) < PAGE_BYTES
-            )
-            page = StoredPage.of(rows, is_last=is_last)
+                await self._ask_ahead(wire, following, limit, values)
+            page = _page_of(wire.rows(answer, tuple), limit, values)
         except psycopg.Error as error:
             raise await self._segment._errors.translate(error, wire) from error
         finally:
             pool.give(wire)
         if page:
-            if values:
-                some = page.values[::_SAMPLED]
-                self._segment.value_bytes = sum(len(value or b"") for value in some) / len(some)
-            sampled = range(0, len(page), _SAMPLED)
-            size = sum(len(page.keys[at]) + len(page.values[at] or b"") for at in sampled)
-            self._entry_bytes = size / len(sampled) + _ROW_BYTES
+            self._measure(page, values)
         return page
+
+    def _are_small(self, limit: int) -> bool:
+        """Whether the next `limit` entries are expected to be small, as those of the last page."""
+        return self._entry_bytes is not None and self._entry_bytes * limit <= AHEAD_BYTES
+
+    async def _ask_ahead(
+        self, wire: PostgresWire, following: KeyRange, limit: int, values: bool
+    ) -> None:
+        with suppress(psycopg.Error):  # the request of the next page will raise it again
+            unread = await wire.ask_ahead(*self._segment.page_query(following, limit, values))
+            self._ahead = ((following, limit, values), unread)
+
+    def _measure(self, page: StoredPage, values: bool) -> None:
+        if values:
+            some = page.values[::_SAMPLED]
+            self._segment.value_bytes = sum(len(value or b"") for value in some) / len(some)
+        sampled = range(0, len(page), _SAMPLED)
+        size = sum(len(page.keys[at]) + len(page.values[at] or b"") for at in sampled)
+        self._entry_bytes = size / len(sampled) + _ROW_BYTES
+
+
+def _page_of(rows: list[tuple[Any, ...]], limit: int, values: bool) -> StoredPage:
+    """Return the page with these rows. Fewer than requested are all, unless their values have
+    filled the page.
+    """
+    is_last = len(rows) < limit
+    if is_last and values:
+        is_last = sum(len(value) for _, _, value in rows) < PAGE_BYTES
+    return StoredPage.of(rows, is_last=is_last)
 
 
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
@@ -424,7 +439,9 @@ class PostgresSegment:
         parts = [
             keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)
         ]
-        query = sql.get_many if values else sql.get_many_versions
+        query = sql.get_many_versions
+        if values:
+            query = sql.get_many
         rows: list[tuple[Any, ...]] = await self._read(
             query, [[self._addresses(part)] for part in parts], tuple
         )
@@ -492,12 +509,10 @@ class PostgresSegment:
                 await wire.tell(self._prune)
             return await write(wire, changes, token)
         except psycopg.Error as error:
-            is_duplicate = (
-                error.sqlstate == _DUPLICATE and error.diag.table_name == self._statements.name
-            )
-            if (
-                error.sqlstate in _CONFLICTS or is_duplicate
-            ):  # it had no effect, and may be sent again at once
+            # These had no effect, and may be sent again at once.
+            if error.sqlstate in _CONFLICTS:
+                return None
+            if error.sqlstate == _DUPLICATE and error.diag.table_name == self._statements.name:
                 return None
             raise await self._errors.translate(error, wire) from error
         finally:
@@ -512,26 +527,22 @@ class PostgresSegment:
         if value is None and (is_guard or expected is ABSENT):
             return await self._apply_batch(wire, changes, token)
         parameters = [self._prefix + key, token]
-        if value is None:
-            statement = sql.remove if expected is ANYTHING else sql.remove_version
-        else:
-            if expected is ANYTHING:
-                statement = sql.put
-            elif expected is ABSENT:
-                statement = sql.insert
-            else:
-                statement = sql.replace
+        statements: dict[Any, str] = {ANYTHING: sql.remove}
+        other = sql.remove_version
+        if value is not None:
+            statements = {ANYTHING: sql.put, ABSENT: sql.insert}
+            other = sql.replace
             parameters += (version, value)
+        statement = statements.get(expected, other)
         if isinstance(expected, bytes):
             parameters.append(expected)
         answer = await wire.ask(statement, parameters, commits=True)
         if answer.command_tuples or expected is ANYTHING:
             return {}
         rows = wire.rows(await wire.ask(sql.get_version, parameters[:1]), _entry)
-        current = rows[0].version if rows else None
         # The condition did not hold a moment ago. If it holds now, there is no version to report:
         # try again.
-        return None if current == (None if expected is ABSENT else expected) else {0: current}
+        return failed_conditions(changes, {entry.key: entry.version for entry in rows}) or None
 
     async def _apply_batch(
         self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes
@@ -592,9 +603,8 @@ class PostgresSegment:
             if refused and claim is None:
                 await wire.rollback()
             else:
-                if (
-                    refused
-                ):  # release the locks but keep the claim, so that no late attempt is applied
+                # Release the locks but keep the claim, so that no late attempt is applied.
+                if refused:
                     await wire.tell(b"ROLLBACK TO claimed")
                 await wire.tell(b"COMMIT", commits=not refused)
         except BaseException:
@@ -602,7 +612,9 @@ class PostgresSegment:
             await wire.rollback()
             wire.may_be_applied = may_be_applied
             raise
-        return await self._failing_now(wire, changes) if refused else {}
+        if refused:
+            return await self._failing_now(wire, changes)
+        return {}
 
     async def _failing_now(
         self, wire: PostgresWire, changes: Sequence[SegmentChange]
@@ -620,16 +632,8 @@ class PostgresSegment:
         return postgres_wire.encode_bytea_array(keys, self._prefix)
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
-        expected = [
-            (
-                None
-                if change.expected is ANYTHING
-                else b""
-                if change.expected is ABSENT
-                else change.expected
-            )
-            for change in changes
-        ]
+        meant: dict[Any, Any] = {ANYTHING: None, ABSENT: b""}
+        expected = [meant.get(change.expected, change.expected) for change in changes]
         addresses = self._addresses([change.key for change in changes])
         values = postgres_wire.encode_bytea_array([change.value for change in changes])
         versions = postgres_wire.encode_bytea_array(

@@ -168,9 +168,8 @@ class PostgresWire:
         try:
             while self._pg.flush():
                 await self._wait_and_read(writing=True)
-        except (
-            BaseException
-        ):  # also where the caller is cancelled: it may be in the middle of anything
+        except BaseException:
+            # Also where the caller is cancelled: it may be in the middle of anything.
             await self._give_up()
             raise
 
@@ -305,9 +304,8 @@ class WirePool:
         self._idle: list[PostgresWire] = []
 
     def __del__(self) -> None:
-        if (
-            self._process == os.getpid()
-        ):  # a forked child does not close the connections of its parent
+        if self._process == os.getpid():
+            # A forked child does not close the connections of its parent.
             self.drop()
 
     async def take(self) -> PostgresWire:
@@ -351,9 +349,8 @@ class WirePool:
         Of threads, only idle connections are closed.
         """
         held = 0
-        async with (
-            self._closing
-        ):  # else two concurrent calls might each hold places that the other waits for
+        async with self._closing:
+            # Else two concurrent calls might each hold places that the other waits for.
             try:
                 while self._in_loop and held < self._size:
                     held += await self._enter()

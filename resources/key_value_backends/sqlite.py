@@ -190,9 +190,8 @@ class SqliteConnections:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 # SQLite itself does not wait if another connection is changing the mode, too.
                 self._execute_patiently(connection, "PRAGMA journal_mode = WAL")
-            connection.execute(
-                "PRAGMA synchronous = FULL"
-            )  # a finished write survives a power failure
+            # A finished write survives a power failure.
+            connection.execute("PRAGMA synchronous = FULL")
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         except BaseException:
             if connection is not None:
@@ -306,7 +305,9 @@ class SqliteStatements:
         """Return the query for the first entries from a key on and, if it `ends`, up to but not
         including another.
         """
-        until = " AND key < ?" if ends else ""
+        until = ""
+        if ends:
+            until = " AND key < ?"
         return (
             f"SELECT key, version, {'value' if values else 'NULL'} FROM {self.name} "
             f"WHERE partition = ? AND key >= ?{until} ORDER BY key LIMIT ?"
@@ -320,9 +321,8 @@ def table_exists(connection: sqlite3.Connection, table: TableId) -> bool:
 
 
 HORIZON = 60.0
-_TOKENS_KEPT = (
-    2 * HORIZON
-)  # seconds: the last attempt of a request may start at its horizon, and wait
+# Seconds: the last attempt of a request may start at its horizon, and wait.
+_TOKENS_KEPT = 2 * HORIZON
 _WRITES_BETWEEN_PRUNING = 256
 _KEYS_AT_ONCE = 1024
 _PAGE_BYTES = 16 << 20  # of values, after which a page ends
@@ -355,7 +355,9 @@ class SqliteSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
-        write = self._repeat if repeated else self._write
+        write = self._write
+        if repeated:
+            write = self._repeat
 
         def transaction(connection: FileConnection) -> Failing | None:
             self._connections.begin(connection)
@@ -478,9 +480,8 @@ class SqliteSegment:
         if several:
             execute("BEGIN")
         for start in range(0, len(keys), _KEYS_AT_ONCE):
-            part = sorted(
-                keys[start : start + _KEYS_AT_ONCE]
-            )  # adjacent keys are in the same page of the file
+            # Adjacent keys are in the same page of the file.
+            part = sorted(keys[start : start + _KEYS_AT_ONCE])
             # Use few lengths (powers of two), so that the compiled statements are reused.
             length = min(1 << (len(part) - 1).bit_length(), _KEYS_AT_ONCE)
             again = repeat(part[-1], length - len(part))
@@ -522,7 +523,9 @@ def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
     """Return a page of at most `limit` rows; it ends early once its values have _PAGE_BYTES."""
     flat: list[Any] = []
     size = 0.0
-    count = 1 if values else _ROWS_ALL_MEASURED
+    count = _ROWS_ALL_MEASURED
+    if values:
+        count = 1
     # Items of rows are kept in one list: Python's garbage collector would scan each row.
     while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, count)))):
         flat += part

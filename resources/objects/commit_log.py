@@ -114,8 +114,10 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
     except ValidationError as error:
         with suppress(ValueError):
             _check_format(json.loads(data), where)
-        problem = f"{where} is not a valid {cls.__name__.lower()} of format {FORMAT}: "
-        problem += f"{first_validation_problem(error)} ({len(data)} bytes found)."
+        problem = (
+            f"{where} is not a valid {cls.__name__.lower()} of format {FORMAT}:"
+            f" {first_validation_problem(error)} ({len(data)} bytes found)."
+        )
         raise errors.MalformedDocumentError(problem, next_step, document=where) from None
 
 
@@ -356,8 +358,10 @@ class CommitLog:
         Raises `ObjectNotFoundError` and `MalformedDocumentError`.
         """
         data = self._read_manifest(manifest_key)
-        step = "Restore this object from a backup or an older object version; "
-        step += f"other commits of {self.prefix} are intact."
+        step = (
+            "Restore this object from a backup or an older object version; other commits of"
+            f" {self.prefix} are intact."
+        )
         manifest = decode_document(
             Manifest, data, f"manifest {manifest_key!r} in {self.store.url}", step
         )
@@ -365,9 +369,8 @@ class CommitLog:
         if manifest.kind != self.kind or manifest_key != expected:
             problem = (
                 f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and"
-                " belongs at "
+                f" belongs at {expected!r}; expected kind {self.kind!r} here."
             )
-            problem += f"{expected!r}; expected kind {self.kind!r} here."
             step = "It may have been copied or renamed: restore the original object."
             raise errors.MalformedDocumentError(problem, step, document=manifest_key)
         self._kept.add(manifest_key, data)
@@ -584,10 +587,9 @@ class CommitLog:
 
     def _conflict_error(self, pointer: Pointer, found: str) -> errors.CommitConflictError:
         problem = (
-            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found},"
-            " expected "
+            f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected"
+            f" number {pointer.number - 1}."
         )
-        problem += f"number {pointer.number - 1}."
         return errors.CommitConflictError(
             problem, "Read the current commit and try again.", prefix=self.prefix
         )
@@ -597,9 +599,8 @@ class CommitLog:
     ) -> errors.CommitStateUnknownError:
         problem = (
             f"commit {pointer.number} of {self.prefix} may or may not have happened:"
-            f" {self.store.url} did not "
+            f" {self.store.url} did not confirm it ({error})."
         )
-        problem += f"confirm it ({error})."
         step = f"Check whether {pointer.commit!r} is in the history before you retry."
         return errors.CommitStateUnknownError(problem, step, prefix=self.prefix)
 
@@ -611,17 +612,15 @@ class CommitLog:
         where = f"pointer {self.pointer_key!r} in {self.store.url}"
         next_step = (
             "Restore this object from a backup or an older version. The commits in"
-            f" {self.prefix}/manifests/ "
+            f" {self.prefix}/manifests/ are intact: CommitLog.read(KEY) reads each of them."
         )
-        next_step += "are intact: CommitLog.read(KEY) reads each of them."
         pointer = decode_document(Pointer, stored.data, where, next_step)
         expected = self.manifest_key(pointer.number, pointer.commit)
         if pointer.kind != self.kind or pointer.manifest != expected:
             problem = (
-                f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected"
-                " kind "
+                f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind"
+                f" {self.kind!r} and {expected!r}."
             )
-            problem += f"{self.kind!r} and {expected!r}."
             raise errors.MalformedDocumentError(problem, next_step, document=where)
         return pointer, stored.etag
 
@@ -631,17 +630,16 @@ class CommitLog:
         except errors.ObjectNotFoundError:
             now = self._read_pointer()
             if now is not None and now[0] != pointer:
-                return self._read_current(
-                    *now
-                )  # others have committed, and the old manifest was deleted
+                # Others have committed, and the old manifest was deleted.
+                return self._read_current(*now)
             problem = (
                 f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r},"
                 " which is missing."
             )
             step = (
-                "Restore that object from a backup or an older object version; older commits under "
+                "Restore that object from a backup or an older object version; older commits under"
+                f" {self.prefix}/manifests/ are intact."
             )
-            step += f"{self.prefix}/manifests/ are intact."
             raise errors.MalformedDocumentError(problem, step, document=self.pointer_key) from None
         return replace(commit, etag=etag)
 
@@ -721,10 +719,8 @@ def read_page(store: ObjectStore, ref: PageRef) -> list[Any]:
     if hashlib.sha256(data).hexdigest() != ref.sha256:
         problem = (
             f"page {ref.key!r} in {store.url} differs from its manifest: found {len(data)} bytes"
-            " with SHA-256 "
-        )
-        problem += (
-            f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items."
+            f" with SHA-256 {hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with"
+            f" {ref.count} items."
         )
         step = "Restore the object from a backup or an older object version."
         raise errors.ManifestMismatchError(problem, step, key=ref.key)

@@ -118,9 +118,8 @@ class Heartbeat:
                 return
             began = read_clocks()
             self._failure = self._rewrite(self._etag)
-            if (
-                not self.problem
-            ):  # otherwise the write came too late: others may have seen the object expire
+            if not self.problem:
+                # Otherwise the write came too late: others may have seen the object expire.
                 self._set_deadline(began)
 
     def _set_deadline(self, began: tuple[float, float]) -> None:

@@ -324,9 +324,8 @@ class LazyLakeStore:
 
     def _existing_lake(self) -> ObjectStore:
         if self._exists:
-            return (
-                self._inner
-            )  # without the lock: a fork while another thread holds it would copy it locked
+            # Without the lock: a fork while another thread holds it would copy it locked.
+            return self._inner
         with self._lock:
             if not self._exists:
                 _create_lake(self._inner)

@@ -110,9 +110,8 @@ class LocalStore(ObjectStore):
 
     @_translates_os_errors
     def _object_info(self, key: str) -> ObjectInfo | None:
-        return _object_info(
-            key, self._root / key
-        )  # files with other names than `check_key` accepts too
+        # Files with other names than `check_key` accepts too.
+        return _object_info(key, self._root / key)
 
     def _keys(self, prefix: str) -> tuple[str, ...]:
         folder = self._root / prefix.rpartition("/")[0]

@@ -37,10 +37,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Fmt: skip.
 _THROTTLED = {
-    "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+    "RequestLimitExceeded",
     "BandwidthLimitExceeded",
-}  # fmt: skip
+}
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 
@@ -427,9 +432,8 @@ class S3Store(ObjectStore):
     def upload(self, path: Path, key: str) -> str:
         token = uuid.uuid4().hex
         if path.stat().st_size >= self._options.multipart_threshold and self.head(key) is not None:
-            raise store.object_exists_error(
-                self.url, key
-            )  # saves an upload; the race is decided at its end
+            # Saves an upload; the race is decided at its end.
+            raise store.object_exists_error(self.url, key)
 
         def send() -> str:
             if path.stat().st_size >= self._options.multipart_threshold:
@@ -488,16 +492,14 @@ class S3Store(ObjectStore):
                 UploadGoneError,
                 errors.StoreUnavailableError,
             ) as error:
-                head = self._head(
-                    key, attempts=1
-                )  # once, since the whole attempt is retried anyway
+                # Once, since the whole attempt is retried anyway.
+                head = self._head(key, attempts=1)
                 if head is not None:
                     if head["Metadata"].get(_TOKEN) == token:
                         return str(head["ETag"])
                     raise store.object_exists_error(self.url, key) from None
-                if isinstance(
-                    error, errors.PreconditionFailedError
-                ):  # deleted between the two requests
+                if isinstance(error, errors.PreconditionFailedError):
+                    # Deleted between the two requests.
                     raise StoreBusyError(
                         error.problem, error.next_step, url=self.url, key=key
                     ) from error
@@ -552,9 +554,8 @@ class S3Store(ObjectStore):
     def _client(self) -> S3Client:
         connected = self._connected
         if connected is not None and connected[0] == os.getpid():
-            return connected[
-                1
-            ]  # without the lock: a fork while another thread holds it would copy it locked
+            # Without the lock: a fork while another thread holds it would copy it locked.
+            return connected[1]
         with self._lock:
             # Forked workers need their own: a shared socket would mix the answers of two processes.
             if self._connected is None or self._connected[0] != os.getpid():
@@ -593,9 +594,8 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         )
         step = (
             "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,"
-            " boto3's "
+            " boto3's configuration)."
         )
-        step += "configuration)."
         raise errors.ConfigurationError(
             problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url
         ) from None

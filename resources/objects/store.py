@@ -202,9 +202,9 @@ def check_key(key: str) -> str:
     ):
         problem = (
             f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-'"
-            " joined by '/', "
+            " joined by '/', none beginning with a dot or longer than 200 characters,"
+            f" {_KEY_LENGTH} in all."
         )
-        problem += f"none beginning with a dot or longer than 200 characters, {_KEY_LENGTH} in all."
         raise errors.InvalidNameError(
             problem, "Build keys from checked names.", name=f"{key!s:.300}"
         )
@@ -266,19 +266,17 @@ def delete_holds(
     call does it.
     """
     listed = Deadline(read_clocks(), _FRESH_LISTING)
-    holds = {
-        item.key.removeprefix(prefix).removesuffix(".json"): item
-        for item in store.list(prefix)
-        if item.key.endswith(".json")
-    }
+    holds = {}
+    for item in store.list(prefix):
+        if item.key.endswith(".json"):
+            holds[item.key.removeprefix(prefix).removesuffix(".json")] = item
     released = list(holds)
     if keep is not None:
         newest = max((item.modified for item in holds.values()), default=None)
-        released = [
-            name
-            for name, item in holds.items()
-            if newest is not None and item.modified < newest - _RECENT_HOLD
-        ]
+        released = []
+        for name, item in holds.items():
+            if newest is not None and item.modified < newest - _RECENT_HOLD:
+                released.append(name)
         needed = keep() if released else ()
         released = [name for name in released if name not in needed]
         if listed.has_passed():
@@ -418,9 +416,10 @@ class InMemoryStore(ObjectStore):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with self._lock:
-            found = [
-                info for key, (_, info) in sorted(self._objects.items()) if key.startswith(prefix)
-            ]
+            found = []
+            for key, (_, info) in sorted(self._objects.items()):
+                if key.startswith(prefix):
+                    found.append(info)
         yield from found
 
     def upload(self, path: Path, key: str) -> str:

@@ -218,7 +218,10 @@ class Schema:
         """Return a description of how the columns of `other` differ from these, "" if they are
         equal.
         """
-        parts = [f"{name} is missing" for name in self.names if name not in other]
+        parts = []
+        for name in self.names:
+            if name not in other:
+                parts.append(f"{name} is missing")
         for field in other.fields:
             if field.name not in self:
                 parts.append(f"{field.name} ({field.type}) is not expected")
@@ -496,10 +499,8 @@ def _misfit_error(
     if pt.is_timestamp(column.type) and column.type.unit == "ns":
         step = (
             "Timestamps are stored in microseconds: round first, as in pandas"
-            f" df[{name!r}].dt.floor('us'), or in "
-        )
-        step += (
-            f"Arrow pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep"
+            f" df[{name!r}].dt.floor('us'), or in Arrow"
+            f" pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep"
             " nanoseconds in a "
         )
         step += "bigint column."
@@ -766,7 +767,10 @@ def to_arrow_table(
         )
         step = "Give each column values of one type, and a unique name."
         raise SchemaMismatchError(problem, step, argument="data") from error
-    unnamed = [name for name in table.column_names if name.startswith("__index_level_")]
+    unnamed = []
+    for name in table.column_names:
+        if name.startswith("__index_level_"):
+            unnamed.append(name)
     return _require_unique_names(table.drop_columns(unnamed).replace_schema_metadata(None), what)
 
 
@@ -783,7 +787,7 @@ def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | N
     kind.
     """
     if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
-        answer = spark.createDataFrame(to_arrow_table(answer, what))
+        return spark.createDataFrame(to_arrow_table(answer, what))
     return answer if hasattr(answer, "mapInArrow") else None
 
 

@@ -97,7 +97,7 @@ def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSe
     Raises ConfigurationError for anything else, and for a session without the settings
     (`require_settings`).
     """
-    session = spark() if callable(spark) else spark
+    session: Any = spark() if callable(spark) else spark
     if not hasattr(session, "createDataFrame"):
         problem = f"spark is {session!r}: expected a SparkSession, or a function that returns one."
         raise ConfigurationError(

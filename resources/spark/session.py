@@ -592,9 +592,8 @@ def _check_reach(master: str, lake_url: str | None) -> None:
     )
     step = (
         "Set ADJUNCT_LAKE_SHARED=true if every machine has this folder under the same path;"
-        " otherwise use an "
+        " otherwise use an s3:// lake or a local master."
     )
-    step += "s3:// lake or a local master."
     raise ConfigurationError(problem, step, argument="lake_url")
 
 

@@ -121,7 +121,10 @@ def error_to_json(error: AdjunctError) -> dict[str, Any]:
     type.
     """
     kind = error_class_name(error)
-    facts = {name: value for name, value in error.facts.items() if _is_plain(value)}
+    facts = {}
+    for name, value in error.facts.items():
+        if _is_plain(value):
+            facts[name] = value
     return {"error": kind, "problem": error.problem, "next_step": error.next_step, "facts": facts}
 
 
@@ -129,7 +132,10 @@ def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
     """Return the error that `error_to_json` has described, with the fields that its class has."""
     kind = _error_class(document["error"]) or AdjunctError
     known = {field.name for field in fields(kind)}
-    facts = {name: _frozen(value) for name, value in document["facts"].items() if name in known}
+    facts = {}
+    for name, value in document["facts"].items():
+        if name in known:
+            facts[name] = _frozen(value)
     return kind(document["problem"], document["next_step"], **facts)
 
 
@@ -218,7 +224,9 @@ def lost_process_error(problem: str) -> TransientError:
 def _read_error(text: str) -> AdjunctError | None:
     """Return the error for a message about a read from the store that failed, or None."""
     unread = _UNREAD.search(text)
-    file = unread["file"] if unread else None
+    file = None
+    if unread:
+        file = unread["file"]
     cut_off = _CUT_OFF.search(text)
     if cut_off:  # the object itself may be intact
         what = "Spark's request to the store"

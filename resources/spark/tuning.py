@@ -185,9 +185,8 @@ def stop_jvm(gateway: Any, options: str) -> None:
         return
     written = Path(option[1])
     archive = written.with_suffix(".jsa")
-    with suppress(
-        Exception
-    ):  # the run itself has succeeded; without an archive the next JVM tries again
+    with suppress(Exception):
+        # The run itself has succeeded; without an archive the next JVM tries again.
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(_SECONDS)

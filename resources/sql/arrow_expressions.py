@@ -157,7 +157,10 @@ def _has_rule(node: exp.Expr) -> bool:
         return (
             name != "Identifier" or bool(node.args.get("quoted")) or node.name.lower() not in _WORDS
         )
-    given = {each for each, argument in node.args.items() if argument not in (None, [], False)}
+    given = set()
+    for each, argument in node.args.items():
+        if argument not in (None, [], False):
+            given.add(each)
     _, *arguments = _RULES.get(name, (None,))
     if name not in _RULES or not given <= {*_OF_EACH_NODE, *arguments}:
         return False
@@ -220,7 +223,10 @@ def _fails_in_filter(tree: exp.Expr) -> bool:
         exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.EqualNull, exp.In, exp.Case, exp.Nullif
     )
     compared = {_uncast(side) for node in equalities for side in node.iter_expressions()}
-    names = {side.name.lower() for side in compared if isinstance(side, exp.Column)}
+    names = set()
+    for side in compared:
+        if isinstance(side, exp.Column):
+            names.add(side.name.lower())
     failing = tree.find_all(
         exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Cast
     )
@@ -268,7 +274,10 @@ class _Compiler:
     def value(self, node: exp.Expr) -> _Value:
         """Return the compiled node. Raises _NotCompiled."""
         rule, *arguments = _RULES.get(type(node).__name__, (None,))
-        given = {name for name, argument in node.args.items() if argument not in (None, [], False)}
+        given = set()
+        for name, argument in node.args.items():
+            if argument not in (None, [], False):
+                given.add(name)
         if rule is None or not given <= {*_OF_EACH_NODE, *arguments}:
             raise _NotCompiled(_describe(node))
         return rule(self, node)  # type: ignore[no-any-return]

@@ -313,9 +313,8 @@ def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) 
 
 
 def _has_no_fields(kind: str | None) -> bool:
-    if kind is not None and kind.startswith(
-        "array<"
-    ):  # an array of structs has fields, too: arrays
+    if kind is not None and kind.startswith("array<"):
+        # An array of structs has fields, too: arrays.
         return _has_no_fields(kind[6:-1])
     return kind is not None and (kind in TYPES or kind.startswith("decimal("))
 

@@ -11,9 +11,8 @@ from dagster_adjunct.resources.lazy_modules import exp
 
 # The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own
 # list.
-_FUNCTION_LINES = (
-    (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()
-)  # also from a zip file
+# Also from a zip file.
+_FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()
 
 
 _FUNCTIONS = {

@@ -178,21 +178,22 @@ def _count_arguments(tokens: list[Token], start: int) -> int | None:
     stars = False
     for at in range(start, len(tokens)):
         kind = tokens[at].token_type
+        is_end = kind in (TokenType.R_PAREN, TokenType.R_BRACKET)
+        if depth == 0 and is_end:
+            break
         if kind in (TokenType.L_PAREN, TokenType.L_BRACKET):
             depth += 1
-        elif kind in (TokenType.R_PAREN, TokenType.R_BRACKET):
-            if depth == 0:
-                if stars:
-                    return None
-                if at == start:
-                    return 0
-                return commas + 1
+        elif is_end:
             depth -= 1
         elif depth == 0 and kind is TokenType.COMMA:
             commas += 1
         elif depth == 0 and kind is TokenType.STAR:
             stars = True
-    return None
+    else:
+        return None
+    if stars:
+        return None
+    return 0 if at == start else commas + 1
 
 
 def _unread_expression(text: str, why: str) -> Expression:
@@ -219,7 +220,10 @@ def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
     strange = _find_strange_part(tree)
     if strange:
         return _unread_expression(text, f"only Spark can analyze {strange}")
-    columns = [node for node in tree.walk(bfs=False) if isinstance(node, exp.Column)]
+    columns = []
+    for node in tree.walk(bfs=False):
+        if isinstance(node, exp.Column):
+            columns.append(node)
     alias = None
     if isinstance(tree, exp.Alias):
         alias = tree.alias

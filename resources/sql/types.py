@@ -322,7 +322,9 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
     digits = digits_as_decimal(kind)
     if digits is not None and digits[1]:
         return rounded_type(digits, 0)
-    return None if digits is None else kind
+    if digits is None:
+        return None
+    return kind
 
 
 def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
@@ -332,7 +334,9 @@ def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
     """
     if node is None:
         return None
-    plain = node.this if type(node).__name__ == "Neg" else node
+    plain = node
+    if type(node).__name__ == "Neg":
+        plain = node.this
     if _is_whole(plain):
         return len(str(int(plain.name))), 0
     return digits_as_decimal(known.type(node))

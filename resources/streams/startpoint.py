@@ -88,7 +88,9 @@ class Startpoint:
             raise _malformed(where, f"is {value!r}", "an object with version and kind")
         check_stored_version(value, where)
         kind = value.get("kind")
-        cls = KINDS.get(kind) if isinstance(kind, str) else None
+        cls = None
+        if isinstance(kind, str):
+            cls = KINDS.get(kind)
         if cls is None:
             raise _malformed(where, f"has the kind {kind!r}", f"one of {', '.join(KINDS)}")
         names = {field.name for field in fields(cls)}
@@ -224,7 +226,7 @@ def resolve_startpoint_to_offset(
 def _resolve_time(
     system: StreamSystem, ssp: SystemStreamPartition, startpoint: StartpointTimestamp
 ) -> str:
-    if not system.implements("offset_for_timestamp"):
+    if not system.capabilities.finds_times:
         able = ", ".join(kind for kind in KINDS if kind != startpoint.kind)
         problem = (
             f"{ssp}: stream system {system.name!r} can't start at a startpoint of kind"
@@ -238,7 +240,9 @@ def _resolve_time(
 
 
 def _find_bound(system: StreamSystem, ssp: SystemStreamPartition, which: str) -> str:
-    find = system.oldest if which == "oldest" else system.upcoming
+    find = system.upcoming
+    if which == "oldest":
+        find = system.oldest
     return check_offset(system, ssp, find([ssp]).get(ssp), f"asked for its {which} offset")
 
 
@@ -253,9 +257,8 @@ def _resolve_specific(system: StreamSystem, ssp: SystemStreamPartition, offset: 
     if above > 0 or below > 0:
         problem = (
             f"{ssp}: the startpoint's offset {offset} is not on the stream: expected {oldest} (the"
-            " oldest) to "
+            f" oldest) to {upcoming} (upcoming)."
         )
-        problem += f"{upcoming} (upcoming)."
         about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition, "oldest": oldest}
         step = "Use an offset in this range, or the oldest."
         raise OffsetOutOfRangeError(problem, step, offset=offset, upcoming=upcoming, **about)

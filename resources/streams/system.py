@@ -6,7 +6,6 @@ never as text.
 
 from __future__ import annotations
 
-import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,9 +51,8 @@ class SystemStreamPartition:
         ):
             problem = (
                 f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition"
-                " number: "
+                " number: expected an integer from 0."
             )
-            problem += "expected an integer from 0."
             raise errors.InvalidNameError(
                 problem, name=str(self.partition), stream=f"{self.system}.{self.stream}"
             )
@@ -164,9 +162,8 @@ def check_append(
             what = f"of version {version!r}"
         problem = (
             f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time"
-            " zone, of the "
+            " zone, of the years 1 to 9999 in UTC."
         )
-        problem += "years 1 to 9999 in UTC."
         step = "Pass end_of_dataset=…, and valid_from with tzinfo=UTC."
         raise errors.ConfigurationError(problem, step, argument="valid_from")
     return to_microseconds(valid_from)
@@ -180,15 +177,12 @@ def stale_sequence_error(
     """
     problem = (
         f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are"
-        " still known; the "
+        f" still known; the newest is {newest}."
     )
-    problem += f"newest is {newest}."
     step = (
         f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if"
-        " its counter "
-    )
-    step += (
-        "restarted. A late retry of an earlier append needs nothing: its records are in the stream."
+        " its counter restarted. A late retry of an earlier append needs nothing: its records are"
+        " in the stream."
     )
     return errors.ProducerConflictError(
         problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest
@@ -202,9 +196,8 @@ def check_same_contents(
     if before != now:
         problem = (
             f"sequence {sequence} of producer {producer!r} in {stream} was appended with other"
-            " contents (digest "
+            f" contents (digest {before[:12]}, now {now[:12]}); the newest is {newest}."
         )
-        problem += f"{before[:12]}, now {now[:12]}); the newest is {newest}."
         step = (
             "Nothing was added. Retry with the same records, or give new records the sequence"
             f" {newest + 1}."
@@ -214,9 +207,9 @@ def check_same_contents(
         )
 
 
-def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -> None:
+def check_table_options(what: str, options: AppendOptions) -> None:
     """Raise ConfigurationError if `order_by` or `partitioned` is given for an Arrow table."""
-    if order_by or partitioned:
+    if options.order_by or options.partitioned:
         problem = (
             f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
         )
@@ -470,6 +463,32 @@ class NewStreams:
     typed: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamCapabilities:
+    """What a stream system can do that not every system can. Nothing that is not declared is used.
+
+    It has a method `read_arrow` (`reads_arrow`), `task_reads` (`reads_in_tasks`) or
+    `offset_for_timestamp` (`finds_times`); `records_between` counts without reading the records
+    (`counts_unread`).
+
+    The others are for writers. `keeps_positions`: `append` stores the columns of POSITION and gets
+    `AppendOptions.sources`. `appends_alone`: no other append gets offsets between those of an
+    append, so that reading [first, next) returns exactly it, with POSITION if that is kept and
+    `positions=True`. `evolves`: `create` can add or widen columns of an existing stream, and
+    snapshots can be written to. `new_streams` is what a plan may assume of a stream that `create`
+    has yet to create.
+    """
+
+    reads_arrow: bool = False
+    reads_in_tasks: bool = False
+    finds_times: bool = False
+    counts_unread: bool = False
+    keeps_positions: bool = False
+    appends_alone: bool = False
+    evolves: bool = False
+    new_streams: NewStreams = NewStreams()
+
+
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
     """The offsets [start, end)."""
@@ -517,35 +536,80 @@ class AppendResult:
     duplicate: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SourceRange:
+    """The offsets [start, end) of the partition `source` ("lake.orders.3") that an append was made
+    of.
+
+    `epoch` is 0, or higher if the reader had read these offsets before and read them again (a
+    replay).
+    """
+
+    source: str
+    start: int
+    end: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The ranges of `stream` ("lake.orders") that an append was made of.
+
+    `reader` is "APPLICATION@IDENTITY" with the identity of `stream`, since a recreated stream holds
+    other records; only the application if the stream has no identity.
+    """
+
+    stream: str
+    reader: str
+    ranges: tuple[SourceRange, ...]
+
+
+@validated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendOptions:
+    """How records are appended. A system may ignore what does not concern it.
+
+    `order_by` has the columns that order the records of a Spark frame in their partitions; those
+    that the stream does not have are dropped. With `partitioned`, partition i of the frame contains
+    exactly the stream's partition i. `consumed` are the next offsets of the input after these
+    records: a system may commit them together, for its own tools; Adjunct does not read them. With
+    `one_task`, the records are few enough for one task. `fence` is that of the run, to be checked
+    before records are sent to where repeated ones are not recognized. `sources` are the ranges that
+    the records were made of; then each has the columns of POSITION. Only a system that
+    `keeps_positions` gets them.
+    """
+
+    order_by: Sequence[str] = ()
+    partitioned: bool = False
+    consumed: Mapping[SystemStreamPartition, str] | None = None
+    sources: Sources | None = None
+    one_task: bool = False
+    fence: Fence | None = None
+
+
 @validated
 class StreamSystem(ABC):
     """A system of streams that can be read: admin and consumer in one (Samza's SystemAdmin and
     SystemConsumer).
 
     Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods
-    raise StreamNotFoundError for a missing stream. Optional are markers, positions by time, and
-    reading without Spark; a system whose streams can be written is a `StreamWriter`, and one whose
-    offsets are growing numbers extends `NumberedOffsets`.
+    raise StreamNotFoundError for a missing stream. What is optional is declared in `capabilities`;
+    a system whose streams can be written is a `StreamWriter`, and one whose offsets are growing
+    numbers extends `NumberedOffsets`.
     """
 
     name: str
     default_offset: Literal["oldest", "upcoming"] | None = None
-    # Whether `records_between` counts without reading the records.
-    counts_unread: bool = False
+    capabilities: StreamCapabilities = StreamCapabilities()
 
     def fenced(self, fence: Fence) -> StreamSystem:
         """Return the system as a run writes to it, which sends nothing once its lease is lost; by
         default itself.
 
         A system whose appends count once by producer and sequence need not do more; others get the
-        fence with each append (`StreamWriter.append`).
+        fence with each append (`AppendOptions.fence`).
         """
         return self
-
-    @validated
-    def implements(self, method: str) -> bool:
-        """Return whether the system has an optional method, such as "read_arrow"."""
-        return getattr(type(self), method, None) is not getattr(StreamSystem, method, None)
 
     @abstractmethod
     def list_streams(self) -> list[str]:
@@ -694,15 +758,6 @@ class StreamSystem(ABC):
 class StreamWriter(StreamSystem):
     """A system whose streams can be created and appended to."""
 
-    # Whether no other append gets offsets between those of an append, so that reading [first, next)
-    # returns exactly it.
-    appends_alone: bool = False
-    # Whether `create` can add or widen columns of an existing stream. The system's snapshots can
-    # then be written to.
-    evolves: bool = False
-    # What a plan may assume of a stream that `create` has yet to create.
-    new_streams: NewStreams = NewStreams()
-
     @abstractmethod
     def create(
         self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
@@ -728,39 +783,9 @@ class StreamWriter(StreamSystem):
         producer: str,
         sequence: int,
         end_of_dataset: str | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
+        options: AppendOptions = AppendOptions(),
     ) -> AppendResult:
-        """Append records, all or none, once per producer and sequence.
-
-        `consumed` are the next offsets of the input after this batch. A system may commit them with
-        the records, for its own tools; Adjunct does not read them. An override with a parameter
-        `sources` also gets the ranges that the records were made of (`Sources`), and the columns of
-        POSITION. One with a parameter `one_task` also gets whether the records are few enough for
-        one task, one with a parameter `fence` that of the run (`Fence`), which is to be checked
-        before records are sent to where repeated ones are not recognized.
-        """
-
-    @validated
-    def accepts(self, option: str) -> bool:
-        """Return whether `append` has a parameter of this name.
-
-        An override with `**more` also has the parameters of the `append` of its base class.
-        """
-        named = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        for append in (
-            vars(extended)["append"]
-            for extended in type(self).__mro__
-            if "append" in vars(extended)
-        ):
-            kinds = {
-                name: parameter.kind
-                for name, parameter in inspect.signature(append).parameters.items()
-            }
-            if kinds.get(option) in named or inspect.Parameter.VAR_KEYWORD not in kinds.values():
-                return kinds.get(option) in named
-        return False
+        """Append records, all or none, once per producer and sequence."""
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an earlier append, or None if there was none.
@@ -838,9 +863,8 @@ def check_range(
         )
         step = (
             f"End at {upcoming} or before. If the offset was valid once, the stream was recreated,"
-            " was restored or "
+            " was restored or has lost records: set a startpoint for this partition."
         )
-        step += "has lost records: set a startpoint for this partition."
         raise errors.OffsetOutOfRangeError(
             problem, step, offset=str(end), upcoming=str(upcoming), **about
         )
@@ -856,11 +880,8 @@ def dropped_offset_error(
     )
     step = (
         "Retention dropped the records before it. Continue without them by a startpoint (oldest)"
-        " for this "
-    )
-    step += (
-        "partition. Keep the stream longer (retention.ms and retention.bytes of a topic) than"
-        " readers may lag."
+        " for this partition. Keep the stream longer (retention.ms and retention.bytes of a topic)"
+        " than readers may lag."
     )
     about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
     return errors.OffsetOutOfRangeError(
@@ -891,31 +912,3 @@ def register_system(name: str, factory: SystemFactory) -> None:
 def registered_systems() -> Mapping[str, SystemFactory]:
     """Return the registered systems' factories by name."""
     return _registered
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRange:
-    """The offsets [start, end) of the partition `source` ("lake.orders.3") that an append was made
-    of.
-
-    `epoch` is 0, or higher if the reader had read these offsets before and read them again (a
-    replay).
-    """
-
-    source: str
-    start: int
-    end: int
-    epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """The ranges of `stream` ("lake.orders") that an append was made of.
-
-    `reader` is "APPLICATION@IDENTITY" with the identity of `stream`, since a recreated stream holds
-    other records; only the application if the stream has no identity.
-    """
-
-    stream: str
-    reader: str
-    ranges: tuple[SourceRange, ...]

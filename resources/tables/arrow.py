@@ -57,10 +57,8 @@ def to_python(column: Any) -> list[Any]:
         rows = zip(*map(to_python, column.flatten()), strict=True)
         records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
         if column.null_count:
-            return [
-                record if valid else None
-                for record, valid in zip(records, column.is_valid(), strict=True)
-            ]
+            for place in np.flatnonzero(column.is_null()).tolist():
+                records[place] = None
         return records
     if not pa.types.is_timestamp(column.type) or column.type.tz is None:
         values: list[Any] = column.to_pylist()
@@ -110,7 +108,8 @@ class ArrowEntries:
         _check_names(rows.schema.names, key)
         columns = {name: _plain_column(rows, place) for place, name in enumerate(rows.schema.names)}
         _check_keys_are_plain(columns, key)
-        if (found := first_unreadable(pa.table(columns))) is not None:
+        found = first_unreadable(pa.table(columns))
+        if found is not None:
             raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
         for name, column in columns.items():
             if _has_nanoseconds(column.type):  # stores take microseconds
@@ -131,22 +130,30 @@ class ArrowEntries:
     @cached_property
     def keys(self) -> Sequence[Any]:
         columns = [self.to_python(column) for column in self.key.flatten()]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        if len(columns) == 1:
+            return columns[0]
+        return list(zip(*columns, strict=True))
 
     @cached_property
     def values(self) -> Sequence[Any] | None:
-        values = None if self.records is None else self.to_python(self.records)
+        values = None
+        if self.records is not None:
+            values = self.to_python(self.records)
         if self.typed and values is not None:
             return [Changes(**row, remove=self.remove) for row in values]
         return values
 
     @cached_property
     def defaults(self) -> Sequence[Any] | None:
-        return None if self.default_records is None else self.to_python(self.default_records)
+        if self.default_records is None:
+            return None
+        return self.to_python(self.default_records)
 
     @cached_property
     def newest(self) -> Sequence[Any] | None:
-        return None if self.times is None else self.to_python(self.times)
+        if self.times is None:
+            return None
+        return self.to_python(self.times)
 
     @cached_property
     def marks(self) -> Sequence[Mark] | None:
@@ -161,17 +168,22 @@ class ArrowEntries:
         return self._map_columns(lambda array: array.take(indices))
 
     def part(self, start: int, end: int) -> ArrowEntries:
-        whole = start == 0 and end >= len(self)
-        return self if whole else self._map_columns(lambda array: array.slice(start, end - start))
+        if start == 0 and end >= len(self):
+            return self
+        return self._map_columns(lambda array: array.slice(start, end - start))
 
     def without_defaults(self) -> ArrowEntries:
-        return self if self.default_records is None else replace(self, default_records=None)
+        if self.default_records is None:
+            return self
+        return replace(self, default_records=None)
 
     def null_key(self) -> int | None:
         return _first_null(self.key, *self.key.flatten())
 
     def null_value(self) -> int | None:
-        return None if self.records is None else _first_null(self.records)
+        if self.records is None:
+            return None
+        return _first_null(self.records)
 
     @property
     def nbytes(self) -> int:
@@ -180,10 +192,11 @@ class ArrowEntries:
 
     def _map_columns(self, pick: Callable[[Any], Any]) -> ArrowEntries:
         columns = ("key", "records", "default_records", "sources", "positions", "times")
-        arrays: dict[str, Any] = {name: getattr(self, name) for name in columns}
-        picked: dict[str, Any] = {
-            name: None if array is None else pick(array) for name, array in arrays.items()
-        }
+        picked: dict[str, Any] = {}
+        for name in columns:
+            array = getattr(self, name)
+            if array is not None:
+                picked[name] = pick(array)
         return replace(self, **picked)
 
 
@@ -192,21 +205,26 @@ def _plain_column(batch: Any, place: int) -> Any:
     column = batch.column(place)
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-        if (
-            isinstance(column, pa.ChunkedArray) and column.num_chunks != 1
-        ):  # an array has at most 2 GB
+        if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1:
+            # An array has at most 2 GB.
             problem = (
                 f"the column {batch.schema.names[place]!r} of an Arrow table is too large for one"
                 " request."
             )
             step = "Send the table's batches one at a time: table.to_batches()."
             raise SchemaMismatchError(problem, step, column=batch.schema.names[place])
-        column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0)
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    return column
 
 
 def _first_null(*columns: pa.Array) -> int | None:
-    places = [pc.index(pc.is_null(column), True).as_py() for column in columns if column.null_count]
+    places = []
+    for column in columns:
+        if column.null_count:
+            places.append(pc.index(pc.is_null(column), True).as_py())
     return min(places, default=None)
 
 
@@ -286,7 +304,9 @@ class Marks:
         return pc.binary_join_element_wise(*[column.cast(pa.string()) for column in columns], ".")
 
     def _source(self, place: Any) -> MarkedSource:
-        text = f"{self._marking.stream}.{place}" if self._marking.stream else str(place)
+        text = str(place)
+        if self._marking.stream:
+            text = f"{self._marking.stream}.{text}"
         return self._marking.sources.get(text) or MarkedSource(self._marking.prefix + text)
 
     def _number_rows(self, batch: Any, places: Any) -> Any:
@@ -319,9 +339,10 @@ class Marks:
     def _next_ordinal(self, ordinal: int, message: tuple[Any, ...]) -> int:
         if not self._marking.exact:
             place, offset, *key = message
+            shown = key[0] if len(key) == 1 else tuple(key)
             raise ConfigurationError(
                 f"{self._what}: the message at offset {offset} of {place} yields several records"
-                f" for the key {key[0] if len(key) == 1 else tuple(key)!r}, computed by expressions"
+                f" for the key {shown!r}, computed by expressions"
                 " that are not deterministic: if the batch is retried, the table can't tell which"
                 " of them it has already applied.",
                 "Remove rand(), uuid() and the like before this table, or emit one record per key"
@@ -380,34 +401,45 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
     (`group_preserving_key_order`).
     """
     whole = _entries_from_batch(batch, shape, marks, what)
-    kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
+    kind = OperationKind.UPDATE
+    if shape.contract is None:
+        kind = OperationKind.PUT
     contract = shape.contract or UpdateContract.UPDATE_WITH_DEFAULTS
     write = Operation(
         kind, whole, shape.args, shape.conditions, contract=contract, key=shape.key, rerun=True
     )
-    deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
+    everything = range(batch.num_rows)
+    deleted = []
+    if TOMBSTONE in batch.schema.names:
+        deleted = list(map(bool, batch.column(TOMBSTONE).to_pylist()))
     if not any(deleted):
-        return [Part(write, batch, range(batch.num_rows))]
+        return [Part(write, batch, everything)]
     if shape.compact and shape.contract is None and not shape.conditions:
-        records = zip(whole.values or (), deleted, strict=True)
-        puts = RowEntries(
-            whole.keys, [None if is_deleted else record for record, is_deleted in records]
-        )
-        return [Part(write.with_entries(puts), batch, range(batch.num_rows))]
+        values = list(whole.values or ())
+        for place in np.flatnonzero(deleted).tolist():
+            values[place] = None
+        return [Part(write.with_entries(RowEntries(whole.keys, values)), batch, everything)]
     bare = replace(whole, records=None, default_records=None, typed=False, remove=())
     delete = Operation(
         OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True
     )
     parts = []
-    for is_deleted, rows in group_preserving_key_order(list(map(bool, deleted)), whole.keys):
-        operation = delete if is_deleted else write
+    for is_deleted, rows in group_preserving_key_order(deleted, whole.keys):
+        operation = write
+        if is_deleted:
+            operation = delete
         parts.append(Part(operation.with_entries(operation.entries.take(list(rows))), batch, rows))
     return parts
 
 
 def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> ArrowEntries:
-    sources, positions = (None, None) if marks is None else marks.of(batch)
-    columns = {name: batch.column(name) for name in batch.schema.names if not name.startswith("__")}
+    sources = positions = None
+    if marks is not None:
+        sources, positions = marks.of(batch)
+    columns = {}
+    for name in batch.schema.names:
+        if not name.startswith("__"):
+            columns[name] = batch.column(name)
     key = to_struct_array({name: columns[name] for name in shape.key}, batch.num_rows)
     defaults = None
     if shape.contract is None:
@@ -416,14 +448,18 @@ def _entries_from_batch(batch: Any, shape: Shape, marks: Marks | None, what: str
         records = _column_as_struct(columns[UPDATE])
         if DEFAULT in columns:
             defaults = _column_as_struct(columns[DEFAULT])
-    times = None if shape.conditions.newest_by is None else _read_times(batch, records, shape, what)
+    times = None
+    if shape.conditions.newest_by is not None:
+        times = _read_times(batch, records, shape, what)
     return ArrowEntries(
         key, records, to_python, defaults, sources, positions, times, shape.typed, shape.remove
     )
 
 
 def _column_as_struct(column: Any) -> Any:
-    return to_struct_array({}, len(column)) if pa.types.is_boolean(column.type) else column
+    if pa.types.is_boolean(column.type):
+        return to_struct_array({}, len(column))
+    return column
 
 
 def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
@@ -432,7 +468,9 @@ def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
     For a tombstone with null there, it is the time at which the tombstone was sent.
     """
     name = shape.conditions.newest_by
-    values = records.field("set") if shape.typed else records
+    values = records
+    if shape.typed:
+        values = records.field("set")
     if values.type.get_field_index(name) < 0:
         problem = f"{what}: records have no column {name!r}, which the table's newest_by needs."
         step = (
@@ -440,10 +478,10 @@ def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
         )
         raise SchemaMismatchError(problem, step, column=name)
     times = pc.struct_field(values, [values.type.get_field_index(name)])
-    if times.null_count and TOMBSTONE in batch.schema.names and pa.types.is_timestamp(times.type):
-        sent = batch.column(TIMESTAMP).cast(times.type) if TIMESTAMP in batch.schema.names else None
-        if sent is not None:
-            times = pc.if_else(pc.and_(batch.column(TOMBSTONE), pc.is_null(times)), sent, times)
+    has_both = {TOMBSTONE, TIMESTAMP} <= set(batch.schema.names)
+    if has_both and times.null_count and pa.types.is_timestamp(times.type):
+        sent = batch.column(TIMESTAMP).cast(times.type)
+        times = pc.if_else(pc.and_(batch.column(TOMBSTONE), pc.is_null(times)), sent, times)
     if times.null_count:
         keys = to_struct_array({name: batch.column(name) for name in shape.key}, batch.num_rows)
         first = to_python(keys.filter(pc.is_null(times)).slice(0, 1))[0]

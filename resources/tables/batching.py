@@ -102,26 +102,26 @@ class BatchProvider:
         most = self.bytes
         if most is not None and entries.nbytes > most:
             if isinstance(entries, RowEntries):
-                columns = [
-                    column
-                    for column in (entries.keys, entries.values, entries.defaults)
-                    if column is not None
-                ]
-                ends = [
-                    0,
-                    *accumulate(
-                        sum(map(estimate_bytes, row)) for row in zip(*columns, strict=True)
-                    ),
-                ]
-                start = 0
-                for end in range(1, count + 1):
-                    if end == count or ends[end + 1] - ends[start] > most or end - start == size:
-                        yield start, end
-                        start = end
+                yield from _bounds_by_bytes(entries, size, most)
                 return
             size = min(size, max(1, count * most // entries.nbytes))
         for start in range(0, count, size):
             yield start, min(start + size, count)
+
+
+def _bounds_by_bytes(entries: RowEntries[Any], size: int, most: int) -> Iterator[tuple[int, int]]:
+    """Split entries into requests of at most `size` entries, and `most` bytes if they have more
+    than one; yield as `bounds`.
+    """
+    columns = (entries.keys, entries.values, entries.defaults)
+    rows = zip(*(column for column in columns if column is not None), strict=True)
+    ends = [0, *accumulate(sum(map(estimate_bytes, row)) for row in rows)]
+    count = len(entries)
+    start = 0
+    for end in range(1, count + 1):
+        if end == count or ends[end + 1] - ends[start] > most or end - start == size:
+            yield start, end
+            start = end
 
 
 class _Call:
@@ -319,9 +319,8 @@ def _pick_entries(
     """
     picked = entries.take(members)
     values = picked.values
-    if isinstance(
-        picked, RowEntries
-    ):  # a column may have values only of entries that were not picked
+    if isinstance(picked, RowEntries):
+        # A column may have values only of entries that were not picked.
         columns = (getattr(picked, name) for name in _OPTIONAL)
         picked = RowEntries(
             picked.keys,
@@ -329,9 +328,8 @@ def _pick_entries(
         )
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
-    if (
-        kind is OperationKind.PUT and picked.values is None
-    ):  # puts of None delete: compact batches have them
+    if kind is OperationKind.PUT and picked.values is None:
+        # Puts of None delete: compact batches have them.
         return RowEntries(picked.keys, values, picked.defaults, picked.marks, picked.newest)
     return picked
 
@@ -424,20 +422,25 @@ class KeyLock:
         while over:
             ticket = over.pop()
             self._open.discard(ticket)
-            if not self._open:
-                self._last.clear()
-                self._alone = None
-            elif ticket is not self._alone:
-                for key in ticket.keys:
-                    if self._last.get(key) is ticket:
-                        del self._last[key]
+            self._forget(ticket)
             for other in ticket.behind:
                 other.ahead -= 1
-                if not other.ahead:
-                    if other.released:
-                        over.append(other)
-                    elif other.waiting is not None and not other.waiting.done():
-                        other.waiting.set_result(None)
+                if other.ahead:
+                    continue
+                if other.released:
+                    over.append(other)
+                elif other.waiting is not None and not other.waiting.done():
+                    other.waiting.set_result(None)
+
+    def _forget(self, ticket: Ticket) -> None:
+        """Forget a finished ticket as the last one of its keys."""
+        if not self._open:
+            self._last.clear()
+            self._alone = None
+        elif ticket is not self._alone:
+            for key in ticket.keys:
+                if self._last.get(key) is ticket:
+                    del self._last[key]
 
 
 class Ticket:
@@ -496,11 +499,16 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
     """
     if not operation.conditions.idempotent:
         return await below.send(operation)
-    blocked = {**ticket.order.blocked, **ticket.blocked} if operation.rerun else ticket.blocked
+    blocked = ticket.blocked
+    if operation.rerun:
+        blocked = {**ticket.order.blocked, **ticket.blocked}
     held: dict[int, Problem] = {}
     if blocked:
         places = enumerate(_keys_and_sources(operation))
-        held = {place: blocked[each].unsent for place, each in places if each in blocked}
+        held = {}
+        for place, each in places:
+            if each in blocked:
+                held[place] = blocked[each].unsent
     outcomes = await send_without_problems(operation, held, below.send)
     if outcomes.problems and (ticket.behind or operation.rerun):
         _block_followers(ticket, operation, outcomes)
@@ -509,11 +517,10 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
 
 def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
     of_entries = _keys_and_sources(operation)
-    given_up = {
-        of_entries[place]: problem
-        for place, problem in outcomes.problems.items()
-        if is_retryable(problem)
-    }
+    given_up = {}
+    for place, problem in outcomes.problems.items():
+        if is_retryable(problem):
+            given_up[of_entries[place]] = problem
     if operation.rerun:
         ticket.order.blocked.update(given_up)
     waiting = list(ticket.behind) if given_up else []
@@ -547,7 +554,9 @@ class _Batches:
         if not operation.count:
             return Outcomes(0)
         provider = self._provider
-        size = 0 if provider.bytes is None else operation.entries.nbytes
+        size = 0
+        if provider.bytes is not None:
+            size = operation.entries.nbytes
         if not provider.can_gather(operation, size):
             self._end_gathering()
             return await self._send_alone(operation)
@@ -755,9 +764,8 @@ class BatchLayer:
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""
-        await asyncio.sleep(
-            0
-        )  # so that tasks which were created, but have not run yet, make their calls first
+        # So that tasks which were created, but have not run yet, make their calls first.
+        await asyncio.sleep(0)
         await self._batches.here().flush()
 
     async def close(self) -> None:

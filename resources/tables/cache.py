@@ -239,10 +239,8 @@ class CacheLayer:
         self._number = 0
         self._numbers: dict[Hashable, int] = {}
         self._reads = 0
-        self._writes = 0  # the number of writes under way
-        self._writing: dict[
-            Hashable, object
-        ] = {}  # by key: the write under way that was called last
+        # By key: the write under way that was called last.
+        self._writing: dict[Hashable, object] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -267,10 +265,10 @@ class CacheLayer:
             records, unknown = self._kept.find(keys, args, now)
             began = self._number
             self._reads += bool(unknown)
-        answer: Outcomes | None = None
-        if len(unknown) < len(keys):
-            self._meter.add("cache_hits", len(keys) - len(unknown))
-            answer = Outcomes(len(keys), records)
+        hits = len(keys) - len(unknown)
+        answer = Outcomes(len(keys), records)
+        if hits:
+            self._meter.add("cache_hits", hits)
             if not unknown:
                 return answer
             operation = operation.with_entries(operation.entries.take(unknown))
@@ -278,7 +276,9 @@ class CacheLayer:
         outcomes: Outcomes | None = None
         try:
             outcomes = await self._inner.send(operation)
-            return outcomes if answer is None else answer.with_retried(unknown, outcomes)
+            if hits:
+                return answer.with_retried(unknown, outcomes)
+            return outcomes
         finally:
             self._end_read(operation.entries.keys, args, outcomes, began)
 
@@ -291,11 +291,10 @@ class CacheLayer:
                 problems = outcomes.problems
                 numbers = self._numbers
                 if problems or numbers:
-                    kept = [
-                        place
-                        for place, key in enumerate(keys)
-                        if place not in problems and numbers.get(key, -1) <= began
-                    ]
+                    kept = []
+                    for place, key in enumerate(keys):
+                        if place not in problems and numbers.get(key, -1) <= began:
+                            kept.append(place)
                     keys = [keys[place] for place in kept]
                     records = [records[place] for place in kept]
                 self._keep(keys, records, args)
@@ -309,7 +308,6 @@ class CacheLayer:
         with self._lock:
             self._forget(keys)
             self._writing.update(dict.fromkeys(keys, token))
-            self._writes += 1
             before = self._kept.keep_calls
         outcomes: Outcomes | None = None
         try:
@@ -325,23 +323,16 @@ class CacheLayer:
         with self._lock:
             if self._reads or before != self._kept.keep_calls:
                 self._forget(keys)
-            self._writes -= 1
-            keeps = outcomes is not None and self._keeps_what_is_written(operation)
-            last: set[Hashable] = set()
-            if self._writes or keeps:  # the keys that no later write has
-                last = {key for key in keys if self._writing.get(key) is token}
-            if self._writes:
-                for key in last:
-                    del self._writing[key]
-            else:
-                self._writing.clear()
-            if outcomes is not None and keeps:
-                last -= {keys[place] for place in outcomes.problems}
-                values = operation.entries.values or [None] * len(keys)
-                # The last entry of a key is its record.
-                written = dict(zip(keys, values, strict=True))
-                written = {key: value for key, value in written.items() if key in last}
-                self._keep(list(written), list(written.values()), operation.args)
+            last = {key for key in keys if self._writing.get(key) is token}
+            for key in last:
+                del self._writing[key]
+            if outcomes is None or not self._keeps_what_is_written(operation):
+                return
+            last.difference_update(keys[place] for place in outcomes.problems)
+            values = operation.entries.values or [None] * len(keys)
+            # The last entry of a key is its record.
+            written = {key: value for key, value in zip(keys, values, strict=True) if key in last}
+            self._keep(list(written), list(written.values()), operation.args)
 
     def _keeps_what_is_written(self, operation: Operation[Any]) -> bool:
         """Whether the records of a write are kept: a put or delete is what is stored afterwards."""

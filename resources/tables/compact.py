@@ -59,12 +59,13 @@ def merge_updates(updates: Sequence[Any]) -> Mapping[str, Any] | Changes | None:
     and removals are one way, sums another, appended values a third. A sum that leaves its column's
     type and comes back is not rejected.
     """
-    if not all(isinstance(update, Mapping | Changes) for update in updates):
-        return None
     merging = _Merging()
-    if not all(merging.take(to_changes(update)) for update in updates):
-        return None
-    if all(isinstance(update, Mapping) for update in updates):
+    are_plain = True
+    for update in updates:
+        are_plain = are_plain and isinstance(update, Mapping)
+        if not isinstance(update, Mapping | Changes) or not merging.take(to_changes(update)):
+            return None
+    if are_plain:
         return merging.set
     return Changes(merging.set, merging.add, merging.append, tuple(merging.remove))
 
@@ -83,12 +84,9 @@ class _Merging:
         assigned = {*self.set, *self.remove, *changes.set, *changes.remove}
         added = {*self.add, *changes.add}
         appended = {*self.append, *changes.append}
-        if (
-            assigned & added
-            or assigned & appended
-            or added & appended
-            or set(changes.set) & set(changes.remove)
-        ):
+        if len(assigned | added | appended) < len(assigned) + len(added) + len(appended):
+            return False
+        if not set(changes.set).isdisjoint(changes.remove):
             return False
         for name, value in changes.set.items():
             self.remove.pop(name, None)
@@ -102,8 +100,10 @@ class _Merging:
 
     def _add(self, name: str, number: Any) -> bool:
         known = self.add.get(name)
-        if number is None or known is None:
-            self.add[name] = known if number is None else number
+        if number is None:
+            self.add[name] = known
+        elif known is None:
+            self.add[name] = number
         elif isinstance(number, Mapping) and isinstance(known, Mapping):
             self.add[name] = {**known, **number}
         elif isinstance(number, Decimal) and isinstance(known, Decimal | int):
@@ -126,9 +126,11 @@ class CompactLayer:
     meter: Meter
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        if not operation.conditions and operation.kind is OperationKind.PUT:
+        if operation.conditions:
+            return await self.below.send(operation)
+        if operation.kind is OperationKind.PUT:
             return await self._send_last(operation)
-        if not operation.conditions and operation.kind is OperationKind.UPDATE:
+        if operation.kind is OperationKind.UPDATE:
             return await self._send_merged(operation)
         return await self.below.send(operation)
 
@@ -149,11 +151,7 @@ class CompactLayer:
             saved -= len(last)
             outcomes = await self._send_writes(operation, last, is_first=is_first)
             is_first = False
-            failed = {
-                place: outcomes.problems[at]
-                for at, place in enumerate(last)
-                if at in outcomes.problems
-            }
+            failed = {last[at]: problem for at, problem in outcomes.problems.items()}
             problems.update(failed)
             earlier = []
             for places in left:
@@ -172,22 +170,27 @@ class CompactLayer:
         """Send entries of different keys, as puts and, for those without a value, as deletes."""
         entries = operation.entries
         if entries.null_value() is None:
-            if len(places) == len(operation):
-                sent = operation
-            else:
-                sent = operation.with_entries(entries.take(places))
-            return await self._send(sent, is_first=is_first)
+            if len(places) < len(operation):
+                operation = operation.with_entries(entries.take(places))
+            return await self._send(operation, is_first=is_first)
         outcomes = Outcomes(len(places))
         values = entries.values or ()
-        for kind in (OperationKind.PUT, OperationKind.DELETE):
-            deletes = kind is OperationKind.DELETE
-            own = [at for at, place in enumerate(places) if (values[place] is None) is deletes]
+        puts: list[int] = []
+        deletes: list[int] = []
+        for at, place in enumerate(places):
+            if values[place] is None:
+                deletes.append(at)
+            else:
+                puts.append(at)
+        for kind, own in ((OperationKind.PUT, puts), (OperationKind.DELETE, deletes)):
             if own:
-                keys = [entries.keys[places[at]] for at in own]
-                rows = RowEntries(keys, None if deletes else [values[places[at]] for at in own])
-                part = await self._send(
-                    replace(operation, kind=kind, entries=rows), is_first=is_first
+                rows = RowEntries(
+                    [entries.keys[places[at]] for at in own], [values[places[at]] for at in own]
                 )
+                if kind is OperationKind.DELETE:
+                    rows = replace(rows, values=None)
+                sent = replace(operation, kind=kind, entries=rows)
+                part = await self._send(sent, is_first=is_first)
                 outcomes = outcomes.with_retried(own, part)
                 is_first = False
         return outcomes
@@ -205,16 +208,18 @@ class CompactLayer:
         if all(len(one.places) == 1 for one in sent):
             return await self.below.send(operation)
         keys = [entries.keys[one.places[0]] for one in sent]
-        defaults = None if entries.defaults is None else [one.default for one in sent]
+        defaults = None
+        if entries.defaults is not None:
+            defaults = [one.default for one in sent]
         rows = RowEntries(keys, [one.value for one in sent], defaults)
         outcomes = await self.below.send(operation.with_entries(rows))
         problems = dict(misfits)
         apart = list[int]()
-        for at, one in enumerate(sent):
-            problem = outcomes.problems.get(at)
-            if problem is not None and len(one.places) > 1 and _had_no_effect(problem, one.value):
+        for at, problem in outcomes.problems.items():
+            one = sent[at]
+            if len(one.places) > 1 and _had_no_effect(problem, one.value):
                 apart += one.places
-            elif problem is not None:
+            else:
                 problems.update(dict.fromkeys(one.places, problem))
         whole = Outcomes(len(operation), problems=problems, defaults_put=outcomes.defaults_put)
         self._count(len(operation) - len(misfits) - len(sent) - len(apart))
@@ -234,7 +239,9 @@ class CompactLayer:
         except Exception as error:
             if is_first:
                 raise
-            state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
+            state = State.REFUSED
+            if isinstance(error, TransientError):
+                state = State.FAILED
             return Outcomes.all(len(operation), Problem(state, error, of_request=True))
 
     async def _find_misfits(
@@ -244,8 +251,11 @@ class CompactLayer:
         entries.
         """
         values = operation.entries.values or ()
-        several = [place for places in groups if len(places) > 1 for place in places]
-        asked = sorted(place for place in several if values[place] is not None)
+        asked: list[int] = []
+        for places in groups:
+            if len(places) > 1:
+                asked += [place for place in places if values[place] is not None]
+        asked.sort()
         if not asked or self.function is None:
             return {}
         found = await self.function.find_misfits(
@@ -290,11 +300,9 @@ def _merge_entries(operation: Operation[Any], places: Sequence[int]) -> list[_Se
     values = operation.entries.values or ()
     defaults = operation.entries.defaults or [None] * len(operation)
     own = [defaults[place] for place in places]
-    alike = len({default is None for default in own}) == 1
-    if alike and len(places) > 1:
+    merged = None
+    if len(places) > 1 and own.count(None) in (0, len(own)):
         merged = merge_updates([values[place] for place in places])
-    else:
-        merged = None
     if merged is None:
         return [_Sent([place], values[place], defaults[place]) for place in places]
     return [_Sent(places, merged, own[0])]

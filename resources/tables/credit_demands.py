@@ -157,9 +157,8 @@ class Demands:
         used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
         share = min(1.0, _HEADROOM * max(used, self._used_before))
         target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
-        held = self.leased.unexpired(
-            now + self.lease_takes
-        )  # those that are left when the lease arrives
+        # Those that are left when the lease arrives.
+        held = self.leased.unexpired(now + self.lease_takes)
         if held >= max(waiting, target * 2 / 3):
             return None
         self._requested_at = now
@@ -179,5 +178,9 @@ class Demands:
         if next_request <= now:  # no lease was needed, although one could be requested
             next_request = now + PAUSE_SECONDS
         # When the first demand will be paid in full; None if a lease is needed first.
-        ready = self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
-        return next_request if ready is None else min(ready, next_request)
+        ready = None
+        if self._waiting:
+            ready = self.leased.ready_at(now, self._waiting[0].missing)
+        if ready is None:
+            return next_request
+        return min(ready, next_request)

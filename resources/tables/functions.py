@@ -15,7 +15,16 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence, Sized
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -53,7 +62,10 @@ def outcomes_from_missing(
     error is a group with errors of other kinds, `problem_of` the first of those is their problem.
     If the named keys are invalid (none, not requested, not hashable), all entries are REFUSED.
     """
-    not_found = [cause for cause in causes(error) if isinstance(cause, errors.RecordNotFoundError)]
+    not_found = []
+    for cause in causes(error):
+        if isinstance(cause, errors.RecordNotFoundError):
+            not_found.append(cause)
     if operation.kind is not OperationKind.UPDATE or not not_found:
         return None
     count = len(operation)
@@ -93,7 +105,9 @@ def _find_wrong_keys(
     others = sorted(map(repr, lacking.difference(requested)))
     if not others:
         return ""
-    more = ", …" if len(others) > 3 else ""
+    more = ""
+    if len(others) > 3:
+        more = ", …"
     return f"with keys that were not requested: {', '.join(others[:3])}{more}"
 
 
@@ -304,7 +318,9 @@ class TableFunction:
         args = operation.args
         kind = operation.kind
         several = _METHODS[kind][1]
-        base = TableWriteFunction if kind.writes else TableReadFunction
+        base: type = TableReadFunction
+        if kind.writes:
+            base = TableWriteFunction
         if not several or getattr(type(self), several) is getattr(base, several):
             return await self._send_entries(operation)
         form = getattr(self, several)
@@ -312,11 +328,10 @@ class TableFunction:
             if kind is OperationKind.GET:
                 records = await form(list(dict.fromkeys(entries.keys)), *args)
                 return Outcomes(len(operation), [records.get(key) for key in entries.keys])
-            values = entries.values or ()
-            deletes = kind is OperationKind.DELETE
-            await form(
-                list(entries.keys if deletes else zip(entries.keys, values, strict=True)), *args
-            )
+            sent: Iterable[Any] = entries.keys
+            if kind is not OperationKind.DELETE:
+                sent = zip(entries.keys, entries.values or (), strict=True)
+            await form(list(sent), *args)
             return Outcomes(len(operation))
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return outcomes_from_error(self, operation, error)
@@ -346,10 +361,9 @@ class TableFunction:
         for problem in outcomes.problems.values():
             if problem.error is not None and not problem.is_answer:
                 raise problem.error
-        if missing := outcomes.places(State.MISSING):
-            raise record_not_found_error(
-                list(dict.fromkeys(operation.entries.keys[place] for place in missing))
-            )
+        missing = [operation.entries.keys[place] for place in outcomes.places(State.MISSING)]
+        if missing:
+            raise record_not_found_error(list(dict.fromkeys(missing)))
         return outcomes
 
 
@@ -364,12 +378,9 @@ class TableReadFunction(TableFunction, ABC, Generic[K, V]):
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
         """The records by key, for those `keys` that have one. Uses `get` unless overridden."""
         asked = list(keys)
-        records = (
-            await self._request(Operation(OperationKind.GET, RowEntries(asked), args))
-        ).records or ()
-        return {
-            key: record for key, record in zip(asked, records, strict=True) if record is not None
-        }
+        outcomes = await self._request(Operation(OperationKind.GET, RowEntries(asked), args))
+        found = zip(asked, outcomes.records or (), strict=True)
+        return {key: record for key, record in found if record is not None}
 
 
 @validated
@@ -387,12 +398,13 @@ class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
     @property
     def capabilities(self) -> Capabilities:
         own = type(self)
+        base = TableWriteFunction
+        updates = (own.update, own.update_all) != (base.update, base.update_all)
         return Capabilities(
             takes_args=True,
-            updates=own.update is not TableWriteFunction.update
-            or own.update_all is not TableWriteFunction.update_all,
+            updates=updates,
             changes=frozenset({"set"}),
-            puts_if_absent=own.put_if_absent is not TableWriteFunction.put_if_absent,
+            puts_if_absent=own.put_if_absent is not base.put_if_absent,
         )
 
     @abstractmethod
@@ -442,7 +454,9 @@ def check_args(
 ) -> None:
     """Raise ConfigurationError for extra arguments that the function would ignore."""
     if operation.args and not function.capabilities.takes_args:
-        where = "" if table is None else f"table {table}: "
+        where = ""
+        if table is not None:
+            where = f"table {table}: "
         problem = (
             f"{where}{type(function).__name__} does not accept the extra arguments of a"
             f" {operation.kind.value}."
@@ -478,12 +492,12 @@ def _retry_after(error: BaseException, cause: BaseException) -> float | None:
     If they are not a valid number of seconds, a note on `error` says so.
     """
     asked = getattr(cause, "retry_after", None)
-    try:
-        pause = None if asked is None or isinstance(asked, bool) else float(asked)
-    except (TypeError, ValueError, OverflowError):
-        pause = math.inf
-    if asked is None or (pause is not None and 0 <= pause < math.inf):
-        return pause
+    if asked is None:
+        return None
+    with suppress(TypeError, ValueError, OverflowError):
+        pause = float(asked)
+        if 0 <= pause < math.inf and not isinstance(asked, bool):
+            return pause
     error.add_note(
         f"Its retry_after is {asked!r:.60}, which is not a number of seconds, so the retry policy"
         " decides the wait."
@@ -668,7 +682,9 @@ class _SingleRequests:
                     self.problems[place] = problem
                     # Not even after a missing record: if another writer creates it meanwhile, the
                     # later entries would be applied without this one.
-                    left = problem if problem.state is State.MISSING else problem.unsent
+                    left = problem
+                    if problem.state is not State.MISSING:
+                        left = problem.unsent
                     self.problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
 
@@ -769,10 +785,12 @@ class FunctionLayer:
         return self._invalid_outcomes(function, operation, outcomes)
 
     async def close(self) -> None:
-        for function in {
-            id(f): f for f in (self.read_function, self.write_function) if f is not None
-        }.values():
-            await function.close()
+        reads = self.read_function
+        writes = self.write_function
+        if reads is not None:
+            await reads.close()
+        if writes is not None and writes is not reads:
+            await writes.close()
 
     def _invalid_outcomes(
         self, function: TableFunction, operation: Operation[Any], outcomes: object
@@ -782,7 +800,9 @@ class FunctionLayer:
             records: object = outcomes.records
             if isinstance(outcomes.records, Sized):
                 records = len(outcomes.records)
-            problems = f"{outcomes.problems!r:.100}" if outcomes.problems else "none"
+            problems = "none"
+            if outcomes.problems:
+                problems = f"{outcomes.problems!r:.100}"
             answer = (
                 f"Outcomes of {outcomes.count} entries (records: {records}, problems: {problems})"
             )
@@ -796,10 +816,13 @@ class FunctionLayer:
         return Outcomes.all(len(operation), Problem(State.REFUSED, error, of_request=True))
 
     def _function(self, operation: Operation[Any]) -> TableFunction:
-        reads = operation.kind is OperationKind.GET
-        function = self.read_function if reads else self.write_function
+        if operation.kind is OperationKind.GET:
+            function = self.read_function
+            verb, missing = ("asked for records", "read")
+        else:
+            function = self.write_function
+            verb, missing = ("asked to write", "write")
         if function is None:
-            verb, missing = ("asked for records", "read") if reads else ("asked to write", "write")
             problem = f"table {self.table} was {verb} but has no {missing} function."
             raise errors.ConfigurationError(
                 problem, f"Declare it with {missing}_function=….", table=self.table
@@ -882,10 +905,10 @@ class DeclaredFunction:
         values = {
             name: getattr(self, name) for name in signature(self._declaring_class()).parameters
         }
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
-        }
+        for name, value in values.items():
+            if isinstance(value, tuple):
+                values[name] = list(value)
+        return values
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = self._declaring_class()
@@ -903,7 +926,10 @@ def reduce_function(function: F, base: type[F], settings: dict[str, Any]) -> tup
     subclass adds. It does not call the subclass's `__init__`, which may take other arguments.
     """
     known = vars(rebuild_function(base, base, settings))
-    own = {name: value for name, value in vars(function).items() if name not in known}
+    own = {}
+    for name, value in vars(function).items():
+        if name not in known:
+            own[name] = value
     return rebuild_function, (type(function), base, settings), own or None
 
 
@@ -922,9 +948,9 @@ def is_record_rejected(problem: Problem) -> bool:
     """
     if problem.state is State.MISSING:
         return True
-    return (
-        problem.state is State.REFUSED and not problem.of_request and _is_data_error(problem.error)
-    )
+    if problem.state is not State.REFUSED or problem.of_request:
+        return False
+    return _is_data_error(problem.error)
 
 
 def is_retryable(problem: Problem) -> bool:

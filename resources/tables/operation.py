@@ -32,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
+from itertools import chain
 from types import MappingProxyType, NoneType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -111,7 +112,9 @@ class Changes:
 
 def to_changes(update: Mapping[str, Any] | Changes) -> Changes:
     """The update as `Changes`."""
-    return update if isinstance(update, Changes) else Changes(set=update)
+    if isinstance(update, Changes):
+        return update
+    return Changes(set=update)
 
 
 E = TypeVar("E", bound=BaseException)
@@ -146,14 +149,13 @@ def first_cause(error: BaseException, kind: type[E]) -> E | None:
 
 def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
     """The names of a table's key columns, in order."""
-    names: tuple[Any, ...] = (
-        (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
-    )
-    if (
-        not names
-        or not all(isinstance(name, str) and name for name in names)
-        or len(set(names)) < len(names)
-    ):
+    names: tuple[Any, ...] = ()
+    if isinstance(key, str):
+        names = (key,)
+    elif isinstance(key, list | tuple):
+        names = tuple(key)
+    are_text = all(isinstance(name, str) for name in names)
+    if not names or not are_text or "" in names or len(set(names)) < len(names):
         problem = (
             f"table {table}: key={key!r} is not a column name, or a list of one or more different"
             " column names."
@@ -241,9 +243,8 @@ class OperationKind(Enum):
     # apply `value` to the record; if there is none, to its `default`; without one, it is MISSING
     UPDATE = "update"
 
-    __hash__ = (
-        object.__hash__
-    )  # by identity; Enum's own is a Python call for each dictionary lookup
+    # By identity; Enum's own is a Python call for each dictionary lookup.
+    __hash__ = object.__hash__
 
     @property
     def writes(self) -> bool:
@@ -371,28 +372,29 @@ class RowEntries(Generic[K_co]):
         )
 
     def without_defaults(self) -> RowEntries[K_co]:
-        return self if self.defaults is None else replace(self, defaults=None)
+        if self.defaults is None:
+            return self
+        return replace(self, defaults=None)
 
     def null_key(self) -> int | None:
         kinds = set(map(type, self.keys))
-        if not any(kind is NoneType or issubclass(kind, tuple) for kind in kinds):
+        if not any(issubclass(kind, tuple | NoneType) for kind in kinds):
             return None
-        nulls = (
-            p
-            for p, key in enumerate(self.keys)
-            if key is None or (isinstance(key, tuple) and None in key)
-        )
-        return next(nulls, None)
+        for place, key in enumerate(self.keys):
+            if key is None or (isinstance(key, tuple) and None in key):
+                return place
+        return None
 
     def null_value(self) -> int | None:
-        if NoneType not in set(map(type, self.values or ())):
+        values = self.values or ()
+        if NoneType not in set(map(type, values)):
             return None
-        return next((place for place, value in enumerate(self.values or ()) if value is None), None)
+        return list(map(type, values)).index(NoneType)
 
     @property
     def nbytes(self) -> int:
         columns = (self.keys, self.values or (), self.defaults or ())
-        return sum(estimate_bytes(value) for column in columns for value in column)
+        return sum(map(estimate_bytes, chain(*columns)))
 
 
 def estimate_bytes(value: object) -> int:
@@ -407,7 +409,9 @@ def estimate_bytes(value: object) -> int:
         return sum(map(estimate_bytes, value))
     if is_dataclass(value):
         return sum(estimate_bytes(getattr(value, part.name)) for part in fields(value))
-    return 1 if value is None else 8
+    if value is None:
+        return 1
+    return 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,14 +469,12 @@ class Operation(Generic[K_co]):
     fence: Fence | None = field(default=None, compare=False, repr=False)
     fenced: bool = field(default=False, compare=False, repr=False)
     may_create: bool = field(default=True, compare=False, repr=False)
-    count: int = field(
-        init=False, repr=False, compare=False
-    )  # number of entries; every layer needs it
+    # The number of entries, which every layer needs.
+    count: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "count", len(self.entries) if hasattr(self.entries, "__len__") else 0
-        )
+        count = len(self.entries) if hasattr(self.entries, "__len__") else 0
+        object.__setattr__(self, "count", count)
 
     def __len__(self) -> int:
         return self.count
@@ -507,13 +509,17 @@ def are_same_args(one: Sequence[object], other: Sequence[object]) -> bool:
     """Whether two calls have the same arguments; objects other than plain values are compared by
     identity.
     """
-    return one is other or (
-        len(one) == len(other)
-        and all(
-            a is b or (type(a) is type(b) and isinstance(a, str | bytes | int | float) and a == b)
-            for a, b in zip(one, other, strict=True)
-        )
-    )
+    if one is other:
+        return True
+    return len(one) == len(other) and all(map(_is_same_arg, one, other))
+
+
+def _is_same_arg(one: object, other: object) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or not isinstance(one, str | bytes | int | float):
+        return False
+    return one == other
 
 
 _NONE: Mapping[int, Problem] = MappingProxyType({})
@@ -550,6 +556,11 @@ class Problem:
     def may_pass(self) -> bool:
         """Whether the entry may succeed if it is sent again unchanged: it is FAILED or UNKNOWN."""
         return self.state in (State.FAILED, State.UNKNOWN)
+
+    @property
+    def refuses_request(self) -> bool:
+        """Whether the request was rejected as a whole."""
+        return self.of_request and self.state is State.REFUSED
 
     @property
     def unsent(self) -> Problem:
@@ -607,10 +618,9 @@ class Outcomes:
         """Return these outcomes, with those of the entries at the indices `places` replaced by
         `later`.
         """
-        again = set(places)
-        problems = {
-            place: problem for place, problem in self.problems.items() if place not in again
-        }
+        problems = dict(self.problems)
+        for place in places:
+            problems.pop(place, None)
         problems |= {places[place]: problem for place, problem in later.problems.items()}
         records = self.records
         if later.records is not None:
@@ -700,7 +710,10 @@ async def send_without_problems(
     """
     if not problems:
         return await send(operation)
-    places = [place for place in range(len(operation)) if place not in problems]
+    places = []
+    for place in range(len(operation)):
+        if place not in problems:
+            places.append(place)
     outcomes = Outcomes(len(operation), problems=problems)
     if not places:
         return outcomes
@@ -726,18 +739,13 @@ def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
     some may have had an effect.
     """
     problem = outcomes.problems.get(0)
-    if (
-        problem is None
-        or problem.state is not State.REFUSED
-        or not problem.of_request
-        or problem.error is None
-    ):
+    if problem is None or problem.error is None or not problem.refuses_request:
         return False
-    if operation.kind is OperationKind.UPDATE and (
-        outcomes.done
-        or not all(p.of_request and p.state is State.REFUSED for p in outcomes.problems.values())
-    ):
-        return False
+    if operation.kind is OperationKind.UPDATE:
+        if outcomes.done:
+            return False
+        if not all(each.refuses_request for each in outcomes.problems.values()):
+            return False
     of_table = isinstance(problem.error, ConfigurationError | TableAccessError)
     return not of_table and not may_have_effect(operation, problem.error)
 
@@ -815,7 +823,10 @@ class PerLoop(Generic[T]):
         if last is not None and last[0] is loop:
             return last[1]
         with self._lock:
-            gone = [self._of.pop(other) for other in list(self._of) if other.is_closed()]
+            gone = []
+            for other in list(self._of):
+                if other.is_closed():
+                    gone.append(self._of.pop(other))
             held = self._of.get(loop)
             if held is None:
                 held = self._of[loop] = (self._make(), self._start_watch(loop))

@@ -83,7 +83,9 @@ def merge_presence(before: Presence, now: Presence) -> Presence:
     """
     if before.id != now.id or before.runs is None or now.runs is None:
         return now
-    return before if now.runs < before.runs else now
+    if now.runs < before.runs:
+        return before
+    return now
 
 
 def new_table_id() -> int:

@@ -181,7 +181,9 @@ Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
 def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
     """Cost one credit per entry."""
-    return len(operation) if answer is None else 0
+    if answer is None:
+        return len(operation)
+    return 0
 
 
 @validated
@@ -191,7 +193,9 @@ def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
     """
     if answer is not None:
         return sum(map(estimate_bytes, _found_records(answer)))
-    return operation.entries.nbytes if operation.kind.writes else 0
+    if operation.kind.writes:
+        return operation.entries.nbytes
+    return 0
 
 
 @validated
@@ -353,11 +357,12 @@ class RateLayer:
             await self._credits.acquire(budget, cost)
         except RunLeaseLostError:
             raise
-        except (
-            AdjunctError
-        ) as error:  # nothing of this part was sent, but earlier parts may have been
+        except AdjunctError as error:
             # Nothing is wrong with the records: they must not become dead letters.
-            state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
+            # Nothing of this part was sent, but earlier parts may have been.
+            state = State.REFUSED
+            if isinstance(error, TransientError):
+                state = State.FAILED
             return Outcomes.all(len(operation), Problem(state, error, of_request=True))
         waited = self._count_wait(began)
         outcomes = await self.inner.send(operation)
@@ -365,7 +370,9 @@ class RateLayer:
             began = self.clock.now()
             await self._credits.acquire(budget, rest)
             waited += self._count_wait(began)
-        return replace(outcomes, waited=outcomes.waited + waited) if waited else outcomes
+        if waited:
+            return replace(outcomes, waited=outcomes.waited + waited)
+        return outcomes
 
     def _count_wait(self, began: float) -> float:
         waited = self.clock.now() - began
@@ -377,7 +384,9 @@ class RateLayer:
     def _cost(self, operation: Operation[Any], answer: Outcomes | None = None) -> float:
         credits = self.limit.credits
         if credits is per_record:
-            return operation.count if answer is None else 0
+            if answer is None:
+                return operation.count
+            return 0
         wrong: Exception | None = None
         try:
             cost = credits(operation, answer)
@@ -403,30 +412,28 @@ class RateLayer:
     ) -> Outcomes:
         sent: list[Outcomes] = []
         blocked: dict[Any, Problem] = {}  # by key
-        for part, its_cost in list(
-            self._parts(operation, budget, cost)
-        ):  # costs are computed before any is sent
-
+        for part, its_cost in list(self._parts(operation, budget, cost)):
+            # Costs are computed before any is sent.
             async def attempt(
                 allowed: Operation[Any], whole: Operation[Any] = part, cost: float = its_cost
             ) -> Outcomes:
+                if allowed is whole:
+                    return await self._attempt(allowed, budget, cost)
                 try:
-                    return await self._attempt(
-                        allowed, budget, cost if allowed is whole else self._cost(allowed)
-                    )
+                    return await self._attempt(allowed, budget, self._cost(allowed))
                 except ConfigurationError as error:  # earlier parts were sent
-                    if allowed is whole:
-                        raise
                     return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
 
-            keys = part.entries.keys if blocked or operation.kind.writes else ()
+            if not operation.kind.writes:
+                sent.append(await attempt(part))
+                continue
+            keys = part.entries.keys
+            held = {}
             if blocked:
                 held = {place: blocked[key] for place, key in enumerate(keys) if key in blocked}
-            else:
-                held = {}
             outcomes = await send_without_problems(part, held, attempt)
             sent.append(outcomes)
-            for place, problem in outcomes.problems.items() if operation.kind.writes else ():
+            for place, problem in outcomes.problems.items():
                 if is_retryable(problem):
                     blocked.setdefault(keys[place], problem.unsent)
         return concatenate_outcomes(sent)
@@ -515,17 +522,18 @@ def lease_credits(
     be leased.
     """
     now = max(now, timeline.now)
-    active = {
-        name: other
-        for name, other in timeline.runs.items()
-        if other.at > now - _ACTIVE_SECONDS and name != run
-    }
+    active = {}
+    for name, other in timeline.runs.items():
+        if other.at > now - _ACTIVE_SECONDS and name != run:
+            active[name] = other
     runs = {**active, run: RunShare(at=now, share=request.share, rate=rate)}
     wanted = max(request.seconds, _MIN_LEASE_SECONDS)
     # Lease the latest credits that have arrived: older ones would expire before they are spent.
     start = max(timeline.through, now - min(wanted, KEPT_SECONDS))
     shares = divide_fairly({name: other.share for name, other in runs.items()})
-    part = shares[run] / total if (total := sum(shares.values())) else 0.0
+    part = 0.0
+    if total := sum(shares.values()):
+        part = shares[run] / total
     seconds = min(wanted, (now + MAX_AHEAD_SECONDS - start) * part)
     if seconds < _MIN_LEASE_SECONDS:
         # The run is recorded though it gets nothing, so that the others leave it a part.

@@ -83,7 +83,9 @@ class AttemptLayer:
 
     def _timeout_problem(self, operation: Operation[Any], count: int, key: Any) -> Problem:
         self.meter.add("timeouts")
-        entries = "of key" if count == 1 else f"of {count} entries, the first with key"
+        entries = "of key"
+        if count != 1:
+            entries = f"of {count} entries, the first with key"
         late = TableUnavailableError(
             f"table {self.table}: a {operation.kind.value} {entries} {key!r} had no answer after"
             f" {self.timeout:g} s and was given up.",
@@ -110,8 +112,9 @@ class Backoff:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        durations = all(isfinite(seconds) and seconds >= 0 for seconds in (self.first, self.jitter))
-        if not (durations and self.most >= self.first and 1 <= self.growth <= 1000):
+        durations = (self.first, self.jitter)
+        are_durations = all(map(isfinite, durations)) and min(durations) >= 0
+        if not (are_durations and self.most >= self.first and 1 <= self.growth <= 1000):
             raise ConfigurationError(
                 f"{self} can't work: expected 0 <= first <= most, jitter of 0 or more, and a growth"
                 " from 1 to 1000.",
@@ -143,9 +146,8 @@ class Backoff:
         wait = min(self.most, self.first * self.growth ** min(failures - 1, 60))
         if not self.jitter:
             return wait
-        least = min(
-            wait, max(self.first, self.most - self.jitter)
-        )  # so that waits that reach `most` are random too
+        # So that waits that reach `most` are random too.
+        least = min(wait, max(self.first, self.most - self.jitter))
         return least + random.random() * min(self.jitter, self.most - least)
 
 
@@ -181,17 +183,19 @@ class RetryPolicy:
     unknown: Literal["retry", "fail"] = field(default="retry", kw_only=True)
 
     def __post_init__(self) -> None:
-        wrong = [] if self.attempts >= 1 else ["attempts"]
-        wrong += [
-            name for name in ("first_wait", "max_wait", "max_total") if not getattr(self, name) >= 0
-        ]
-        wrong += [] if isfinite(self.first_wait) else ["first_wait"]
-        if wrong:
-            text = (
-                f"{self} can't work: expected at least one attempt, and no negative or endless"
-                " wait."
-            )
-            raise ConfigurationError(text, argument=wrong[0])
+        fits = {
+            "attempts": self.attempts >= 1,
+            "first_wait": isfinite(self.first_wait) and self.first_wait >= 0,
+            "max_wait": self.max_wait >= 0,
+            "max_total": self.max_total >= 0,
+        }
+        for name, is_right in fits.items():
+            if not is_right:
+                text = (
+                    f"{self} can't work: expected at least one attempt, and no negative or endless"
+                    " wait."
+                )
+                raise ConfigurationError(text, argument=name)
         if self.backoff is None and self.first_wait > self.max_wait:
             problem = (
                 f"first_wait={self.first_wait:g} of a retry policy is above"
@@ -241,7 +245,9 @@ class RetryPolicy:
             return None
         backoff = self.backoff or Backoff.exponential(self.first_wait, self.max_wait)
         seconds = max(backoff.seconds(attempts), asked)
-        return None if spent + seconds > self.max_total else seconds
+        if spent + seconds > self.max_total:
+            return None
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +299,10 @@ class RetryLayer:
             except RunLeaseLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                failed = {
-                    p: Problem(outcomes.problems[p].state, error, of_request=True) for p in left
-                }
-                outcomes = replace(outcomes, problems={**outcomes.problems, **failed})
+                problems = dict(outcomes.problems)
+                for place in left:
+                    problems[place] = Problem(problems[place].state, error, of_request=True)
+                outcomes = replace(outcomes, problems=problems)
                 break
             _raise_lost_lease(later)
             outcomes = outcomes.with_retried(again, later)
@@ -317,7 +323,9 @@ class RetryLayer:
         spent = self.clock.now() - began - outcomes.waited
         wait = self.policy.wait(attempts, spent, asked)
         if wait is None:
-            asking = f"; the store asked for a pause of {asked:g} s" if asked else ""
+            asking = ""
+            if asked:
+                asking = f"; the store asked for a pause of {asked:g} s"
             note = f"Gave up after {attempts} attempts in {spent:.1f} s{asking}."
             for error in {id(problem.error): problem.error for problem in problems}.values():
                 if error is not None and note not in getattr(error, "__notes__", ()):
@@ -336,7 +344,10 @@ class RetryLayer:
         if self.policy.unknown == "retry":
             return left
         # Give up an update that may have had an effect, and would have it twice if sent again.
-        had_none = {place for place in left if outcomes.problems[place].state is State.FAILED}
+        had_none = set()
+        for place in left:
+            if outcomes.problems[place].state is State.FAILED:
+                had_none.add(place)
         return [place for place in left if place in had_none or _is_repeatable(operation, place)]
 
 
@@ -353,7 +364,9 @@ def _is_repeatable(operation: Operation[Any], place: int) -> bool:
     if operation.kind is not OperationKind.UPDATE or operation.conditions.idempotent:
         return True
     update = (operation.entries.values or ())[place]
-    return update.repeatable if isinstance(update, Changes) else isinstance(update, Mapping)
+    if isinstance(update, Changes):
+        return update.repeatable
+    return isinstance(update, Mapping)
 
 
 def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[int]) -> list[int]:
@@ -383,4 +396,6 @@ def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[in
         and first.get(keys[place], place) < place
         and _is_repeatable(operation, place)
     ]
-    return sorted([*left, *overtakers]) if overtakers else left
+    if overtakers:
+        return sorted([*left, *overtakers])
+    return left

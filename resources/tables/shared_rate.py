@@ -364,9 +364,8 @@ class _BudgetConnection:
         self._address = address
         self._budget = budget
         self._turn = asyncio.Lock()
-        self._waiting: dict[
-            object, float
-        ] = {}  # the credits that each waiting caller needs, in order
+        # The credits that each waiting caller needs, in order.
+        self._waiting: dict[object, float] = {}
         self._lost_at: float | None = (
             None  # since when the driver can't be reached, if somebody waits
         )
@@ -476,9 +475,11 @@ class RunCredits:
         budgets = table.rate_limit.budgets(table.name)
         if not budgets:
             return table
-        host = (None if spark is None else spark.conf.get("spark.driver.host")) or "127.0.0.1"
+        host = bind = "127.0.0.1"
+        if spark is not None:
+            host = spark.conf.get("spark.driver.host") or host
+            bind = spark.conf.get("spark.driver.bindAddress", host) or host
         if host not in self._servers:
-            bind = host if spark is None else spark.conf.get("spark.driver.bindAddress", host)
             leases = partial(BudgetLeases, self._lake, run=f"{self._run}-{len(self._servers)}")
             self._servers[host] = CreditServer(leases, host=host, bind=bind)
         return table.with_credit_source(CreditClient(self._servers[host].serve(budgets)))

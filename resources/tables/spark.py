@@ -8,8 +8,10 @@ import copy
 import functools
 import json
 import pickle
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
@@ -80,17 +82,15 @@ class BulkReader:
     def __init__(
         self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]
     ) -> None:
+        # This reader has the cache, for all tasks.
         bare = copy.copy(table)
-        bare.__setstate__(
-            bare.__getstate__() | {"cache": None}
-        )  # this reader has the cache, for all tasks
+        bare.__setstate__(bare.__getstate__() | {"cache": None})
         self._table = bare
         self._spark = spark
         self._here = BlockingTable(bare)
         self._meter = Meter()
-        if table.cache is None:
-            self._cache = None
-        else:
+        self._cache = None
+        if table.cache is not None:
             self._cache = CacheLayer(_UncachedTable(self), table.cache, self._meter, table.clock)
         self._in_tasks = TableMetrics()
         self._tasks = 1
@@ -105,10 +105,8 @@ class BulkReader:
         self._tasks = tasks
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=self._key)
         outcomes = self.ask(gets) if self._cache is None else run_blocking(self._cache.send(gets))
-        if (
-            outcomes.problems
-            and (error := error_from_outcomes(self._table.name, gets, outcomes)) is not None
-        ):
+        error = error_from_outcomes(self._table.name, gets, outcomes)
+        if error is not None:
             raise error
         records = outcomes.records or [None] * len(keys)
         present = len(records) - list(records).count(None)
@@ -132,7 +130,9 @@ class BulkReader:
 
     @property
     def _key(self) -> tuple[str, ...]:
-        return self._table.key if len(self._table.key) > 1 else ()
+        if len(self._table.key) > 1:
+            return self._table.key
+        return ()
 
     def _metrics(self) -> TableMetrics:
         return self._table.metrics + self._meter.metrics() + self._in_tasks
@@ -186,12 +186,11 @@ def _reading_task(
         # task.
         before = table.metrics
         records = dict[Any, Any]()
-        error = None
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=key)
         try:
             async with table:
                 outcomes = await table.send(gets)
-            error = error_from_outcomes(table.name, gets, outcomes) if outcomes.problems else None
+            error = error_from_outcomes(table.name, gets, outcomes)
             if error is None:
                 records = dict(zip(keys, outcomes.records or (), strict=True))
         except errors.AdjunctError as raised:
@@ -211,7 +210,9 @@ def _plain_error(error: errors.AdjunctError | None) -> errors.AdjunctError | Non
     """Return the error without what the driver may be unable to unpickle: the user's own classes
     and values.
     """
-    return None if error is None else error_from_json(error_to_json(error))
+    if error is None:
+        return None
+    return error_from_json(error_to_json(error))
 
 
 MAX_BATCHES_IN_FLIGHT = 4
@@ -225,9 +226,7 @@ class TaskReport:
     """What a task reports of the records that it sent: counters, failures and dead letters."""
 
     failed: int = 0
-    keys: list[str] = field(
-        default_factory=list
-    )  # the first few keys whose records failed, as text
+    keys: list[str] = field(default_factory=list)  # the first few of records that failed, as text
     error: errors.AdjunctError | None = None
     unfit: bool = False  # whether `error` rejects the content of its record
     letters: list[Any] = field(default_factory=list)
@@ -244,35 +243,41 @@ class TaskReport:
         Entries rejected for their content become dead letters, up to one more than that, which
         counts as a failure and shows that there are too many. All other problems are failures.
         """
-        entries = part.operation.entries
-        kind = part.operation.kind.value
         for place, problem in sorted(outcomes.problems.items()):
-            if (
-                problem.state is State.SKIPPED
-            ):  # its condition failed, which the table's metrics count
-                continue
-            key = entries.keys[place]
+            if problem.state is State.SKIPPED:
+                continue  # its condition failed, which the table's metrics count
             is_rejected = is_record_rejected(problem)
-            if at_most is not None and is_rejected and len(self.letters) < at_most + 1:
-                value = None if entries.values is None else entries.values[place]
-                row = part.batch.slice(part.rows[place], 1)
-                done = "delete" if value is None else kind
-                self.letters.append(_dead_letter(row, done, key, value, problem.describe()))
+            if at_most is not None and is_rejected and len(self.letters) <= at_most:
+                self.letters.append(_rejected_letter(part, place, problem))
                 if len(self.letters) <= at_most:
                     continue
             self.failed += 1
             if len(self.keys) < KEYS_SHOWN:
-                self.keys.append(repr(key))
+                self.keys.append(repr(part.operation.entries.keys[place]))
             # A cause that concerns all records says more than the first record that is rejected.
             if self.error is None or (self.unfit and not is_rejected):
                 self.error = _error_from_problem(problem)
                 self.unfit = is_rejected
 
 
+def _rejected_letter(part: Part, place: int, problem: Problem) -> dict[str, Any]:
+    """Return the dead letter of an entry that was rejected for its content."""
+    entries = part.operation.entries
+    kind = part.operation.kind.value
+    value = None
+    if entries.values is not None:
+        value = entries.values[place]
+    if value is None:
+        kind = "delete"
+    row = part.batch.slice(part.rows[place], 1)
+    return _dead_letter(row, kind, entries.keys[place], value, problem.describe())
+
+
 def _error_from_problem(problem: Problem) -> errors.AdjunctError:
-    ours = None if problem.error is None else first_cause(problem.error, errors.AdjunctError)
-    if ours is not None:
-        return ours
+    if problem.error is not None:
+        ours = first_cause(problem.error, errors.AdjunctError)
+        if ours is not None:
+            return ours
     reason = f"{problem.describe()}."
     if problem.may_pass:
         return errors.TableUnavailableError(
@@ -381,9 +386,7 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     The columns are as in `Shape`; a tombstone deletes. With `exchange`, Spark first brings all
     records of one key into one task. Each task sends its records in source order.
     """
-    check_record_columns(
-        df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what
-    )
+    check_record_columns(df.columns, write.table, updates=write.contract is not None, what=what)
     if exchange:
         df = df.repartition(write.tasks, *map(named_column, write.table.key))
     df, write = _sort_records(df, write)
@@ -398,20 +401,13 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
 
     No two records may have the same position, since they are sorted by key and position only.
     """
-    check_record_columns(
-        rows.column_names,
-        write.table.name,
-        write.table.key,
-        updates=write.contract is not None,
-        what=what,
-    )
-    marking = write.marking
-    first = () if marking is None else (*marking.order, *write.table.key)
-    names = [*dict.fromkeys((*first, *(name for name in _POSITION if name in rows.column_names)))]
-    sent = rows.sort_by([(name, "ascending") for name in names])
-    batches = (
-        sent.drop_columns(_unsent_columns(sent.column_names, write)).combine_chunks().to_batches()
-    )
+    names = rows.column_names
+    check_record_columns(names, write.table, updates=write.contract is not None, what=what)
+    order = [name for name in _POSITION if name in names]
+    if write.marking is not None:
+        order = [*write.marking.order, *write.table.key, *order]
+    sent = rows.sort_by([(name, "ascending") for name in dict.fromkeys(order)])
+    batches = sent.drop_columns(_unsent_columns(names, write)).combine_chunks().to_batches()
     own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
     own.__setstate__(own.__getstate__())
     (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
@@ -420,7 +416,9 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
 
 def _unsent_columns(names: Sequence[str], write: TableWrite) -> list[str]:
     """Return the internal columns (`__…`) that neither the table nor a dead letter needs."""
-    kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
+    kept = {TOMBSTONE, *_LETTER}
+    if write.marking is not None:
+        kept.update(write.marking.order)
     return [name for name in names if name.startswith("__") and name not in kept]
 
 
@@ -430,35 +428,45 @@ def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) ->
 
     Also raises if all tasks together have more dead letters than `write.dead_letters`.
     """
-    total = sum((report.metrics for report in reports), TableMetrics())
-    at_most = write.dead_letters
+    total = TableMetrics()
+    failed: list[TaskReport] = []
+    letters: list[dict[str, Any]] = []
+    counted = 0  # letters up to the limit of each task
+    null_keys = 0
+    for report in reports:
+        total += report.metrics
+        if report.error is not None:
+            failed.append(report)
+        letters += report.letters
+        counted += min(len(report.letters), write.dead_letters or 0)
+        null_keys += report.null_keys
     metrics_hooks.report_metrics(write.table.name, total)
-    failed = [report for report in reports if report.error is not None]
-    letters = tuple(letter for report in reports for letter in report.letters)
-    if at_most is not None and len(letters) > at_most and all(report.unfit for report in failed):
-        # Each task keeps one more than the limit of its own first letters, so these are the first
-        # of all tasks.
-        first = sorted(
-            letters, key=lambda letter: (letter.get("partition", 0), letter.get("offset", 0))
-        )[: at_most + 1]
-        keys = ", ".join([*dict.fromkeys(letter["key"] for letter in first)][:KEYS_SHOWN])
-        raise errors.TableError(
-            f"{what}: table {write.table.name} rejects more than {at_most} records of this batch,"
-            f" the limit of its dead letters; the first have the keys {keys}:"
-            f" {first[0]['problem']}",
-            "Correct the records or the table, then run the batch again; or raise the limit with"
-            " at_most=….",
-            table=write.table.name,
-        )
+    is_over = write.dead_letters is not None and len(letters) > write.dead_letters
+    if is_over and all(report.unfit for report in failed):
+        raise _too_many_letters_error(letters, write, what)
     if failed:
-        raise _failure_error(
-            failed, sum(min(len(report.letters), at_most or 0) for report in reports), write
-        )
-    counters = {
-        "null_keys": sum(report.null_keys for report in reports),
-        "dead_letters": len(letters),
-    }
-    return WriteResult({**total.counts(), **counters}, letters, total)
+        raise _failure_error(failed, counted, write)
+    counters = {**total.counts(), "null_keys": null_keys, "dead_letters": len(letters)}
+    return WriteResult(counters, tuple(letters), total)
+
+
+def _too_many_letters_error(
+    letters: Sequence[dict[str, Any]], write: TableWrite, what: str
+) -> errors.TableError:
+    # Each task keeps one more than the limit of its own first letters, so these are the first of
+    # all tasks.
+    place = itemgetter("partition", "offset")
+    first = sorted(letters, key=lambda letter: place({"partition": 0, "offset": 0, **letter}))
+    del first[(write.dead_letters or 0) + 1 :]
+    keys = list(dict.fromkeys(letter["key"] for letter in first))
+    return errors.TableError(
+        f"{what}: table {write.table.name} rejects more than {write.dead_letters} records of this"
+        " batch, the limit of its dead letters; the first have the keys"
+        f" {', '.join(keys[:KEYS_SHOWN])}: {first[0]['problem']}",
+        "Correct the records or the table, then run the batch again; or raise the limit with"
+        " at_most=….",
+        table=write.table.name,
+    )
 
 
 def _failure_error(
@@ -481,8 +489,12 @@ def _failure_error(
         return error.reworded(f"{error.problem} {lacks}", error.next_step)
     count += letters
     keys = list(dict.fromkeys(key for report in failed for key in report.keys))[:KEYS_SHOWN]
-    shown = ", ".join(keys) + (", …" if count > len(keys) else "")
-    problem = f"table {write.table.name} rejected {count} records, the first with the keys {shown}"
+    if count > len(keys):
+        keys.append("…")
+    problem = (
+        f"table {write.table.name} rejected {count} records, the first with the keys"
+        f" {', '.join(keys)}"
+    )
     return error.reworded(f"{problem}: {error.problem}", error.next_step)
 
 
@@ -513,36 +525,37 @@ def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
 
 
 def _orderable_columns(df: DataFrame) -> list[str]:
-    kinds = {
-        field.name: field.dataType.simpleString()
-        for field in df.schema.fields
-        if field.name[:2] != "__"
-    }
-    return [name for name, kind in kinds.items() if "map<" not in kind and "variant" not in kind]
+    names = []
+    for column in df.schema.fields:
+        kind = column.dataType.simpleString()
+        if "map<" not in kind and "variant" not in kind and column.name[:2] != "__":
+            names.append(column.name)
+    return names
 
 
 def check_record_columns(
-    columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str
+    columns: Sequence[str], table: RemoteTable[Any, Any, Any], *, updates: bool, what: str
 ) -> None:
     """Raise SchemaMismatchError if records lack the table's key, or the column `update` when
     `updates` are wanted.
     """
-    needed = [*key, *([UPDATE] if updates else [])]
+    needed = list(table.key)
+    step = f"Keep the table's key ({', '.join(needed)}), or rename a column to it."
+    if updates:
+        needed.append(UPDATE)
+        step = (
+            "Turn the records into updates first: .map(*update_message(key=…, update=…,"
+            " default=…))."
+        )
     missing = [name for name in needed if name not in columns]
     if missing:
         shown = ", ".join(name for name in columns if not name.startswith("__"))
+        problem = (
+            f"{what}: records for table {table.name} have no {', '.join(map(repr, missing))}; they"
+            f" have {shown}."
+        )
         raise errors.SchemaMismatchError(
-            f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have"
-            f" {shown}.",
-            (
-                "Turn the records into updates first: .map(*update_message(key=…, update=…,"
-                " default=…))."
-                if updates
-                else f"Keep the table's key ({', '.join(key)}), or rename a column to it."
-            ),
-            table=table,
-            operator=what,
-            column=missing[0],
+            problem, step, table=table.name, operator=what, column=missing[0]
         )
 
 
@@ -555,10 +568,8 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
             # the task and wrap the error.
             report = TaskReport(error=error)
         if report.error is not None:
-            for _ in (
-                batches
-            ):  # because Spark does not reuse a Python worker whose input was not read to its end
-                pass
+            # Spark does not reuse a Python worker whose input was not read to its end.
+            deque(batches, 0)
         yield pa.RecordBatch.from_pydict({"report": pa.array([report.to_bytes()], pa.binary())})
 
     return send
@@ -593,7 +604,9 @@ class _Sending:
         keyed, nulls = _drop_null_keys(batch, self._write, self._what)
         self._report.null_keys += nulls
         keyed = self._drop_unreadable(keyed)
-        return split_batch(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
+        if keyed.num_rows:
+            return split_batch(keyed, self._shape, self._marks, self._what)
+        return []
 
     def _drop_unreadable(self, batch: Any) -> Any:
         """Return the rows without values that Python can't represent, such as dates after 9999.
@@ -607,16 +620,17 @@ class _Sending:
             return batch
         if write.dead_letters is None:
             row = batch.slice(found.row, 1)
+            place = f"the record of the key {_key_of(row, write)!r}"
             at = _describe_place(row, write.source)
-            place = f"the record of the key {_key_of(row, write)!r}{f' ({at})' if at else ''}"
+            if at:
+                place += f" ({at})"
             about = {"operator": self._what, "table": write.table.name}
             raise found.error(self._what, place, hidden=write.sensitive, **about)
         refused = np.zeros(batch.num_rows, bool)
         for name in names:
             refused[list(unreadable_values(batch.column(name)))] = True
-        for place in np.nonzero(refused)[0][
-            : write.dead_letters + 1 - len(self._report.letters)
-        ].tolist():
+        room = write.dead_letters + 1 - len(self._report.letters)
+        for place in np.nonzero(refused)[0][:room].tolist():
             self._report.letters.append(self._unreadable_letter(batch.slice(place, 1), names))
         return batch.filter(pa.array(~refused))
 
@@ -628,13 +642,15 @@ class _Sending:
         write = self._write
         assert found is not None
         record: Any = {name: readable_value(row.column(name)[0]) for name in names}
-        kind = "put" if write.contract is None else "update"
+        kind = "put"
         if TOMBSTONE in row.schema.names and row.column(TOMBSTONE)[0].as_py():
             kind = "delete"
             record = None
         elif write.contract is not None:
-            update = record[UPDATE] if isinstance(record[UPDATE], dict) else {}
-            record = Changes(**update, remove=write.remove) if write.typed else update
+            kind = "update"
+            record = record[UPDATE] if isinstance(record[UPDATE], dict) else {}
+            if write.typed:
+                record = Changes(**record, remove=write.remove)
         return _dead_letter(row, kind, _key_of(row, write), record, f"{found.problem()}.")
 
 
@@ -645,16 +661,19 @@ def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dic
     `record` in it is the JSON of the record or the update; that of `Changes` has their fields'
     names.
     """
-    place = {
-        name.strip("_"): row.column(name)[0].as_py() for name in _LETTER if name in row.schema.names
-    }
+    place = {}
+    for name in _LETTER:
+        if name in row.schema.names:
+            place[name.strip("_")] = row.column(name)[0].as_py()
     if isinstance(value, Changes):
-        parts = {"set": value.set, "add": value.add, "append": value.append}
-        removed = {"remove": list(value.remove)} if value.remove else {}
-        value = {part: dict(columns) for part, columns in parts.items() if columns} | removed
-    texts = {
-        name: json.dumps(to_json_value(part)) for name, part in (("key", key), ("record", value))
-    }
+        parts: dict[str, Any] = {
+            "set": dict(value.set),
+            "add": dict(value.add),
+            "append": dict(value.append),
+            "remove": list(value.remove),
+        }
+        value = {part: columns for part, columns in parts.items() if columns}
+    texts = {"key": json.dumps(to_json_value(key)), "record": json.dumps(to_json_value(value))}
     content: dict[str, Any] = to_json_value({**place, "kind": kind, **texts, "problem": problem})
     return content
 
@@ -664,7 +683,9 @@ def _key_of(row: Any, write: TableWrite) -> Any:
     columns.
     """
     key = tuple(readable_value(row.column(name)[0]) for name in write.table.key)
-    return key[0] if len(key) == 1 else key
+    if len(key) == 1:
+        return key[0]
+    return key
 
 
 def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
@@ -679,9 +700,11 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     nulls = batch.num_rows - kept.num_rows
     if nulls and write.on_null_key == "fail":
         first = _describe_place(batch.filter(pc.invert(valid)), write.source)
+        if first:
+            first = f"; the first is {first}"
         raise errors.NullKeyError(
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table"
-            f" {write.table.name}{f'; the first is {first}' if first else ''}.",
+            f" {write.table.name}{first}.",
             'Filter them out, or skip and count them: send_to(…, on_null_key="skip").',
             table=write.table.name,
         )
@@ -695,4 +718,7 @@ def _describe_place(lacking: Any, source: str) -> str:
     if not set(_PLACE) <= set(lacking.schema.names):
         return ""
     partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)
-    return f"{source or 'partition '}{'.' if source else ''}{partition} at offset {offset}"
+    place = f"partition {partition}"
+    if source:
+        place = f"{source}.{partition}"
+    return f"{place} at offset {offset}"

@@ -43,6 +43,7 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
+    Problem,
     RowEntries,
     State,
     SystemClock,
@@ -139,7 +140,9 @@ def declared_key(function: object) -> tuple[str, ...]:
     key = getattr(function, "key", None)
     if isinstance(key, str):
         return (key,)
-    return tuple(key) if isinstance(key, tuple | list) else ()
+    if isinstance(key, tuple | list):
+        return tuple(key)
+    return ()
 
 
 def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
@@ -185,10 +188,9 @@ def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[An
         raise errors.TableError(problem, step, table=table)
     try:
         pairs = list(entries)
-        if any(
-            issubclass(kind, str | bytes) for kind in set(map(type, pairs))
-        ):  # "ab" would unpack as a pair
-            raise TypeError("they are text")
+        for kind in set(map(type, pairs)):
+            if issubclass(kind, str | bytes):  # "ab" would unpack as a pair
+                raise TypeError("they are text")
         return [key for key, _ in pairs], [value for _, value in pairs]
     except (TypeError, ValueError) as error:
         raise errors.TableError(
@@ -218,28 +220,33 @@ def error_from_outcomes(
         return None
     places = failed[0]
     problem = outcomes.problems[places[0]]
-    keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     cause = problem.error
-    if (
-        problem.state is State.MISSING
-        and isinstance(cause, errors.RecordNotFoundError)
-        and cause.table == table
-    ):
+    is_missing = problem.state is State.MISSING and getattr(cause, "table", None) == table
+    if is_missing and isinstance(cause, errors.RecordNotFoundError):
         return cause  # `explain_missing_records` has said everything
+    error = _error_like(problem)
+    failures = [_describe_failures(operation, outcomes, same) for same in failed]
+    error.problem = f"table {table}: {' Also, '.join(failures)}"
+    error.args = (f"{error.problem} {error.next_step}".rstrip(),)
+    for name, value in (("table", table), ("keys", _distinct_keys(operation, places))):
+        if hasattr(error, name):
+            setattr(error, name, value)
+    return error
+
+
+def _error_like(problem: Problem) -> errors.AdjunctError:
+    """Return an error of the class of the problem's, with its next step and notes, for a new
+    message.
+    """
+    cause = problem.error
+    error: errors.AdjunctError
     if isinstance(cause, errors.AdjunctError):
         error = copy.copy(cause)  # of the same class, whatever its constructor requires
         error.next_step = cause.next_step
+    elif problem.may_pass:
+        error = errors.TableUnavailableError("")
     else:
-        kind = errors.TableUnavailableError if problem.may_pass else errors.TableError
-        error = kind(
-            "", "" if problem.may_pass else "Correct what the store rejects, then send it again."
-        )
-    failures = [_describe_failures(operation, outcomes, same) for same in failed]
-    error.problem = f"table {table}: {' Also, '.join(failures)}"
-    error.args = (f"{error.problem} {error.next_step}" if error.next_step else error.problem,)
-    for name, value in (("table", table), ("keys", keys)):
-        if hasattr(error, name):
-            setattr(error, name, value)
+        error = errors.TableError("", "Correct what the store rejects, then send it again.")
     error.__cause__ = cause
     for note in getattr(cause, "__notes__", ()):
         if note not in getattr(error, "__notes__", ()):
@@ -247,23 +254,30 @@ def error_from_outcomes(
     return error
 
 
+def _distinct_keys(operation: Operation[Any], places: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
+
+
 def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Sequence[int]) -> str:
     """Describe the entries at `places`: the first key, the number of other keys, and the first
     entry's reason.
     """
     problem = outcomes.problems[places[0]]
-    keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
-    first = repr(keys[0])
-    shown = first if len(first) <= _SHOWN else first[:_SHOWN] + "…"
-    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    keys = _distinct_keys(operation, places)
+    shown = repr(keys[0])
+    if len(shown) > _SHOWN:
+        shown = shown[:_SHOWN] + "…"
+    if len(keys) > 1:
+        shown += f" and {len(keys) - 1} more"
     reason = problem.describe()
-    end = "" if reason.endswith((".", "!", "?", "…")) else "."
+    if not reason.endswith((".", "!", "?", "…")):
+        reason += "."
     of_table = isinstance(problem.error, errors.ConfigurationError | errors.TableAccessError)
-    if problem.of_request and (
-        of_table or problem.state is State.FAILED
-    ):  # nothing is wrong with the entries
-        return f"{reason}{end} So the {operation.kind.value} of key {shown}{more} failed."
-    return f"{operation.kind.value} of key {shown}{more} failed: {reason}{end}"
+    failed = f"{operation.kind.value} of key {shown} failed"
+    # Nothing is wrong with the entries if the request as a whole has failed.
+    if problem.of_request and (of_table or problem.state is State.FAILED):
+        return f"{reason} So the {failed}."
+    return f"{failed}: {reason}"
 
 
 GET = OperationKind.GET
@@ -347,9 +361,9 @@ class RemoteTable(Generic[K, V, U]):
                 " size"
             )
             raise argument_error(found, "one of them", argument="batches", table=name)
-        self.batches = batches or (
-            BatchProvider() if batch_size is None else BatchProvider(size=batch_size)
-        )
+        if batch_size is not None:
+            batches = BatchProvider(size=batch_size)
+        self.batches = batches or BatchProvider()
         self.in_flight = in_flight
         self.newest_by = newest_by
         self.idempotent = idempotent
@@ -358,10 +372,8 @@ class RemoteTable(Generic[K, V, U]):
         self.defaults_may_overwrite = defaults_may_overwrite
         self.cache = cache
         self.clock = SystemClock() if clock is None else clock
-        if not (
-            callable(getattr(self.clock, "now", None))
-            and callable(getattr(self.clock, "sleep", None))
-        ):
+        methods = (getattr(self.clock, name, None) for name in ("now", "sleep"))
+        if not all(map(callable, methods)):
             expected = "an object with now() and async sleep(seconds)"
             raise argument_error(
                 f"table {name} has clock={clock!r}", expected, argument="clock", table=name
@@ -395,7 +407,9 @@ class RemoteTable(Generic[K, V, U]):
                 step = "Declare both with the same columns."
                 raise errors.ConfigurationError(problem, step, argument="key", table=self.name)
         column_types = getattr(self.write_function, "column_types", None)
-        columns = None if column_types is None else column_types()
+        columns = None
+        if column_types is not None:
+            columns = column_types()
         if self.newest_by in self.key:
             problem = (
                 f"table {self.name} has newest_by={self.newest_by!r}, which is part of its key"
@@ -418,25 +432,9 @@ class RemoteTable(Generic[K, V, U]):
         The write function must support them, and a table with a cache can't have them.
         """
         table = f"table {self.name}"
-        function = self.write_function
-        declared = (
-            ("newest_by", self.newest_by is not None),
-            ("idempotent", self.idempotent),
-            ("fenced", self.fenced),
-        )
-        for name, wanted in declared:
-            if wanted and (function is None or not getattr(function.capabilities, name)):
-                raise errors.ConfigurationError(
-                    f"{table} declares {name}, but "
-                    + (
-                        "it has no write function."
-                        if function is None
-                        else "its write function can't check it."
-                    ),
-                    f"Use a write function whose store supports it, or remove {name}.",
-                    argument=name,
-                    table=self.name,
-                )
+        for name in ("newest_by", "idempotent", "fenced"):
+            if getattr(self, name) not in (None, False):
+                self._check_support(name)
         if self.newest_by == "":
             expected = "the name of the column with each record's time"
             raise argument_error(
@@ -446,15 +444,17 @@ class RemoteTable(Generic[K, V, U]):
             found = f"{table}: on_replay='skip' with idempotent=False"
             expected = '"apply", or "skip" together with idempotent=True'
             raise argument_error(found, expected, argument="on_replay", table=self.name)
-        if self.batches.compact and (self.newest_by is not None or self.idempotent):
+        if self.newest_by is None and not self.idempotent:
+            return
+        if self.batches.compact:
             problem = (
                 f"{table}: compact batches can't be combined with newest_by or idempotent: the"
-                " store decides for "
+                " store decides for each write whether it is the newest, and was not applied"
+                " before."
             )
-            problem += "each write whether it is the newest, and was not applied before."
             step = "Remove compact=True, or the conditions."
             raise errors.ConfigurationError(problem, step, argument="batches", table=self.name)
-        if self.cache is not None and (self.newest_by is not None or self.idempotent):
+        if self.cache is not None:
             problem = (
                 f"{table}: a cache can't know which writes the store skips under newest_by or"
                 " idempotent."
@@ -465,46 +465,55 @@ class RemoteTable(Generic[K, V, U]):
             )
             raise errors.ConfigurationError(problem, step, argument="cache", table=self.name)
 
+    def _check_support(self, condition: str) -> None:
+        """Raise ConfigurationError unless the write function can check a condition."""
+        function = self.write_function
+        lacks = "its write function can't check it."
+        if function is None:
+            lacks = "it has no write function."
+        elif getattr(function.capabilities, condition):
+            return
+        raise errors.ConfigurationError(
+            f"table {self.name} declares {condition}, but {lacks}",
+            f"Use a write function whose store supports it, or remove {condition}.",
+            argument=condition,
+            table=self.name,
+        )
+
     @cached_property
     def _layers(self) -> _Layers:
         """cache -> batch (with the order of each key) -> update contract -> retry -> rate ->
         attempt -> function
         """
         meter = self._meter
-        function = FunctionLayer(
-            self.name,
-            self.read_function,
-            self.write_function,
-            self.fence,
-            self.fenced,
-            self.may_create,
-        )
+        reads = self.read_function
+        writes = self.write_function
+        function = FunctionLayer(self.name, reads, writes, self.fence, self.fenced, self.may_create)
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
         rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
         retry = RetryLayer(rate, self.retry, meter, self.clock)
-        functions = [f for f in (self.read_function, self.write_function) if f is not None]
-        able = functions[-1].capabilities
-        largest = [most for f in functions if (most := f.capabilities.largest) is not None]
-        size = rate.largest(min([self.batches.size, *largest]))
-        batches = self.batches if size == self.batches.size else replace(self.batches, size=size)
+        able = []
+        for each in (reads, writes):
+            if each is not None:
+                able.append(each.capabilities)
+        sizes = [self.batches.size, *(each.largest for each in able if each.largest is not None)]
         contract = UpdateContractLayer(
             retry,
             table=self.name,
-            capabilities=able,
+            capabilities=able[-1],
             defaults_may_overwrite=self.defaults_may_overwrite,
         )
-        writes = self.write_function
         batch = BatchLayer(
             contract,
             table=self.name,
-            batches=batches,
+            batches=replace(self.batches, size=rate.largest(min(sizes))),
             in_flight=self.in_flight,
             function=writes,
             meter=meter,
         )
-        return _Layers(
-            batch if self.cache is None else CacheLayer(batch, self.cache, meter, self.clock), batch
-        )
+        if self.cache is None:
+            return _Layers(batch, batch)
+        return _Layers(CacheLayer(batch, self.cache, meter, self.clock), batch)
 
     def __repr__(self) -> str:
         return (
@@ -589,9 +598,7 @@ class RemoteTable(Generic[K, V, U]):
 
     async def _send(self, operation: Operation[K]) -> Outcomes:
         entries: object = operation.entries
-        if type(entries) is not RowEntries and not (
-            hasattr(entries, "null_key") and hasattr(entries, "take")
-        ):
+        if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
             problem = (
                 f"table {self.name} got an Operation whose entries are a {type(entries).__name__}."
             )
@@ -611,8 +618,8 @@ class RemoteTable(Generic[K, V, U]):
 
     async def get(self, key: K, *args: object) -> V | None:
         """The record of `key`, or None if there is none."""
-        records = (await self._send_or_raise(Operation(GET, RowEntries((key,)), args))).records
-        return records[0] if records else None
+        outcomes = await self._send_or_raise(Operation(GET, RowEntries((key,)), args))
+        return outcomes.records[0] if outcomes.records else None
 
     async def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
         """The records by key, for those `keys` that have one."""
@@ -720,18 +727,20 @@ class RemoteTable(Generic[K, V, U]):
                     problem, "Wrap the update: UpdateMessage(update, default).", table=self.name
                 )
         defaults = [message.default for message in messages]
-        kept = defaults if any(default is not None for default in defaults) else None
+        has_defaults = any(default is not None for default in defaults)
+        kept = None
+        if has_defaults:
+            kept = defaults
         updates = RowEntries(keys, [message.update for message in messages], kept)
         await self._send_or_raise(Operation(UPDATE, updates, args, contract=contract))
 
     async def _send_or_raise(self, operation: Operation[Any]) -> Outcomes:
         own = type(self).send is not RemoteTable.send  # a subclass's send
         outcomes = await (self.send(operation) if own else self._send(operation))
-        if (
-            outcomes.problems
-            and (error := error_from_outcomes(self.name, operation, outcomes)) is not None
-        ):
-            raise error
+        if outcomes.problems:
+            error = error_from_outcomes(self.name, operation, outcomes)
+            if error is not None:
+                raise error
         return outcomes
 
     def _with_conditions(self, operation: Operation[Any]) -> Operation[Any]:
@@ -743,30 +752,26 @@ class RemoteTable(Generic[K, V, U]):
         which those of a direct call lack. Raises TableError for entries without a time, and for
         updates that a retry could apply twice.
         """
-        if (
-            (self.newest_by is None and not self.idempotent)
-            or not operation.kind.writes
-            or operation.conditions
-        ):
+        if self.newest_by is None and not self.idempotent:
+            return operation
+        if not operation.kind.writes or operation.conditions:
             return operation
         entries = operation.entries
         idempotent = self.idempotent and entries.marks is not None
+        conditions = Conditions(self.newest_by, idempotent, self.idempotent)
         if self.newest_by is None:
-            return replace(operation, conditions=_ONCE if idempotent else _MARKED)
+            return replace(operation, conditions=conditions)
         if not idempotent and operation.kind is UPDATE:
             self._check_repeatable(entries)
-        if entries.newest is None or entries.marks is None:
-            if entries.newest is not None:
-                times = entries.newest
-            else:
+        marks = entries.marks
+        times = entries.newest
+        if times is None or marks is None:
+            if times is None:
                 times = self._read_times(operation, self.newest_by)
-            marks = entries.marks if entries.marks is not None else [DIRECT] * len(entries)
+            if marks is None:
+                marks = [DIRECT] * len(entries)
             entries = RowEntries(entries.keys, entries.values, entries.defaults, marks, times)
-        return replace(
-            operation,
-            entries=entries,
-            conditions=Conditions(self.newest_by, idempotent, self.idempotent),
-        )
+        return replace(operation, entries=entries, conditions=conditions)
 
     def _read_times(self, operation: Operation[Any], column: str) -> list[Any]:
         values: Sequence[Any] = operation.entries.values or [None] * len(operation)
@@ -774,18 +779,16 @@ class RemoteTable(Generic[K, V, U]):
         for place, time in enumerate(times):
             if time is None:
                 key = operation.entries.keys[place]
-                gone = operation.kind is DELETE or values[place] is None
-                thing = "update" if operation.kind is UPDATE else "record"
-                raise errors.TableError(
+                problem = (
                     f"table {self.name}: {operation.kind.value} of key {key!r} has no {column},"
-                    " which newest_by needs.",
-                    (
-                        f"Pass the {column} of the delete: delete({key!r}, newest=…)."
-                        if gone
-                        else f"Set {column} in the {thing}."
-                    ),
-                    table=self.name,
+                    " which newest_by needs."
                 )
+                step = f"Set {column} in the record."
+                if operation.kind is DELETE or values[place] is None:
+                    step = f"Pass the {column} of the delete: delete({key!r}, newest=…)."
+                elif operation.kind is UPDATE:
+                    step = f"Set {column} in the update."
+                raise errors.TableError(problem, step, table=self.name)
         return times
 
     def _check_repeatable(self, entries: Entries[Any]) -> None:
@@ -804,31 +807,29 @@ class RemoteTable(Generic[K, V, U]):
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
         count = self._meter.add
         records = outcomes.records
-        present = len(records) - records.count(None) if records else 0
+        present = 0
+        if records:
+            present = len(records) - records.count(None)
         done = outcomes.done
         if operation.kind is PUT and operation.entries.null_value() is not None:
-            values = operation.entries.values or ()
-            deleted = sum(
-                value is None and place not in outcomes.problems
-                for place, value in enumerate(values)
-            )
+            deleted = 0
+            for place, value in enumerate(operation.entries.values or ()):
+                deleted += value is None and place not in outcomes.problems
             count("deletes", deleted)
             done -= deleted
         count(_COUNTED_AS[operation.kind], done, present)
         if outcomes.defaults_put:
             count("defaults_put", outcomes.defaults_put)
-        if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):
-            count("skipped", skipped)
-
-
-_ONCE = Conditions(None, True)
-_MARKED = Conditions(keeps_marks=True)
+        if outcomes.problems:
+            count("skipped", len(outcomes.places(State.SKIPPED)))
 
 
 def _read_time(value: Any, column: str) -> Any:
     if isinstance(value, Changes):
         return value.set.get(column)
-    return value.get(column) if isinstance(value, Mapping) else getattr(value, column, None)
+    if isinstance(value, Mapping):
+        return value.get(column)
+    return getattr(value, column, None)
 
 
 AnyTable: TypeAlias = RemoteTable[Any, Any, Any]

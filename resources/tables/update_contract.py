@@ -105,7 +105,9 @@ class UpdateContractLayer:
         begun, again = plan_defaults(keys, defaults, first.places(State.MISSING))
         if not begun:
             return first
-        kind = OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT
+        kind = OperationKind.PUT
+        if self._puts_if_absent:
+            kind = OperationKind.PUT_IF_ABSENT
         rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
         # Without conditions, because a default is no message: it must not count as the newest or
         # leave a mark.
@@ -162,7 +164,9 @@ class UpdateContractLayer:
         except RunLeaseLostError:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
-            state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
+            state = State.REFUSED
+            if isinstance(error, TransientError):
+                state = State.FAILED
             problem = Problem(state, error, of_request=True)
             return Outcomes.all(len(operation), problem), not may_have_effect(operation, error)
         return outcomes, may_send_separately(operation, outcomes)

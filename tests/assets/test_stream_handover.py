@@ -32,7 +32,7 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SourceRange, Sources
+from dagster_adjunct.resources.streams.system import AppendOptions, SourceRange, Sources
 from tests.clocks import Clock, on_clock
 
 duckdb = pytest.importorskip("duckdb")
@@ -69,7 +69,11 @@ class Filled:
         }
         read = Sources("kafka.in", "a'pp", (SourceRange("kafka.in.0", start, end, epoch),))
         self.streams.append(
-            "s", pa.table(columns), producer="app", sequence=self.sequence, sources=read
+            "s",
+            pa.table(columns),
+            producer="app",
+            sequence=self.sequence,
+            options=AppendOptions(sources=read),
         )
 
     def expected(self, epochs: str) -> list[tuple[Any, ...]]:
@@ -205,7 +209,7 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
     for _ in range(3):  # compaction drops the files, and they stay: snapshots refer to them
         clock.now += timedelta(hours=2)
         filled.streams.maintain("s")
-    assert len(filled.streams.state("s")[1].tail) < 3
+    assert len(filled.streams.state("s")[1].index.tail) < 3
     assert (table_rows(), table_rows(first.snapshot_id)) == (now, before)
     with pytest.raises(
         OffsetOutOfRangeError, match=r"has changed since its commit(?s:.*)Take a new view"

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
+from dagster_adjunct.resources.streams.system import AppendOptions
 
 KEYS = 10_000
 
@@ -29,7 +30,13 @@ def send(
     streams: KafkaStreams, lease: RunLease, sequence: int, value: int, keys: int = KEYS
 ) -> None:
     rows = [{"id": key, "n": value} for key in range(keys)]
-    streams.append("copies", rows, producer="copying", sequence=sequence, fence=lease.fence)
+    streams.append(
+        "copies",
+        rows,
+        producer="copying",
+        sequence=sequence,
+        options=AppendOptions(fence=lease.fence),
+    )
 
 
 if __name__ == "__main__":

@@ -246,7 +246,12 @@ def test_a_stream_whose_files_are_held_is_not_deleted(lake: Lake) -> None:
     sent(streams, 1)
     commit, state = streams.state("s")
     retain_files(
-        lake, "s", state.id, str(commit.number), [state.tail[0].attempt], holder="a table elsewhere"
+        lake,
+        "s",
+        state.id,
+        str(commit.number),
+        [state.index.tail[0].attempt],
+        holder="a table elsewhere",
     )
     for force in (False, True):
         with pytest.raises(StillReadError) as caught:

@@ -24,7 +24,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.testing import TestStream, assert_plannable
 from tests.clocks import on_clock
@@ -164,7 +164,7 @@ def as_it_is(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
 class DearToRead(LakeStreams):
     """Streams of which some columns cost as much as all."""
 
-    task_reads = StreamSystem.task_reads  # type: ignore[assignment]
+    capabilities = replace(LakeStreams.capabilities, reads_in_tasks=False)
 
 
 class DearWorld(StepWorld):

@@ -21,13 +21,14 @@ from dagster_adjunct import Application
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.step.run import longest_request
 from dagster_adjunct.resources.errors import ConfigurationError, RunLeaseLostError
-from dagster_adjunct.resources.objects.fence import lease_lost_error
+from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.produce import delivery_seconds
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
+from dagster_adjunct.resources.streams.system import AppendOptions
 from dagster_adjunct.tables import MemoryTable, RemoteTable, RetryPolicy
 from tests.orchestration.kafka_sender import KEYS, copies, send
 from tests.resources.streams.kafka.producing import seen
@@ -78,8 +79,11 @@ def test_nothing_arrives_of_a_stopped_run_once_others_went_on(
     assert newest == dict.fromkeys(range(KEYS), 2)
 
 
-class Lost:
+class Lost(Fence):
     """A fence whose lease was lost."""
+
+    def __init__(self) -> None:
+        pass
 
     def check(self) -> None:
         raise lease_lost_error("copying", "first", "it was taken")
@@ -97,9 +101,14 @@ def test_a_transaction_of_a_run_that_lost_its_lease_does_not_begin(
     newer = kafka.producer(transactional_id=f"copying/{topic.topic}")
     newer.init_transactions(30)
     newer.begin_transaction()
-    lost: Any = Lost()
     with pytest.raises(RunLeaseLostError):
-        streams.append("copies", [{"id": 1, "n": 1}], producer="copying", sequence=1, fence=lost)
+        streams.append(
+            "copies",
+            [{"id": 1, "n": 1}],
+            producer="copying",
+            sequence=1,
+            options=AppendOptions(fence=Lost()),
+        )
     newer.produce(str(topic.topic), b"newer")
     newer.commit_transaction(30)
     assert [record.value for record in seen(kafka, str(topic.topic))] == [b"newer"]

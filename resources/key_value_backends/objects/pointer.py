@@ -290,7 +290,9 @@ def _commit_bytes(commit: CommitTokens, writes: Mapping[bytes, Versioned]) -> by
     tokens = commit.to_bytes()
     parts = [tokens]
     for key, (version, value) in writes.items():
-        length = REMOVED if value is None else len(value)
+        length = REMOVED
+        if value is not None:
+            length = len(value)
         parts += (_CHANGE.pack(len(key), length, version), key, value or b"")
     body = b"".join(parts)
     return _COMMIT.pack(len(body), len(tokens)) + body
@@ -425,15 +427,13 @@ class PointerObject:
                 now = self.read()
                 if now.nonce == after.nonce:
                     return True, now
-                if (
-                    now.etag != before.etag
-                ):  # then requests of ours that are still in flight will be rejected
+                if now.etag != before.etag:
+                    # Then requests of ours that are still in flight will be rejected.
                     return is_in(now), now
             except AdjunctError as error:
                 raise self._lost(error) from problem
-            time.sleep(
-                random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt
-            )  # then send the identical request again
+            # Then send the identical request again.
+            time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)
         raise self._lost(problem) from problem
 
     def _lost(self, error: Exception | None) -> ReplyLostError:

@@ -75,7 +75,9 @@ class Columns:
 
     def between(self, start: bytes, end: bytes | None) -> Columns:
         """Return the entries from `start` up to but not including `end`; None means no end."""
-        first = bisect_left(self.keys, start) if self.keys and self.keys[0] < start else 0
+        first = 0
+        if self.keys and self.keys[0] < start:
+            first = bisect_left(self.keys, start)
         last = len(self.keys) if end is None else bisect_left(self.keys, end, first)
         if first == 0 and last == len(self.keys):
             return self
@@ -98,7 +100,10 @@ def drop_removed(entries: Columns) -> Columns:
     """Return the entries without those that say that a key was removed."""
     if None not in entries.values:
         return entries
-    left = [place for place, value in enumerate(entries.values) if value is not None]
+    left = []
+    for place, value in enumerate(entries.values):
+        if value is not None:
+            left.append(place)
     return Columns(
         [entries.keys[place] for place in left],
         [entries.versions[place] for place in left],
@@ -419,7 +424,10 @@ class RunObjects:
         blocks_by_number = {
             number: self._cache.get((key, number)) for number in range(first, last + 1)
         }
-        missing = [number for number, block in blocks_by_number.items() if block is None]
+        missing = []
+        for number, block in blocks_by_number.items():
+            if block is None:
+                missing.append(number)
         for blocks in _at_once(
             lambda span: self._fetch(key, index, span), [*_spans(missing, index)]
         ):
@@ -440,7 +448,9 @@ class RunObjects:
         """Verify and cache the blocks with these consecutive numbers, whose bytes are `data`;
         return them by number.
         """
-        origin = index.offsets[numbers[0]] if numbers else 0
+        origin = 0
+        if numbers:
+            origin = index.offsets[numbers[0]]
         blocks = {}
         for number in numbers:
             part = data[index.offsets[number] - origin : index.offsets[number + 1] - origin]

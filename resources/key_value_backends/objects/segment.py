@@ -150,10 +150,8 @@ class GroupCommit:
         self._running = False
         self._lock = threading.Lock()
         self._backoff = SwapBackoff()
-        self._seen = (
-            0,
-            0,
-        )  # the number of our last commit, and how many swaps this process had made by then
+        # The number of our last commit, and how many swaps this process had made by then.
+        self._seen = (0, 0)
 
     def submit(
         self, changes: Sequence[SegmentChange], token: bytes, repeated: bool
@@ -205,7 +203,9 @@ class GroupCommit:
         arrive meanwhile join it.
         """
         deadline = time.monotonic() + _PATIENCE
-        state = self.core.pointer.last if self._backoff.is_alone else None
+        state = None
+        if self._backoff.is_alone:
+            state = self.core.pointer.last
         fresh = False
         reads = 0
         self._wait()
@@ -220,9 +220,8 @@ class GroupCommit:
                 fresh = False
             try:
                 decision = self._decide(state, group)
-            except (
-                errors.ObjectNotFoundError
-            ) as error:  # the run has been merged and deleted meanwhile
+            except errors.ObjectNotFoundError as error:
+                # The run has been merged and deleted meanwhile.
                 reads = reads + 1
                 state = None
                 if reads == _READS:
@@ -237,9 +236,8 @@ class GroupCommit:
             won, now = self._swap(state, decision)
             if won:
                 self._won(now, began)
-                self.upkeep.after_commit(
-                    state, now
-                )  # before the answer, so that a caller who then closes waits for it
+                # Before the answer, so that a caller who then closes waits for it.
+                self.upkeep.after_commit(state, now)
                 _answer(decision)
                 return
             state = now
@@ -286,9 +284,8 @@ class GroupCommit:
             ),
             pause=self._lost,
         )
-        if (
-            now.status is Status.DELETED
-        ):  # delete our new run here: after a deletion nobody lists the runs again
+        if now.status is Status.DELETED:
+            # Delete our new run here: after a deletion nobody lists the runs again.
             for run in set(spilled.levels.runs) - set(state.levels.runs):
                 self.core.pointer.store.delete(self.core.objects.key(run.id))
         return won, now
@@ -296,7 +293,9 @@ class GroupCommit:
     def _won(self, state: SegmentState, began: float) -> None:
         seen = self._seen
         self._seen = (state.number, self.core.pointer.swaps)
-        others = self._seen[0] - seen[0] - (self._seen[1] - seen[1]) if seen[0] else 0
+        others = 0
+        if seen[0]:
+            others = self._seen[0] - seen[0] - (self._seen[1] - seen[1])
         self._backoff.record_win(others, time.monotonic() - began)
 
     def _lost(self) -> None:
@@ -480,7 +479,9 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
         if is_settled(state):
             return None
         after = replace(state.following(now_in_ms()), status=status)
-        return after.with_levels(b"", **dict(Levels())) if status is Status.DELETED else after
+        if status is Status.DELETED:
+            return after.with_levels(b"", **dict(Levels()))
+        return after
 
     try:
         swapped = pointer.change(settled, is_in=is_settled)

@@ -105,26 +105,27 @@ class SegmentView:
         entries: dict[bytes, Versioned | None] = {}
         sought: list[_Search] = []
         for key in keys:
-            if (recent := self.state.recent.get(key)) is not None:
-                entries[key] = None if recent[1] is None else recent
-            elif key not in entries:
-                entries[key] = None
+            if key in entries:
+                continue
+            entries[key] = None
+            recent = self.state.recent.get(key)
+            if recent is None:
                 sought.append(_Search(key, hash_key(key), len(self.state.levels.runs)))
+            elif recent[1] is not None:
+                entries[key] = recent
         while sought:
             sought = [search for search in sought if self._next_run(search)]
             # Fetch for each key the block in the newest run that may have it, all of them
             # concurrently.
-            wanted = [
-                (self.state.levels.runs[search.run], self._indexes[search.run], search.block)
-                for search in sought
-            ]
-            distinct = {(run.id, block): (run, index, block) for run, index, block in wanted}
-            blocks = dict(
-                zip(distinct, self._objects.fetch_at_once([*distinct.values()]), strict=True)
-            )
+            wanted = {}
+            for search in sought:
+                run = self.state.levels.runs[search.run]
+                wanted[search.run, search.block] = (run, self._indexes[search.run], search.block)
+            fetched = self._objects.fetch_at_once(list(wanted.values()))
+            blocks = dict(zip(wanted, fetched, strict=True))
             left = []
-            for search, (run, _, block) in zip(sought, wanted, strict=True):
-                entry = blocks[run.id, block].get(search.key)
+            for search in sought:
+                entry = blocks[search.run, search.block].get(search.key)
                 if entry is None:
                     left.append(search)
                 elif entry[1] is not None:
@@ -151,7 +152,10 @@ class SegmentView:
         """Move to the next older run that may have the key; return False if there is none."""
         for run in range(search.run - 1, -1, -1):
             index = self._indexes[run]
-            if may_hold(index.filter, search.hashed) and (block := index.block_of(search.key)) >= 0:
+            if not may_hold(index.filter, search.hashed):
+                continue
+            block = index.block_of(search.key)
+            if block >= 0:
                 search.run = run
                 search.block = block
                 return True
@@ -187,14 +191,15 @@ class RunPart:
         """
         index = self._index
         first = max(0, index.block_of(within.start))
-        unknown = sum(
-            index.counts[first : first + 1]
-        )  # entries of the first block, which may precede the range
+        # Entries of the first block, which may precede the range.
+        unknown = sum(index.counts[first : first + 1])
         last = self._block_after(first, unknown + _WINDOW, within.end)
-        reached = index.firsts[last] if last < len(index.firsts) else None
-        if reached is not None and (within.end is None or reached < within.end):
-            return reached
-        return None
+        if last == len(index.firsts):
+            return None
+        reached = index.firsts[last]
+        if within.end is not None and reached >= within.end:
+            return None
+        return reached
 
     def between(self, start: bytes, end: bytes | None) -> Columns:
         """Return the entries from `start` up to but not including `end`.
@@ -206,14 +211,12 @@ class RunPart:
         last = len(firsts) if end is None else bisect_left(firsts, end)
         if first >= last:
             return Columns([], [], [])
-        if not all(number in self._held for number in range(first, last)):
+        numbers = range(first, last)
+        if not self._held.keys() >= set(numbers):
             ahead = max(last, self._block_after(first, self._wanted, self._end))
-            self._held = dict(
-                enumerate(self._objects.blocks(self._run, self._index, first, ahead - 1), first)
-            )
-        return concat_columns([self._held[number] for number in range(first, last)]).between(
-            start, end
-        )
+            blocks = self._objects.blocks(self._run, self._index, first, ahead - 1)
+            self._held = dict(enumerate(blocks, first))
+        return concat_columns([self._held[number] for number in numbers]).between(start, end)
 
     def _block_after(self, first: int, wanted: int, end: bytes | None) -> int:
         """Return the number of the block before which there are about `wanted` entries, counted
@@ -224,8 +227,9 @@ class RunPart:
         index = self._index
         last = first
         counted = 0
-        while last < len(index.firsts) and (end is None or index.firsts[last] < end):
-            if counted >= wanted or index.offsets[last] - index.offsets[first] >= _PART:
+        stop = len(index.firsts) if end is None else bisect_left(index.firsts, end, first)
+        while last < stop and counted < wanted:
+            if index.offsets[last] - index.offsets[first] >= _PART:
                 break
             counted += index.counts[last]
             last += 1
@@ -242,11 +246,13 @@ def merge_parts(parts: Sequence[RunPart | Columns], within: KeyRange) -> Iterato
     start: bytes | None = within.start
     while start is not None:
         left = KeyRange(start, within.end)
-        reaches = (part.reach(left) for part in parts if isinstance(part, RunPart))
-        reached = min((key for key in reaches if key is not None), default=None)
-        sources = [
-            part.between(start, within.end if reached is None else reached) for part in parts
-        ]
+        reached: bytes | None = None
+        for part in parts:
+            reach = part.reach(left) if isinstance(part, RunPart) else None
+            if reach is not None:
+                reached = reach if reached is None else min(reached, reach)
+        end = within.end if reached is None else reached
+        sources = [part.between(start, end) for part in parts]
         yield merge_newest([source for source in sources if len(source)])
         start = reached
 
@@ -255,8 +261,10 @@ def merge_newest(sources: Sequence[Columns]) -> Columns:
     """Return the entries of several sources in key order; if several have a key, the entry of
     the last of them.
     """
-    if len(sources) < 2:
-        return sources[0] if sources else Columns([], [], [])
+    if not sources:
+        return Columns([], [], [])
+    if len(sources) == 1:
+        return sources[0]
     places: dict[bytes, Versioned] = {}
     for source in sources:
         places.update(
@@ -294,9 +302,10 @@ class SegmentCore:
         entries: list[StoredEntry | None] = []
         for key in keys:
             entry = by_key[key]
-            entries.append(
-                None if entry is None else StoredEntry(key, entry[0], entry[1] if values else None)
-            )
+            if entry is None:
+                entries.append(None)
+            else:
+                entries.append(StoredEntry(key, entry[0], entry[1] if values else None))
         return entries
 
     def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
@@ -304,7 +313,9 @@ class SegmentCore:
         large.
         """
         follows = self._ends.pop(within.start, _NEW) is None
-        wanted = max(limit, _AHEAD) if follows else limit
+        wanted = limit
+        if follows:
+            wanted = max(limit, _AHEAD)
         page = self.read_consistently(
             lambda state: self._page(self.require_existing(state), within, limit, wanted, values)
         )
@@ -358,13 +369,15 @@ class SegmentCore:
     def missing_run_error(
         self, error: errors.ObjectNotFoundError | None
     ) -> errors.MalformedDocumentError:
-        key = None if error is None else error.key
+        key = self.pointer.key
+        if error is not None:
+            key = error.key or key
         problem = (
             f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is"
             f" missing: {error}"
         )
         step = "Restore this object from a backup or an older object version."
-        return errors.MalformedDocumentError(problem, step, document=key or self.pointer.key)
+        return errors.MalformedDocumentError(problem, step, document=key)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -454,9 +467,8 @@ class SegmentUpkeep:
         grown = len(after.log) // FLUSHED_BYTES > len(before.log) // FLUSHED_BYTES
         spilled = after.levels.flushed == after.number
         if len(after.levels.runs) >= _MANY_RUNS:
-            self._do(
-                self._merge_all
-            )  # in this thread, to slow down writers that add runs faster than they are merged
+            # In this thread, to slow down writers that add runs faster than they are merged.
+            self._do(self._merge_all)
         elif grown or spilled:
             self._start()
 
@@ -535,10 +547,8 @@ class SegmentUpkeep:
         run = self._write_log(state)
 
         def flushed(now: SegmentState) -> SegmentState | None:
-            if (
-                now.levels.flushed != state.levels.flushed
-                or now.levels.collected != state.levels.collected
-            ):
+            levels = now.levels
+            if (levels.flushed, levels.collected) != (state.levels.flushed, state.levels.collected):
                 return None
             after = now.following(now_in_ms())
             newer = now.log[len(state.log) :]
@@ -573,15 +583,14 @@ class SegmentUpkeep:
             others = tuple(other for other in state.levels.claims if other.until > now)
             return state.following(now).with_levels(claims=(*others, claim))
 
-        if not plan_merge(self._core.pointer.read().levels, now_in_ms()) or not self._swap(
-            claimed, _NO_RUN, lambda levels: claim in levels.claims
-        ):
+        if not plan_merge(self._core.pointer.read().levels, now_in_ms()):
+            return False
+        if not self._swap(claimed, _NO_RUN, lambda levels: claim in levels.claims):
             return False
         try:
             run = self._write_merged(claim.into, runs)
-        except (
-            errors.ObjectNotFoundError
-        ):  # merged or deleted by others while this process was suspended
+        except errors.ObjectNotFoundError:
+            # Merged or deleted by others while this process was suspended.
             return False
         doomed: list[str] = []
 
@@ -612,19 +621,16 @@ class SegmentUpkeep:
             self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE)
         )
         indexes = objects.indexes(runs)
-        parts = [
-            RunPart(objects, run, index, _MERGED_AT_ONCE, None)
-            for run, index in zip(runs, indexes, strict=True)
-        ]
+        kept_since = now_in_ms() - TOKENS_KEPT
+        tokens = b""
+        parts = []
+        for run, index in zip(runs, indexes, strict=True):
+            parts.append(RunPart(objects, run, index, _MERGED_AT_ONCE, None))
+            if run.newest >= kept_since:
+                tokens += tokens_since(index.tokens, kept_since)
         everything = merge_parts(parts, KeyRange())
         if self._core.pointer.read().levels.runs[:1] == runs[:1]:
             everything = map(drop_removed, everything)
-        kept_since = now_in_ms() - TOKENS_KEPT
-        tokens = b"".join(
-            tokens_since(index.tokens, kept_since)
-            for run, index in zip(runs, indexes, strict=True)
-            if run.newest >= kept_since
-        )
         facts = {
             "first": runs[0].first,
             "last": runs[-1].last,
@@ -706,7 +712,9 @@ class SegmentUpkeep:
             return change(state)
 
         swapped = pointer.change(changed, is_in=lambda state: is_in(state.levels))
-        return swapped[1] if swapped is not None and swapped[0] else None
+        if swapped is None or not swapped[0]:
+            return None
+        return swapped[1]
 
 
 def _referenced_runs(levels: Levels) -> set[str]:

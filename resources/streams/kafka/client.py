@@ -56,9 +56,8 @@ _RESERVED_SETTINGS = {
 }
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOGIN_CODES = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
-_REFUSED_CODES = (
-    *_LOGIN_CODES, "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
-)  # fmt: skip
+# Fmt: skip.
+_REFUSED_CODES = (*_LOGIN_CODES, "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE")
 # A partition is changing its leader.
 _LEADER_CHANGE_CODES = {
     "LEADER_NOT_AVAILABLE",
@@ -345,12 +344,13 @@ def new_client(
         return client({**always, **resolved, **own, "error_cb": refusals})
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        # The cause may contain the settings.
         raise errors.ConfigurationError(
             f"Kafka system {settings.name!r}: the client settings can't be used: {reason}.",
             "Correct client= of kafka_system; the names are those of librdkafka.",
             system=settings.name,
             argument="client",
-        ) from None  # the cause may contain the settings
+        ) from None
 
 
 def _with_token(client: dict[str, Any], settings: KafkaSettings) -> dict[str, Any]:

@@ -127,9 +127,8 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
             reason = str(error)
         problem = (
             f"{ssp}: the end-of-dataset marker at offset {message.offset()} is"
-            f" {(header or b'')[:200]!r}: "
+            f" {(header or b'')[:200]!r}: {reason}."
         )
-        problem += f"{reason}."
         step = (
             'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from"'
             ' and "partitions". '
@@ -204,9 +203,8 @@ def check_topic_identity(topic: TopicFacts, partition: int) -> None:
             now = described[0]
         problem = (
             f"{topic.ssp(partition)}: topic {topic.topic!r} was deleted or recreated while it was"
-            " read: its id "
+            f" read: its id was {topic.identity}, now it is {now}."
         )
-        problem += f"was {topic.identity}, now it is {now}."
         step = (
             "Offsets of the old topic are invalid in a new one: set a startpoint (oldest) for its"
             " partitions."

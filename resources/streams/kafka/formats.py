@@ -31,12 +31,8 @@ RowProblems = dict[int, str]
 """Why rows can't be read: the reason, by the row's number (from 0) in its batch."""
 
 MAX_SHOWN = 60
-CONVERSION_ERRORS = (
-    ValueError,
-    TypeError,
-    ArithmeticError,
-    LookupError,
-)  # Arrow's own are ValueErrors
+# Arrow's own are ValueErrors.
+CONVERSION_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?[0-5]\d)", re.ASCII
@@ -72,10 +68,14 @@ def build_column(
         converted = None
         try:
             if value is not None:
-                converted = value if convert is None else convert(value)
+                converted = value
+                if convert is not None:
+                    converted = convert(value)
             pa.array([converted], kind)
         except CONVERSION_ERRORS as error:
-            reason = str(error) if isinstance(error, Unfit) else ""
+            reason = ""
+            if isinstance(error, Unfit):
+                reason = str(error)
             problems.setdefault(
                 row,
                 f"column {field.name!r} is {describe_value(value)}, declared {field.type}{reason}",
@@ -579,7 +579,9 @@ def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | Non
         values = column.to_pylist()
         form = repr
     elif kind == "timestamp" and timestamps is not None:
-        unit = "ms" if timestamps == "millis" else "us"
+        unit = "us"
+        if timestamps == "millis":
+            unit = "ms"
         values = column.cast(pa.timestamp(unit, tz="UTC"), safe=True).cast(pa.int64()).to_pylist()
     else:
         values = format_texts(column, kind)
@@ -654,9 +656,8 @@ class Text:
             if columns[0].null_count:
                 problem = (
                     f"{what}: column {self.column!r} is null in {columns[0].null_count} records,"
-                    " but a message "
+                    " but a message without a value is a tombstone."
                 )
-                problem += "without a value is a tombstone."
                 raise SchemaMismatchError(
                     problem, "Set __tombstone for them, or leave them out.", column=self.column
                 )

@@ -85,21 +85,21 @@ def translate_produce_error(
     if error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
         problem = (
             f"{target}: another producer of the same name took over during the append, or the"
-            " append took longer "
+            f" append took longer than transaction.timeout.ms ({reason})."
         )
-        problem += f"than transaction.timeout.ms ({reason})."
         step = (
             "Nothing of this append is visible. Run one application of a name at a time, then"
             " append again."
         )
         return errors.CommitConflictError(problem, step, stream=str(target))
     if error.name() == "MSG_SIZE_TOO_LARGE":
-        its_size = "" if size is None else f" has {size:,} bytes and"
+        its_size = ""
+        if size is not None:
+            its_size = f" has {size:,} bytes and"
         problem = (
             f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the"
-            " topic allows "
+            f" topic allows ({target.max_bytes:,} bytes)."
         )
-        problem += f"({target.max_bytes:,} bytes)."
         step = (
             f"Make it smaller, or raise max.message.bytes of {target.topic!r}, and"
             " message.max.bytes in client=."
@@ -109,9 +109,11 @@ def translate_produce_error(
         return _unavailable_error(
             target, f"Kafka did not accept the records ({error.name()}: {reason})"
         )
-    record = "" if key is None else f" the record with the key {_describe_key(key)}"
+    record = "the records"
+    if key is not None:
+        record = f"the record with the key {_describe_key(key)}"
     step = f"Check the settings and the access rules of topic {target.topic!r}, then append again."
-    problem = f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason})."
+    problem = f"{target}: Kafka rejected {record} ({error.name()}: {reason})."
     return errors.PermanentError(problem, step)
 
 
@@ -130,8 +132,11 @@ def _describe_key(key: bytes | None) -> str:
     if key is None:
         return "null"
     text = key.decode("utf-8", "replace")
-    text = text if text.isprintable() and "\ufffd" not in text else key.hex()
-    return repr(text if len(text) <= _MAX_KEY_SHOWN else text[: _MAX_KEY_SHOWN - 1] + "…")
+    if not text.isprintable() or "\ufffd" in text:
+        text = key.hex()
+    if len(text) > _MAX_KEY_SHOWN:
+        text = text[: _MAX_KEY_SHOWN - 1] + "…"
+    return repr(text)
 
 
 # The prefix of Adjunct's own headers, which a record that is sent on to another topic does not
@@ -235,7 +240,9 @@ class Sender:
             "message.max.bytes": max(target.max_bytes, _LEAST_LIMIT),
             **_DEFAULTS,
         }
-        own = {key: value for key, value in own.items() if key not in given} | _FIXED
+        for name in given:
+            own.pop(name, None)
+        own |= _FIXED
         self._seconds = delivery_seconds(target.settings)
         # Of two names of a setting, the client takes the one that it sees last.
         own |= dict.fromkeys(_DELIVERY_LIMITS, round(self._seconds * 1000))
@@ -289,23 +296,20 @@ class Sender:
         first delivery error.
         """
         deadline = time.monotonic() + self._seconds + _GRACE
-        while (
-            left := self._poll(lambda: self.producer.flush(_CHECK_SECONDS))
-        ) and time.monotonic() < deadline:
+        while True:
+            left = self._poll(lambda: self.producer.flush(_CHECK_SECONDS))
+            if not left or time.monotonic() >= deadline:
+                break
             if self._fence is not None:
                 self._fence.check()
         if left:
             problem = f"{left} records were not delivered within {self._seconds + _GRACE:.0f} s"
             raise _unavailable_error(self._target, problem)
-        return [
-            SentSpan(
-                partition,
-                self._first[partition],
-                None if last is None else last + 1,
-                self._rows[partition],
-            )
-            for partition, last in sorted(self._last.items())
-        ]
+        spans = []
+        for partition, last in sorted(self._last.items()):
+            after = None if last is None else last + 1
+            spans.append(SentSpan(partition, self._first[partition], after, self._rows[partition]))
+        return spans
 
     def translate_error(
         self, error: KafkaError, key: bytes | None = None, size: int | None = None
@@ -366,7 +370,9 @@ class Sender:
         offset = message.offset()
         # If the reply to an earlier try was lost, the broker already has the records and returns no
         # offsets.
-        known = offset if offset is not None and offset >= 0 else None
+        known = None
+        if offset is not None and offset >= 0:
+            known = offset
         self._first.setdefault(partition, known)  # type: ignore[arg-type]
         self._last[partition] = known  # type: ignore[index]
         self._rows[partition] = self._rows.get(partition, 0) + 1  # type: ignore[index,arg-type]
@@ -393,14 +399,15 @@ def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
     stated = batch.column(TIMESTAMP)
     found = first_unreadable(batch, [TIMESTAMP])
     # Truncating to microseconds loses nothing: Kafka stores milliseconds.
-    given = (
-        pa.nulls(0, pa.int64())
-        if found
-        else stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
-    )
-    least = pc.min(given).as_py()
-    if found is not None or (least is not None and least < 1000):
-        which = found.text if found is not None else readable_value(pc.min(stated))
+    which: object = None
+    if found is not None:
+        which = found.text
+    else:
+        given = stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
+        least = pc.min(given).as_py()
+        if least is not None and least < 1000:
+            which = readable_value(pc.min(stated))
+    if which is not None:
         problem = (
             f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to"
             " 9999-12-31."
@@ -413,48 +420,33 @@ def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
 
 def _record_headers(batch: pa.RecordBatch, own: list[Header]) -> Iterable[list[Header]]:
     names = batch.schema.names
-    rows = batch.num_rows
-    epochs: Sequence[int] = (
-        pc.fill_null(batch.column(EPOCH), 0).to_pylist() if EPOCH in names else [0] * rows
-    )
-    if any(epochs):
-        by_epoch = {
-            epoch: [*own, (f"{RESERVED}epoch", str(epoch).encode())]
-            for epoch in set(epochs)
-            if epoch
-        }
-        ours: Iterable[list[Header]] = (by_epoch.get(epoch, own) for epoch in epochs)
-    else:
-        ours = repeat(own, rows)
+    ours: Iterable[list[Header]] = repeat(own, batch.num_rows)
+    if EPOCH in names:
+        epochs = pc.fill_null(batch.column(EPOCH), 0).to_pylist()
+        by_epoch = {0: own}
+        for epoch in set(epochs) - {0}:
+            by_epoch[epoch] = [*own, (f"{RESERVED}epoch", str(epoch).encode())]
+        ours = map(by_epoch.__getitem__, epochs)
     if SOURCE in names and SOURCE_OFFSET in names:
-        made = zip(
-            ours,
-            batch.column(SOURCE).to_pylist(),
-            batch.column(SOURCE_OFFSET).to_pylist(),
-            strict=False,
-        )
-        ours = (
-            (
-                mine
-                if source is None
-                else [*mine, (f"{RESERVED}source", f"{source}@{offset}".encode())]
-            )
-            for mine, source, offset in made
-        )
-    if HEADERS not in names:
-        return ours
-    return (
-        _merge_headers(theirs, mine)
-        for theirs, mine in zip(batch.column(HEADERS).to_pylist(), ours, strict=False)
-    )
+        sources = batch.column(SOURCE).to_pylist()
+        ours = map(_add_source, ours, sources, batch.column(SOURCE_OFFSET).to_pylist())
+    if HEADERS in names:
+        ours = map(_merge_headers, batch.column(HEADERS).to_pylist(), ours)
+    return ours
+
+
+def _add_source(headers: list[Header], source: str | None, offset: int) -> list[Header]:
+    if source is None:
+        return headers
+    return [*headers, (f"{RESERVED}source", f"{source}@{offset}".encode())]
 
 
 def _merge_headers(theirs: Sequence[Mapping[str, Any]] | None, ours: list[Header]) -> list[Header]:
-    return [
-        (header["name"], header["value"])
-        for header in theirs or ()
-        if not header["name"].startswith(RESERVED)
-    ] + ours
+    merged: list[Header] = []
+    for header in theirs or ():
+        if not header["name"].startswith(RESERVED):
+            merged.append((header["name"], header["value"]))
+    return merged + ours
 
 
 _MARKS = "adjunct:"  # application names have no colon, so their groups differ
@@ -499,7 +491,9 @@ def send_in_transaction(
     sender = Sender(append.target, f"{append.producer}/{append.target.topic}", append.fence)
     _retry_step(sender, sender.producer.init_transactions)
     marks = _read_marks(append.target, append.producer)
-    last = marks[0][0] if 0 in marks else None
+    last = None
+    if 0 in marks:
+        last = marks[0][0]
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
         raise stale_sequence_error(
@@ -510,10 +504,9 @@ def send_in_transaction(
             deque(digest.count_through(records_from_batch(batch, append)), maxlen=0)
         sequence = append.sequence
         name = str(append.target)
-        check_same_contents(
-            name, append.producer, sequence, sequence, last.digest, digest.of(append)
-        )
-        return spans_from_marks(marks, append.sequence), True
+        now = digest.of(append)
+        check_same_contents(name, append.producer, sequence, sequence, last.digest, now)
+        return spans_from_marks(marks, sequence), True
     sender.producer.begin_transaction()
     try:
         for batch in batches:
@@ -584,28 +577,25 @@ def _read_marks(
         "Append with the version that wrote it, or a newer one; or reset the offsets of the"
         " producer's group."
     )
-    marks = {
-        position.partition: (
-            decode_document(TransactionMark, position.metadata.encode(), where, step),
-            position.offset,
-        )
-        for position in committed
-        if position.metadata
-    }
-    return {
-        partition: mark for partition, mark in marks.items() if mark[0].topic == target.identity
-    }
+    marks = {}
+    for position in committed:
+        if not position.metadata:
+            continue
+        mark = decode_document(TransactionMark, position.metadata.encode(), where, step)
+        if mark.topic == target.identity:
+            marks[position.partition] = (mark, position.offset)
+    return marks
 
 
 def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
     """Return the offsets of this sequence's records, without partitions where a later append
     replaced the mark.
     """
-    return [
-        SentSpan(partition, mark.first, after, mark.rows)
-        for partition, (mark, after) in sorted(marks.items())
-        if mark.sequence == sequence and mark.first is not None
-    ]
+    spans = []
+    for partition, (mark, after) in sorted(marks.items()):
+        if mark.sequence == sequence and mark.first is not None:
+            spans.append(SentSpan(partition, mark.first, after, mark.rows))
+    return spans
 
 
 def _commit_offsets(
@@ -621,8 +611,8 @@ def _commit_offsets(
     target = append.target
     marks = {0: TopicPartition(target.topic, 0, before, mark.model_dump_json(exclude_none=True))}
     for span in spans:
-        known = span.first is not None and span.next is not None
-        own = mark.model_copy(update={"first": span.first if known else None, "rows": span.rows})
+        first = None if span.next is None else span.first
+        own = mark.model_copy(update={"first": first, "rows": span.rows})
         text = own.model_dump_json(exclude_none=True)
         marks[span.partition] = TopicPartition(
             target.topic, span.partition, span.next or before, text
@@ -722,7 +712,9 @@ def produce_batches(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> Se
     """Send encoded records and the append's markers from this process, in a transaction if the
     topic is so declared.
     """
-    send = send_in_transaction if append.target.declared.transactional else send_without_transaction
+    send = send_without_transaction
+    if append.target.declared.transactional:
+        send = send_in_transaction
     return send(append, batches)
 
 
@@ -745,11 +737,11 @@ def send_frame(frame: DataFrame, append: TaskAppend, order_by: Sequence[str]) ->
         # For a frame that it knows to be empty, Spark runs no task: then this process runs the
         # transaction.
         return _run_tasks(frame, append, send_in_transaction) or send_in_transaction(append, [])
-    spans, _ = _run_tasks(frame, replace(append, markers=()), send_without_transaction) or (
-        [],
-        False,
-    )
-    return ([*spans, *send_without_transaction(append, [])[0]] if append.markers else spans), False
+    sent = _run_tasks(frame, replace(append, markers=()), send_without_transaction)
+    spans = [] if sent is None else sent[0]
+    if append.markers:
+        spans += send_without_transaction(append, [])[0]
+    return spans, False
 
 
 def _run_tasks(
@@ -775,7 +767,10 @@ def _run_tasks(
         rows = map_in_arrow(frame, task, _SPANS.ddl()).collect()
     if not rows:
         return None
-    spans = [SentSpan(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]
+    spans = []
+    for row in rows:
+        if row[0] is not None:
+            spans.append(SentSpan(row[0], row[1], row[2], row[3]))
     return spans, any(row[4] for row in rows)
 
 
@@ -787,12 +782,11 @@ def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[s
     after it is encoded.
     """
     schema = declared.schema()
-    dropped = {
-        name
-        for name in (*RECORD_META, *order_by)
-        if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
-    }
-    kept = [named_column(name) for name in frame.columns if name not in dropped]
+    dropped = {*RECORD_META, *order_by} - {TIMESTAMP, TOMBSTONE, EPOCH, *schema.names}
+    kept = []
+    for name in frame.columns:
+        if name not in dropped:
+            kept.append(named_column(name))
     order = [named_column(name).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
     return frame.select(*kept, *order)
 

@@ -163,10 +163,8 @@ def nested_json(
         only.ClearField(name)
     try:
         values = json_format.MessageToDict(only, preserving_proto_field_name=True)
-    except (
-        json_format.Error,
-        TypeError,
-    ) as error:  # an Any whose type is not in the descriptor set
+    except (json_format.Error, TypeError) as error:
+        # An Any whose type is not in the descriptor set.
         raise Unfit(f"nested fields can't be converted to JSON ({type(error).__name__})") from error
     texts: dict[str, str | None] = {}
     for field in nested:
@@ -268,11 +266,10 @@ class Protobuf:
 
     def reader(self) -> FormatReader:
         message = self._message_class()
-        get = {
-            field.name: field_getter(field)
-            for field in message.DESCRIPTOR.fields
-            if not is_nested(field)
-        }
+        get = {}
+        for field in message.DESCRIPTOR.fields:
+            if not is_nested(field):
+                get[field.name] = field_getter(field)
         nested = [field for field in message.DESCRIPTOR.fields if is_nested(field)]
         numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
         indexes = message_indexes(message.DESCRIPTOR)

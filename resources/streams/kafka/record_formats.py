@@ -398,7 +398,9 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
 
 
 def _flatten(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return column.combine_chunks()
 
 
 def _check_columns(given: Schema, written: Schema, stream: str) -> None:
@@ -420,7 +422,9 @@ def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
             for header, value in [] if text is None else json.loads(text):
                 if header is None:
                     raise TypeError("a header without a name")
-                data = None if value is None else base64.b64decode(value, validate=True)
+                data = None
+                if value is not None:
+                    data = base64.b64decode(value, validate=True)
                 headers.append({"name": header, "value": data})
             made.append(headers)
         return pa.array(made, kind)

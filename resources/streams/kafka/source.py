@@ -146,7 +146,10 @@ def read_record_batches(
         kept = got
         headers = [message.headers() for message in got]
         if any(map(is_marker, headers)):
-            kept = [message for message in got if not is_marker(message.headers())]
+            kept = []
+            for message in got:
+                if not is_marker(message.headers()):
+                    kept.append(message)
             headers = [message.headers() for message in kept]
         if kept:
             check_key_partitions(topic, wanted.partition, kept)
@@ -217,5 +220,7 @@ def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
     for name, value in headers or ():
         if name == EPOCH_HEADER:
             is_number = value is not None and value.isdigit() and len(value) < 10
-            return int(value or b"0") if is_number else 0
+            if is_number:
+                return int(value or b"0")
+            return 0
     return 0

@@ -21,7 +21,6 @@ from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import decode_body
-from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, to_arrow_table
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -43,13 +42,14 @@ from dagster_adjunct.resources.streams.kafka.record_formats import (
 )
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
+    AppendOptions,
     AppendResult,
     Epochs,
     Marker,
     NewStreams,
     NumberedOffsets,
     OffsetRange,
-    Sources,
+    StreamCapabilities,
     StreamDeclaration,
     StreamInfo,
     StreamSystem,
@@ -134,7 +134,9 @@ class DeclaredTopics:
             )
         else:
             created = self._find_created(self._namespace.read(), stream)
-            there = wanted if created is None else created.declaration
+            there = wanted
+            if created is not None:
+                there = created.declaration
         system.check_same_declaration(self._qualified(stream), there, wanted)
         return topic or self._build_created(stream, wanted).known()
 
@@ -211,7 +213,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     StreamUnavailableError, which is transient, if brokers do not answer.
     """
 
-    new_streams = NewStreams(needs_key=True, typed=True)
+    capabilities = StreamCapabilities(
+        finds_times=True, keeps_positions=True, new_streams=NewStreams(needs_key=True, typed=True)
+    )
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
         self.name = settings.name
@@ -363,28 +367,24 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         producer: str,
         sequence: int,
         end_of_dataset: str | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
-        sources: Sources | None = None,
         valid_from: datetime | None = None,
-        fence: Fence | None = None,
+        options: AppendOptions = AppendOptions(),
     ) -> AppendResult:
         """Append records to a topic: a Spark frame by its tasks, anything else by this process, in
         its order.
 
         `data` has the stream's columns and may have `__tombstone`, `__timestamp` (stored in ms;
-        null is now) and `__epoch`. One task sends the records of a key, ordered by `order_by`
-        (columns that only serve the order are dropped), to the partition that Kafka's Java client
-        chooses for the key; records without key go to any. `partitioned` has no effect, since
-        several tasks may have read one partition. `end_of_dataset` ends a version: every partition
-        gets a marker; `valid_from` (with a time zone) is when the version becomes valid. Source
-        positions of records become headers. `sources` are not stored. `fence` is that of the run
-        that appends: without transactions, nothing more is sent once its lease is lost.
+        null is now) and `__epoch`. One task sends the records of a key, ordered by
+        `options.order_by`, to the partition that Kafka's Java client chooses for the key; records
+        without key go to any. `end_of_dataset` ends a version: every partition gets a marker;
+        `valid_from` (with a time zone) is when the version becomes valid. Source positions of
+        records become headers; `options.sources` are not stored. Several tasks may have read one
+        partition, so `options.partitioned` has no effect. Without transactions, nothing more is
+        sent once the lease of `options.fence` is lost.
 
         Without transactions this is at least once. With transactions it is exactly once per
-        producer and sequence, and `consumed`, the next offsets of input from the same cluster, is
-        committed with the records for the consumer group `producer`. Sequences of a producer must
+        producer and sequence, and `options.consumed` of input from the same cluster is committed
+        with the records for the consumer group `producer`. Sequences of a producer must
         increase.
 
         The result's ranges of offsets may include records of other producers. Raises
@@ -400,15 +400,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             )
             markers = dict.fromkeys(range(facts.partitions), header.encode())
         what = replace(
-            self._task_append(facts, producer, sequence, markers, consumed or {}), fence=fence
+            self._task_append(facts, producer, sequence, markers, options.consumed or {}),
+            fence=options.fence,
         )
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
         name = str(facts)
         if hasattr(data, "mapInArrow"):
             return self._await_result(
-                what, produce.send_frame(cast("DataFrame", data), what, order_by), before
+                what, produce.send_frame(cast("DataFrame", data), what, options.order_by), before
             )
-        system.check_table_options(name, order_by, partitioned)
+        system.check_table_options(name, options)
         declared = facts.declared
         table = to_arrow_table(data, name, declared.schema(), declared.key_names)
         table = encode_table(table, declared, name)
@@ -500,11 +501,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         consumed: Mapping[SystemStreamPartition, str],
     ) -> TaskAppend:
         if markers and "compact" in facts.config.get("cleanup.policy", ""):
-            problem = f"{facts} can't have end-of-dataset markers: topic {facts.topic!r} is "
-            problem += "compacted (cleanup.policy), which only accepts records with a key."
+            problem = (
+                f"{facts} can't have end-of-dataset markers: topic {facts.topic!r} is compacted"
+                " (cleanup.policy), which only accepts records with a key."
+            )
             step = "Deliver versions through a topic that is not compacted."
             raise errors.ConfigurationError(problem, step, stream=str(facts), topic=facts.topic)
-        ours = {ssp: offset for ssp, offset in consumed.items() if ssp.system == self.name}
+        ours = {}
+        for ssp, offset in consumed.items():
+            if ssp.system == self.name:
+                ours[ssp] = offset
         offsets: tuple[tuple[str, int, int], ...] = ()
         if facts.declared.transactional:
             topics = {
@@ -547,7 +553,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             for span in spans
         ]
         result = produce.result_from_spans(known, duplicate=False)
-        empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
+        empty = {}
+        for p, offset in after.items():
+            if p not in result.first:
+                empty[p] = str(offset)
         return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
     def snapshot(self, stream: str) -> StreamSystem:
@@ -590,9 +599,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         topic = self._declarations.check(name, schema, key, partitions).name_for(name)
         described = self.admin.describe(topic)
         if described is not None and described[1] != partitions:
-            problem = f"stream {name!r} exists with another declaration: topic {topic!r} of "
-            problem += (
-                f"{self.settings.where} has {described[1]} partitions, expected {partitions}."
+            problem = (
+                f"stream {name!r} exists with another declaration: topic {topic!r} of"
+                f" {self.settings.where} has {described[1]} partitions, expected {partitions}."
             )
             step = "Declare the partitions that it has, or use another name."
             raise errors.StreamExistsError(problem, step, stream=f"{self.name}.{name}")
@@ -678,7 +687,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             # The ends first, so that a record that arrives meanwhile is not skipped.
             ends = self._offsets(facts, wanted)[1]
             since = self.admin.since(facts.topic, wanted, timestamp_ms)
-            starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
+            starts = {}
+            for p, offset in since.items():
+                if 0 <= offset < ends[p]:
+                    starts[p] = offset
             ranges = [TopicRange(p, start, ends[p]) for p, start in starts.items()]
             return ends | consume.find_offsets_at_time(facts, ranges, timestamp_ms)
 

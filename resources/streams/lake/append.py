@@ -49,9 +49,9 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE_EPOCH,
     TIMESTAMP,
     TOMBSTONE,
+    AppendOptions,
     AppendResult,
     Sources,
-    SystemStreamPartition,
 )
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -118,7 +118,9 @@ def record_sequence(
     after.pop(producer, None)
     after[producer] = window
     is_file = producer.startswith(FILE_PRODUCER)
-    room = FILE_PRODUCERS if is_file else PRODUCERS
+    room = PRODUCERS
+    if is_file:
+        room = FILE_PRODUCERS
     alike = [name for name in after if name.startswith(FILE_PRODUCER) == is_file]
     for name in alike[: max(0, len(alike) - room)]:
         del after[name]
@@ -205,9 +207,9 @@ def decide_append(
     if append.files and append.started < state.horizon:
         problem = (
             f"{what}: its files were written by an attempt begun"
-            f" {(state.horizon - append.started) / 1000:.0f} s "
+            f" {(state.horizon - append.started) / 1000:.0f} s before the time up to which unlisted"
+            " files are deleted, so they may be gone."
         )
-        problem += "before the time up to which unlisted files are deleted, so they may be gone."
         step = (
             "Nothing was added. Append again; if that fails at once, correct this machine's clock."
         )
@@ -229,7 +231,8 @@ def decide_append(
         "read": manifest.add_sources(state.read, append.sources),
     }
     if segment.next != segment.base:  # an empty append only stores its sequence
-        update |= {"tail": (*state.tail, segment), "next_segment": state.next_segment + 1}
+        index = state.index
+        state = state.with_index(tail=(*index.tail, segment), next_segment=segment.id + 1)
     return state.model_copy(update=update), result_from_sequence(sent, duplicate=False)
 
 
@@ -245,7 +248,7 @@ def _build_segment(state: StreamState, append: Append, appended: int) -> Segment
             markers.append(append.marker.entry(partition, offset, delivered))
             offsets[partition] += 1
     return Segment(
-        id=state.next_segment,
+        id=state.index.next_segment,
         attempt=append.attempt,
         base=state.next,
         next=tuple(offsets),
@@ -453,7 +456,10 @@ def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) 
     So a retry has the same digest, whatever the form of its records. Source positions are not part
     of it.
     """
-    optional = [name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there]
+    optional = []
+    for name in (TIMESTAMP, TOMBSTONE, EPOCH):
+        if name in there:
+            optional.append(name)
     return [*declaration.columns.names, *optional]
 
 
@@ -473,11 +479,7 @@ class LakeAppends(StreamStates):
         sequence: int,
         end_of_dataset: str | None = None,
         valid_from: datetime | None = None,
-        order_by: Sequence[str] = (),
-        partitioned: bool = False,
-        consumed: Mapping[SystemStreamPartition, str] | None = None,
-        sources: Sources | None = None,
-        one_task: bool = False,
+        options: AppendOptions = AppendOptions(),
     ) -> AppendResult:
         """Append records to all their partitions in one commit, once per producer and sequence.
 
@@ -485,13 +487,10 @@ class LakeAppends(StreamStates):
         dictionaries; all except Spark frames are written without Spark. It has the stream's
         columns, or its earlier ones (columns added since are null), and may have `__tombstone`
         (boolean), `__timestamp` and `__epoch` (int). The records of a partition keep the order of a
-        table; those of a Spark frame are sorted by `order_by` (columns that only serve the order
-        are dropped). `end_of_dataset` ends a version: every partition gets a marker with the number
-        of its records since its previous marker; `valid_from` (with a time zone) is when the
-        version becomes valid. With `partitioned=True`, partition i of the frame contains exactly
-        the stream's partition i. `consumed` is ignored. `sources` are the ranges that the records
-        were made of; then each has the columns of POSITION, which are dropped otherwise. With
-        `one_task`, one task writes all partitions of a small frame.
+        table; those of a Spark frame are sorted by `options.order_by`. `end_of_dataset` ends a
+        version: every partition gets a marker with the number of its records since its previous
+        marker; `valid_from` (with a time zone) is when the version becomes valid. Without
+        `options.sources`, the columns of POSITION are dropped. `options.consumed` is ignored.
 
         A retry with the same records, in any form, returns the first result. Raises
         SchemaMismatchError, ProducerConflictError, and CommitConflictError or
@@ -509,9 +508,14 @@ class LakeAppends(StreamStates):
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
         while True:
             append = Append(
-                stream, producer, sequence, started=self.now_ms(), marker=marker, sources=sources
+                stream,
+                producer,
+                sequence,
+                started=self.now_ms(),
+                marker=marker,
+                sources=options.sources,
             )
-            append, files = self._write(state, data, append, order_by, partitioned, one_task)
+            append, files = self._write(state, data, append, options)
             try:
                 result = self._commit(state, append)
             except ProducerConflictError:
@@ -527,13 +531,7 @@ class LakeAppends(StreamStates):
             return result
 
     def _write(
-        self,
-        state: StreamState,
-        data: Any,
-        append: Append,
-        order_by: Sequence[str],
-        partitioned: bool,
-        one_task: bool,
+        self, state: StreamState, data: Any, append: Append, given: AppendOptions
     ) -> tuple[Append, list[str]]:
         """Write the records of an append to files; return the append with these files, and the keys
         of their objects.
@@ -546,15 +544,15 @@ class LakeAppends(StreamStates):
         data = _select_positions(data, append.sources, what)
         sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
         if sent is None:
-            columns = match_columns(state, data, order_by)
+            columns = match_columns(state, data, given.order_by)
             declaration = state.with_columns_at(columns)
         else:
             columns = min(sent.columns, len(state.earlier))
             declaration = state.with_columns_at(columns)
-            data = select_earlier_columns(data, declaration.columns, order_by)
+            data = select_earlier_columns(data, declaration.columns, given.order_by)
             if sent.partitions:
                 declaration = declaration.model_copy(update={"partitions": sent.partitions})
-                partitioned = False
+                given = replace(given, partitioned=False)
         attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
         folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
         options = WriteOptions(
@@ -562,7 +560,7 @@ class LakeAppends(StreamStates):
         )
         try:
             if _is_table(data):
-                system.check_table_options(what, order_by, partitioned)
+                system.check_table_options(what, given)
                 data = conform_table(data, declaration, what)
                 layout = declaration.layout_of(data.column_names)
                 data = data.append_column(
@@ -570,7 +568,7 @@ class LakeAppends(StreamStates):
                 )
                 files = write_arrow_buckets(data, self.lake.store, folder, layout, options)
             else:
-                data = conform_frame(data, declaration, order_by, what)
+                data = conform_frame(data, declaration, given.order_by, what)
                 digested = tuple(_digested_columns(declaration, data.columns))
                 files = write_buckets(
                     data,
@@ -578,9 +576,9 @@ class LakeAppends(StreamStates):
                     folder,
                     declaration.layout_of(data.columns),
                     replace(options, digested=digested),
-                    order_by=tuple(order_by),
-                    partitioned=partitioned,
-                    one_task=one_task,
+                    order_by=tuple(given.order_by),
+                    partitioned=given.partitioned,
+                    one_task=given.one_task,
                 )
         except SchemaMismatchError as error:
             error.stream = f"lake.{append.stream}"
@@ -681,7 +679,9 @@ class LakeAppends(StreamStates):
         known = {} if self._snapshot is None else self._snapshot
         # After a conflict or a commit, what was read is no longer the current commit.
         read, state = known.pop(stream, (None, None))
-        seen = None if stream in self._contended else read
+        seen = read
+        if stream in self._contended:
+            seen = None
         commit = self.log(stream).transact(decide, by=by, attempts=_COMMIT_ATTEMPTS, seen=seen)
         if commit is None:
             return None

@@ -151,11 +151,15 @@ def _find_replaced_by_repartition(
                 continue
             if not replayed.whole:
                 raise _repartitioned_error(stream, reader, name)
-            was = replayed.rewriting
-            for p, (start, end) in enumerate(zip(was.oldest, was.ended, strict=True)):
-                if start < end:
-                    replaced.append(SupersededRange(reader, f"{name}.{p}", start, end, EVERY_EPOCH))
+            replaced += _old_ranges(reader, name, replayed.rewriting)
     return replaced
+
+
+def _old_ranges(reader: str, stream: str, was: RepartitionRecord) -> Iterator[SupersededRange]:
+    """Yield the ranges of the old partitions of a repartitioned stream."""
+    for number, (start, end) in enumerate(zip(was.oldest, was.ended, strict=True)):
+        if start < end:
+            yield SupersededRange(reader, f"{stream}.{number}", start, end, EVERY_EPOCH)
 
 
 def translate_coverage(
@@ -307,9 +311,9 @@ def _find_replaced_upstream(
     if behind:
         why = (
             f"{name} was replayed, and {application!r} has not read all of it yet (in"
-            f" {', '.join(behind[:3])}): "
+            f" {', '.join(behind[:3])}): earlier results would be missing before the later ones"
+            " exist"
         )
-        why += "earlier results would be missing before the later ones exist"
         raise _ambiguous_error(
             stream, why, f"Run {application!r} until it has caught up, then read again."
         )
@@ -383,15 +387,13 @@ def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationEr
     application = reader.partition("@")[0]
     why = (
         f"{name} was repartitioned after {application!r} had read it, and then partly replayed:"
-        " which earlier "
+        " which earlier results were replaced is not known"
     )
-    why += "results were replaced is not known"
     again = f"adjunct startpoint set MODULE:APP {name} --oldest --reason …"
     step = (
         f"Let {application!r} read all of {name} again, which replaces all its results: {again},"
-        " and a run. Or "
+        " and a run. Or compare the records by __epoch."
     )
-    step += "compare the records by __epoch."
     return _ambiguous_error(stream, why, step)
 
 

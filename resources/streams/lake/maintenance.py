@@ -88,9 +88,8 @@ def retain_files(
         lake.store.delete(key)
         problem = (
             f"stream {stream!r} has changed since its commit {number}: {len(missing)} of"
-            f" {len(wanted)} folders "
+            f" {len(wanted)} folders of files are no longer in its index."
         )
-        problem += "of files are no longer in its index."
         step = "Take a new view of the stream (stream_view), and retry."
         raise errors.OffsetOutOfRangeError(problem, step, stream=f"lake.{stream}")
 
@@ -435,13 +434,13 @@ def _plan_maintenance(
         segments += inside
     drop = count_expired(segments, state.declaration.retention, now_ms, partial(_stored_ms, pages))
     used = _find_usable_merges(merges, segments[drop:], state.horizon)
-    waiting = tuple(entry for entry in state.dropped if entry.at >= horizon)
+    waiting = tuple(entry for entry in state.index.dropped if entry.at >= horizon)
     if not drop and not used:
-        if waiting == state.dropped:
+        if waiting == state.index.dropped:
             return _Plan(None)
-        return _Plan(state.model_copy(update={"dropped": waiting}))
+        return _Plan(state.with_index(dropped=waiting))
     gone: dict[int, Segment | None] = {segment.id: None for segment in segments[:drop]}
-    for number, merge in enumerate(used, state.next_segment):
+    for number, merge in enumerate(used, state.index.next_segment):
         gone |= {segment.id: None for segment in merge.run}
         gone[merge.run[0].id] = merge.into.model_copy(update={"id": number})
     after = manifest.rebuild_index(state, _replace_segments(leaves, gone), pages)
@@ -451,11 +450,11 @@ def _plan_maintenance(
             removed.append(segment.folder(pages.prefix))
     pages_before = manifest.list_page_keys(state, pages)
     removed += sorted(pages_before - manifest.list_page_keys(after, pages))
-    update = {
-        "next_segment": state.next_segment + len(used),
-        "dropped": (*waiting, *(DroppedKey(key, now_ms) for key in removed)),
-    }
-    return _Plan(after.model_copy(update=update), tuple(segments[:drop]), tuple(used))
+    after = after.with_index(
+        next_segment=state.index.next_segment + len(used),
+        dropped=(*waiting, *(DroppedKey(key, now_ms) for key in removed)),
+    )
+    return _Plan(after, tuple(segments[:drop]), tuple(used))
 
 
 def _find_usable_merges(
@@ -502,7 +501,7 @@ def _find_unreachable(
     """
     store = streams.lake.store
     prefix = streams.lake.stream_prefix(stream)
-    reached = {entry.key for entry in state.dropped} | manifest.list_page_keys(state, pages)
+    reached = {entry.key for entry in state.index.dropped} | manifest.list_page_keys(state, pages)
     reached |= {segment.folder(prefix) for segment in manifest.list_segments(state, pages)}
     for attempts in list_retained_attempts(streams.lake, stream).values():
         reached |= {manifest.data_folder(prefix, attempt) for attempt in attempts}

@@ -392,14 +392,30 @@ class RepartitionRecord(StoredDocument):
     oldest: tuple[Count, ...]
 
 
+class SegmentIndex(StoredDocument):
+    """The list of a stream's segments (see the module).
+
+    `tail` has the newest ones, `levels` have pages of older ones. `next_segment` is the id of the
+    next one. `dropped` are the keys of what left the index.
+    """
+
+    tail: tuple[Segment, ...] = ()
+    levels: tuple[tuple[Page, ...], ...] = ()
+    next_segment: Count = 0
+    dropped: tuple[DroppedKey, ...] = ()
+
+    def entries(self) -> list[IndexEntry]:
+        """Return the entries in the manifest itself, oldest first."""
+        return [*chain.from_iterable(reversed(self.levels)), *self.tail]
+
+
 class StreamState(StoredDocument):
     """The body of a stream's manifest.
 
     `id` is the stream's identity: a recreated or repartitioned stream has another one. `earlier`
     are its columns before those of the declaration, oldest first; producers may still write with
-    them. `tail` and `levels` are the index (see the module), `dropped` is what left it. `horizon`
-    (ms since the epoch): attempts begun before it are lost unless they are in the index.
-    `rewritten` is the last repartitioning, `rewritten_before` are the earlier ones, oldest first.
+    them. `rewritings` are all repartitionings, oldest first. `horizon` (ms since the epoch):
+    attempts begun before it are lost unless they are in the index.
     `marked_until` is the offset after each partition's last marker, 0 without one. `read` is the
     coverage that the records were made of, by reader and source partition.
     """
@@ -407,18 +423,14 @@ class StreamState(StoredDocument):
     declaration: LakeStreamDeclaration
     id: str
     earlier: tuple[StoredSchema, ...] = ()
-    rewritten: RepartitionRecord | None = None
-    rewritten_before: tuple[RepartitionRecord, ...] = ()
+    rewritings: tuple[RepartitionRecord, ...] = ()
     oldest: tuple[Count, ...]
     next: tuple[Count, ...]
     marked_until: tuple[Count, ...]
-    tail: tuple[Segment, ...] = ()
-    levels: tuple[tuple[Page, ...], ...] = ()
+    index: SegmentIndex = SegmentIndex()
     producers: dict[str, tuple[SentSequence, ...]] = Field(default_factory=dict)
-    next_segment: Count = 0
     appended: Count = 0
     horizon: Count = 0
-    dropped: tuple[DroppedKey, ...] = ()
     read: dict[str, dict[str, Coverage]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -451,11 +463,13 @@ class StreamState(StoredDocument):
         return self.declaration.model_copy(update={"columns": self.earlier[columns]})
 
     @property
-    def rewritings(self) -> tuple[RepartitionRecord, ...]:
-        """All repartitionings, oldest first."""
-        if self.rewritten is None:
-            return ()
-        return (*self.rewritten_before, self.rewritten)
+    def rewritten(self) -> RepartitionRecord | None:
+        """The last repartitioning."""
+        return self.rewritings[-1] if self.rewritings else None
+
+    def with_index(self, **changes: Any) -> StreamState:
+        """Return the state with these fields of its index changed."""
+        return self.model_copy(update={"index": self.index.model_copy(update=changes)})
 
     def with_declaration(self, declaration: LakeStreamDeclaration) -> StreamState:
         """Return the state with another declaration; the replaced columns are added to
@@ -469,7 +483,7 @@ class StreamState(StoredDocument):
 
     def entries(self) -> list[IndexEntry]:
         """Return the entries in the manifest itself, oldest first."""
-        return [*chain.from_iterable(reversed(self.levels)), *self.tail]
+        return self.index.entries()
 
     @classmethod
     def empty(cls, declaration: LakeStreamDeclaration) -> StreamState:
@@ -638,7 +652,7 @@ def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | 
     """Return the level and the entries of the next index page to write, or None if no level is
     full.
     """
-    rows: list[Sequence[IndexEntry]] = [state.tail, *state.levels]
+    rows: list[Sequence[IndexEntry]] = [state.index.tail, *state.index.levels]
     for level, entries in enumerate(rows, start=1):
         if len(entries) >= 2 * FAN_OUT:
             return level, tuple(entries[:FAN_OUT])
@@ -656,14 +670,14 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
         return state
     level = fold.page.level
     count = len(fold.entries)
-    rows: list[tuple[IndexEntry, ...]] = [state.tail, *state.levels, ()]
+    rows: list[tuple[IndexEntry, ...]] = [state.index.tail, *state.index.levels, ()]
     if level >= len(rows) or rows[level - 1][:count] != fold.entries:
         return state
     rows[level - 1] = rows[level - 1][count:]
     rows[level] = (*rows[level], fold.page)
     while not rows[-1] and len(rows) > 1:
         rows.pop()
-    return state.model_copy(update={"tail": rows[0], "levels": tuple(rows[1:])})
+    return state.with_index(tail=rows[0], levels=tuple(rows[1:]))
 
 
 def list_leaves(
@@ -719,7 +733,8 @@ def rebuild_index(
     oldest = state.next
     if kept:
         oldest = kept[0].base
-    return state.model_copy(update={"tail": tuple(tail), "levels": tuple(levels), "oldest": oldest})
+    after = state.with_index(tail=tuple(tail), levels=tuple(levels))
+    return after.model_copy(update={"oldest": oldest})
 
 
 NAMES_PREFIX = "streams/_names"
@@ -771,9 +786,8 @@ class StreamStates:
             problem = f"there is no stream {stream!r} in {self.lake.url}. Streams: {there}."
             step = (
                 "Check the name and the lake, or create the stream first:"
-                f" streams.create({stream!r}, schema=…, "
+                f" streams.create({stream!r}, schema=…, partitions=…)."
             )
-            step += "partitions=…)."
             raise StreamNotFoundError(problem, step, stream=f"lake.{stream}")
         return commit
 

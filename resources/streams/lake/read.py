@@ -130,9 +130,9 @@ def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> 
         parquet = pq.ParquetFile(open_object(files.store, key, file.size), pre_buffer=True)
     except (ObjectNotFoundError, pa.ArrowInvalid) as error:
         problem = (
-            f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read "
+            f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read"
+            f" ({str(error).splitlines()[0]})"
         )
-        problem += f"({str(error).splitlines()[0]})"
         raise ManifestMismatchError(problem, step, key=key) from error
     if parquet.metadata.num_rows != file.rows:
         problem = (
@@ -328,7 +328,10 @@ def read_frame(
     """
     schema = declaration.columns
     n = declaration.partitions
-    segments = [segment for segment in touched if manifest.has_records_in(segment, spans)]
+    segments = []
+    for segment in touched:
+        if manifest.has_records_in(segment, spans):
+            segments.append(segment)
     generations = [segment.generation(i, files.prefix) for i, segment in enumerate(segments)]
     frame = bucketed_frame(spark, files.store, files.prefix, declaration.layout, generations)
     if not segments:

@@ -215,7 +215,9 @@ def read_new(
     # Until the reader is at the stream's end, keep the earlier coverage: the results that replace
     # those it has read may still be unread, so every batch up to the end reports what is replaced.
     at_end = parent is None or ends == state.next
-    read = state.read if at_end else position.read
+    read = position.read
+    if at_end:
+        read = state.read
     after = ReaderPosition(stream=state.id, offsets=ends, read=read)
     known = translate_coverage(position.read, state.read, lineage_lookup(streams))
     replaced = manifest.find_replaced_since(known, state.read)
@@ -319,11 +321,10 @@ def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
     there = lake.store.head(log.pointer_key) is not None
     # Listed before the pointer is deleted, and without first manifests, so as not to delete what a
     # new reader of this name writes meanwhile.
-    old = [
-        item.key
-        for item in lake.store.list(f"{log.prefix}/manifests/")
-        if commit_number(item.key) > 1
-    ]
+    old = []
+    for item in lake.store.list(f"{log.prefix}/manifests/"):
+        if commit_number(item.key) > 1:
+            old.append(item.key)
     lake.store.delete(log.pointer_key)  # without a pointer there is no reader
     lake.store.delete_many(old)
     return there

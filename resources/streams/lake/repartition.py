@@ -31,6 +31,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     MarkerEntry,
     RepartitionRecord,
     Segment,
+    SegmentIndex,
     SentSequence,
     StreamFiles,
     StreamState,
@@ -227,13 +228,15 @@ def repartition(
             if isinstance(step, RewriteStep) and step.key not in written:
                 written[step.key] = _write_step(streams, stream, state, declaration, step)
         after = _build_state(streams, state, declaration, steps, written, reason)
-        replaced = [segment.folder(pages.prefix) for segment in old if segment.files]
+        replaced = []
+        for segment in old:
+            if segment.files:
+                replaced.append(segment.folder(pages.prefix))
         replaced += sorted(manifest.list_page_keys(state, pages))
         at = streams.now_ms()
-        after = manifest.rebuild_index(after, after.tail, pages)
-        after = after.model_copy(
-            update={"dropped": (*state.dropped, *(DroppedKey(key, at) for key in replaced))}
-        )
+        after = manifest.rebuild_index(after, after.index.tail, pages)
+        dropped = [DroppedKey(key, at) for key in replaced]
+        after = after.with_index(dropped=(*state.index.dropped, *dropped))
         check(state)  # again, since writing takes a while
         streams.log(stream).commit(commit, after.body(), by=by)
         return after
@@ -362,12 +365,9 @@ def _build_state(
         "oldest": oldest,
         "next": at,
         "marked_until": marked,
-        "tail": tuple(segments),
-        "levels": (),
+        "index": SegmentIndex(tail=tuple(segments), next_segment=len(segments)),
         "producers": _forget_offsets(state),
-        "next_segment": len(segments),
-        "rewritten": rewritten,
-        "rewritten_before": state.rewritings,
+        "rewritings": (*state.rewritings, rewritten),
     }
     return state.model_copy(update=after)
 

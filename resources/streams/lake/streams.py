@@ -45,6 +45,7 @@ from dagster_adjunct.resources.streams.system import (
     LAKE,
     NewStreams,
     Repartitioning,
+    StreamCapabilities,
     StreamInfo,
     StreamSystem,
     StreamWriter,
@@ -133,10 +134,16 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
     processes.
     """
 
-    evolves = True
-    new_streams = NEW_STREAMS
-    appends_alone = True
-    counts_unread = True
+    capabilities = StreamCapabilities(
+        reads_arrow=True,
+        reads_in_tasks=True,
+        finds_times=True,
+        counts_unread=True,
+        keeps_positions=True,
+        appends_alone=True,
+        evolves=True,
+        new_streams=NEW_STREAMS,
+    )
 
     def create(
         self,

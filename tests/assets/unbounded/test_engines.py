@@ -7,6 +7,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.session import session_scope
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.unbounded.facts import (
     DEAD,
@@ -197,7 +198,7 @@ def test_dead_letters_of_fractions_and_streams_of_other_systems_need_spark(world
         world.advance(dead)
 
     class ReadBySpark(LakeStreams):
-        read_arrow = StreamSystem.read_arrow
+        capabilities = replace(LakeStreams.capabilities, reads_arrow=False)
 
     system = ReadBySpark(world.lake)
     plain = unbounded_dataset("floats", input="lake.floats", key="k", partitions=2)

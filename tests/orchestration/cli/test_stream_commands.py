@@ -18,7 +18,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import Retention
 from dagster_adjunct.resources.streams.lake.readers import read_new
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SourceRange, Sources
+from dagster_adjunct.resources.streams.system import AppendOptions, SourceRange, Sources
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def lake(tmp_path: Path) -> Lake:
         read = Sources(
             "lake.in", "app", (SourceRange("lake.in.0", offsets.start, offsets.stop, epoch),)
         )
-        streams.append("s", table, producer="app", sequence=epoch, sources=read)
+        streams.append(
+            "s", table, producer="app", sequence=epoch, options=AppendOptions(sources=read)
+        )
     return lake
 
 

@@ -13,6 +13,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     AppendResult,
     OffsetRange,
+    StreamCapabilities,
     StreamInfo,
     StreamSystem,
     StreamWriter,
@@ -45,6 +46,7 @@ class FakeStreams(StreamSystem):
     """
 
     name = "fake"
+    capabilities = StreamCapabilities(finds_times=True)
 
     def __init__(self) -> None:
         self.streams: dict[str, FakeStream] = {}
@@ -151,7 +153,7 @@ class WritableStreams(FakeStreams, StreamWriter):
 class TimelessStreams(FakeStreams):
     """The same, without positions by time."""
 
-    offset_for_timestamp = StreamSystem.offset_for_timestamp  # type: ignore[assignment]
+    capabilities = StreamCapabilities()
 
 
 def _offset(number: int) -> str:

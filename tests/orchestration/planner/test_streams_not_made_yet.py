@@ -4,6 +4,8 @@ system is called.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -37,7 +39,7 @@ def streams(lake: Lake) -> LakeStreams:
 def saying(new_streams: NewStreams | None) -> WritableStreams:
     fake = WritableStreams()
     if new_streams is not None:
-        fake.new_streams = new_streams
+        fake.capabilities = replace(fake.capabilities, new_streams=new_streams)
     return fake
 
 
@@ -85,7 +87,7 @@ def test_records_lie_right_in_a_stream_whose_system_says_how_it_will_spread_them
 
 
 def test_the_lake_is_what_it_says(streams: LakeStreams) -> None:
-    assert streams.info("s").partitioner == streams.new_streams.partitioner
+    assert streams.info("s").partitioner == streams.capabilities.new_streams.partitioner
     with pytest.raises(ConfigurationError) as failure:
         streams.check_create("t", schema=SCHEMA, partitions=4)
     assert failure.value.stream == "lake.t"
@@ -93,7 +95,7 @@ def test_the_lake_is_what_it_says(streams: LakeStreams) -> None:
 
 def test_kafka_is_what_it_says(lake: Lake) -> None:
     settings = KafkaSettings("main", "localhost:1")
-    assert (KafkaStreams.new_streams.needs_key, KafkaStreams.new_streams.typed) == (True, True)
+    assert KafkaStreams.capabilities.new_streams == NewStreams(needs_key=True, typed=True)
     with pytest.raises(ConfigurationError) as failure:
         DeclaredTopics(lake, settings).check("t", SCHEMA, [], 4)
     assert failure.value.stream == "main.t"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +20,11 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
+    AppendOptions,
     AppendResult,
     OffsetRange,
+    StreamCapabilities,
+    StreamSystem,
     SystemStreamPartition,
 )
 from tests.clocks import Clock, on_clock
@@ -208,7 +212,9 @@ def test_records_that_do_not_fit_name_the_column(s: LakeStreams, records: Record
         s.append("s", records(("a", 1)), producer="p", sequence=-1)
     assert failure.value.facts == {"argument": "sequence"}
     with pytest.raises(ConfigurationError) as failure:
-        s.append("s", records(("a", 1)), producer="p", sequence=0, order_by=["k"])
+        s.append(
+            "s", records(("a", 1)), producer="p", sequence=0, options=AppendOptions(order_by=("k",))
+        )
     assert failure.value.facts == {"argument": "order_by"}
     assert everything(s) == []
     assert s.describe("s")["commits"] == 1
@@ -463,26 +469,6 @@ def test_a_snapshot_that_is_written_to_asks_once_and_again_after_a_conflict(
     ]
 
 
-class CountedAppends(LakeStreams):
-    """Streams of the lake that count their appends, which pass on whatever they are given."""
-
-    appends = 0
-
-    def append(self, *given: Any, **more: Any) -> AppendResult:  # type: ignore[override]
-        self.appends += 1
-        return super().append(*given, **more)
-
-
-def test_an_append_that_passes_everything_on_takes_the_options_of_the_extended_one(
-    lake: Lake,
-) -> None:
-    assert [CountedAppends(lake).accepts(name) for name in ("sources", "one_task", "more")] == [
-        True,
-        True,
-        False,
-    ]
-
-
 @pytest.mark.parametrize(
     "rows", [[{"k": "a", "n": 1}, {"n": 2}], [{"k": "a", "n": 1}, {"K": "b", "n": 2}]]
 )
@@ -493,3 +479,21 @@ def test_a_row_without_a_column_of_the_key_is_refused_though_others_have_it(rows
         streams.append("s", rows, producer="p", sequence=1)
     assert (caught.value.column, caught.value.row) == ("k", 1)
     assert not streams.append("s", [{"k": None, "n": 2}], producer="p", sequence=1).duplicate
+
+
+@pytest.mark.parametrize(
+    "options", [AppendOptions(order_by=["k"]), AppendOptions(partitioned=True)], ids=repr
+)
+def test_options_for_frames_are_refused_for_a_table(options: AppendOptions) -> None:
+    streams = LakeStreams(lake_in(InMemoryStore()))
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=1)
+    with pytest.raises(ConfigurationError) as caught:
+        streams.append("s", [{"k": "a", "n": 1}], producer="p", sequence=0, options=options)
+    assert caught.value.argument == "order_by"
+
+
+def test_a_system_can_do_only_what_it_declares() -> None:
+    assert StreamSystem.capabilities == StreamCapabilities()
+    assert LakeStreams.capabilities.reads_arrow
+    with pytest.raises(FrozenInstanceError):
+        LakeStreams.capabilities.evolves = False  # type: ignore[misc]

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.errors import ProducerConflictError, SchemaMismat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import AppendOptions
 from tests.resources.streams.stream_helpers import SCHEMA
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def epochs(streams: LakeStreams, stream: str = "s") -> dict[int, int]:
 def files(streams: LakeStreams, stream: str = "s") -> list[tuple[str, list[str]]]:
     """Return the checksum and the columns of each data file, in order of appends and partitions."""
     prefix, file_facts = streams.lake.stream_prefix(stream), []
-    for segment in streams.state(stream)[1].tail:
+    for segment in streams.state(stream)[1].index.tail:
         for file in segment.files:
             data = streams.lake.store.get(segment.key_of(prefix, file)).data
             file_facts.append((file.sha256, pq.read_schema(pa.BufferReader(data)).names))
@@ -129,7 +130,11 @@ def test_spark_reads_and_writes_epochs_also_beside_files_without_them(
 
     def copied(df: DataFrame, sequence: int) -> bool:
         return streams.append(
-            "copy", df, producer="app", sequence=sequence, order_by=["__partition", "__offset"]
+            "copy",
+            df,
+            producer="app",
+            sequence=sequence,
+            options=AppendOptions(order_by=("__partition", "__offset")),
         ).duplicate
 
     assert not copied(frame, 0)

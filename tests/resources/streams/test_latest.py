@@ -26,7 +26,13 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     list_superseded,
 )
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import POSITION, OffsetRange, SourceRange, Sources
+from dagster_adjunct.resources.streams.system import (
+    POSITION,
+    AppendOptions,
+    OffsetRange,
+    SourceRange,
+    Sources,
+)
 from tests.clocks import Clock
 from tests.resources.streams.stream_helpers import SCHEMA
 
@@ -86,7 +92,7 @@ class World:
                 table,
                 producer=reader,
                 sequence=number,
-                sources=Sources("lake.in", reader, ranges),
+                options=AppendOptions(sources=Sources("lake.in", reader, ranges)),
             )
             assert result.duplicate == duplicate
 
@@ -221,7 +227,7 @@ class Reader:
             pa.table(columns),
             producer=f"{self.target}-app",
             sequence=self.sequence,
-            sources=sources,
+            options=AppendOptions(sources=sources),
         )
 
     def catch_up(self, least: int) -> None:

@@ -15,7 +15,7 @@ from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Re
 from dagster_adjunct.resources.streams.lake.readers import read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SourceRange, Sources
+from dagster_adjunct.resources.streams.system import AppendOptions, SourceRange, Sources
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]
@@ -55,7 +55,13 @@ class Copying:
             __source_reader=pa.array([reader] * len(rows), pa.string()),
         )
         sources = Sources("lake.in", reader, ranges)
-        self.streams.append("out", table, producer="app", sequence=self.sequence, sources=sources)
+        self.streams.append(
+            "out",
+            table,
+            producer="app",
+            sequence=self.sequence,
+            options=AppendOptions(sources=sources),
+        )
 
     def ends(self) -> dict[int, tuple[int, int]]:
         return {ssp.partition: (0, int(end)) for ssp, end in self.upcoming().items()}
@@ -104,7 +110,7 @@ def test_results_of_records_that_retention_took_before_the_rewriting_stay(
     copying.arrive(*range(10, 20))
     copying.read(0, copying.ends())
     _, state = streams.state("in")
-    size = sum(file.size for file in state.tail[-1].files)
+    size = sum(file.size for file in state.index.tail[-1].files)
     streams.configure("in", retention=Retention(max_bytes=size), compaction=CompactionPolicy())
     streams.maintain("in")
     kept = sorted(streams.read_arrow(streams.all_ranges("in"))["v"].to_pylist())

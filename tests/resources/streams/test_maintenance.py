@@ -26,6 +26,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
     POSITION,
+    AppendOptions,
     OffsetRange,
     SourceRange,
     Sources,
@@ -274,7 +275,11 @@ def test_records_with_and_without_positions_are_merged_again_and_again(
                     name, pa.array([value], arrow_type(dict(HIDDEN_COLUMNS)[name]))
                 )
         streams.append(
-            "s", row, producer="p", sequence=number, sources=source if number == 0 else None
+            "s",
+            row,
+            producer="p",
+            sequence=number,
+            options=AppendOptions(sources=source if number == 0 else None),
         )
         streams.maintain("s", clock.forward(hours=2))
     assert streams.describe("s")["segments"] < 6

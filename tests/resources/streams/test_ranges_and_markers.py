@@ -136,7 +136,7 @@ def test_a_missing_or_cut_file_is_an_error_that_names_it(s: LakeStreams, records
     s.append("s", records(("a", 0)), producer="p", sequence=0)
     s.append("s", records(("b", 1)), producer="p", sequence=1)
     _, state = s.state("s")
-    first, second = [segment.key_of("streams/s", segment.files[0]) for segment in state.tail]
+    first, second = [segment.key_of("streams/s", segment.files[0]) for segment in state.index.tail]
     s.lake.store.delete(second)
     with pytest.raises(ManifestMismatchError) as caught:
         values(s, 0, 2)

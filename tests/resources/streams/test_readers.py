@@ -29,7 +29,7 @@ from dagster_adjunct.resources.streams.lake.readers import (
     remove_reader,
 )
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SourceRange, Sources
+from dagster_adjunct.resources.streams.system import AppendOptions, SourceRange, Sources
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA
@@ -235,7 +235,11 @@ def test_a_reader_is_told_which_sources_were_read_again_since_its_last_commit(
         )
         ranges = (SourceRange("lake.in.0", start, end, epoch),)
         s.append(
-            "s", table, producer="app", sequence=sequence, sources=Sources("lake.in", "app", ranges)
+            "s",
+            table,
+            producer="app",
+            sequence=sequence,
+            options=AppendOptions(sources=Sources("lake.in", "app", ranges)),
         )
 
     with read_new(lake, "s", reader="report") as batch:

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import OffsetRange
+from dagster_adjunct.resources.streams.system import AppendOptions, OffsetRange
 from tests.resources.streams.stream_helpers import SCHEMA
 from tests.rounds import rounds
 
@@ -127,7 +127,7 @@ def test_a_partition_is_sparks_own_hash_of_the_key(
         F.col("id").cast("smallint").alias("v"),
     )
     streams.append("s", made.toArrow(), producer="arrow", sequence=0)
-    streams.append("s", made, producer="spark", sequence=0, order_by=["v"])
+    streams.append("s", made, producer="spark", sequence=0, options=AppendOptions(order_by=("v",)))
     table = streams.read_arrow(streams.all_ranges("s"))
     frame = spark.createDataFrame(
         table.select(["a", "b", "c", "__partition"]).rename_columns(["a", "b", "c", "p"])
@@ -155,8 +155,7 @@ def test_a_frame_is_appended_once_and_in_the_order_asked_for(
             frame,
             producer="app",
             sequence=sequence,
-            order_by=order,
-            partitioned=partitioned,
+            options=AppendOptions(order_by=order, partitioned=partitioned),
         ).duplicate
 
     assert not copy(source, 0)
@@ -184,7 +183,12 @@ def test_a_column_may_have_any_name(spark: SparkSession, streams: LakeStreams, n
         .toDF("k", name)
     )
     assert streams.append("named", frame, producer="p", sequence=0).rows == 3
-    assert streams.append("named", frame, producer="p", sequence=1, one_task=True).rows == 3
+    assert (
+        streams.append(
+            "named", frame, producer="p", sequence=1, options=AppendOptions(one_task=True)
+        ).rows
+        == 3
+    )
     assert sorted(streams.read_arrow(streams.all_ranges("named")).column(name).to_pylist()) == [
         1,
         1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,11 +32,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     describe_startpoint,
     resolve_startpoint_to_offset,
 )
-from dagster_adjunct.resources.streams.system import (
-    OffsetRange,
-    StreamSystem,
-    SystemStreamPartition,
-)
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.clocks import Clock, on_clock
 from tests.resources.streams.stream_helpers import SCHEMA
 
@@ -260,7 +256,7 @@ def test_a_partition_or_stream_that_is_not_there_is_an_error(
 
 def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) -> None:
     class Timeless(LakeStreams):
-        offset_for_timestamp = StreamSystem.offset_for_timestamp  # type: ignore[assignment]
+        capabilities = replace(LakeStreams.capabilities, finds_times=False)
 
     fill(streams, clock, 1)
     timeless = Timeless(streams.lake)

@@ -29,7 +29,11 @@ from dagster_adjunct.resources.streams.kafka.produce import (
 )
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
-from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    AppendOptions,
+    OffsetRange,
+    SystemStreamPartition,
+)
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.ports import free_port
@@ -113,7 +117,9 @@ def test_records_of_a_frame_keep_the_order_of_their_key(
     rows = [(f"k{i % 17}", i) for i in range(5000)]
     random.Random(5).shuffle(rows)
     frame = spark.createDataFrame(rows, "k string, n bigint").repartition(5)
-    result = system.append("ordered", frame, producer="p", sequence=0, order_by=["n"])
+    result = system.append(
+        "ordered", frame, producer="p", sequence=0, options=AppendOptions(order_by=("n",))
+    )
     assert result.rows == 5000
     read = (
         system.read(spark, ranges_of("ordered", result))
@@ -185,7 +191,7 @@ def test_a_tombstone_has_no_value_whatever_its_columns_hold(
         spark.createDataFrame(rows, "k string, n bigint, __tombstone boolean"),
         producer="p",
         sequence=0,
-        order_by=["k"],
+        options=AppendOptions(order_by=("k",)),
     )
     system.append(
         "tombstones",
@@ -305,6 +311,8 @@ def test_what_kafka_cannot_keep_is_refused(kafka: KafkaServer, tmp_path: Path) -
     with pytest.raises(StreamNotFoundError):
         system.append("nowhere", raw(("a", "1")), producer="p", sequence=0)
     with pytest.raises(ConfigurationError) as caught:
-        system.append("s", raw(("a", "1")), producer="p", sequence=0, order_by=["key"])
+        system.append(
+            "s", raw(("a", "1")), producer="p", sequence=0, options=AppendOptions(order_by=("key",))
+        )
     assert caught.value.argument == "order_by"
     assert seen(kafka, topic) == []

@@ -26,7 +26,7 @@ from dagster_adjunct.resources.streams.kafka.produce import (
 )
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import AppendOptions, SystemStreamPartition
 from tests.resources.streams.kafka.producing import committed, raw, seen, system_with
 from tests.servers.kafka import KafkaServer
 from tests.servers.s3 import ROOT
@@ -78,7 +78,9 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
     rows = [(f"k{i % 3}".encode(), str(i).encode(), i) for i in range(300)]
     frame = spark.createDataFrame(rows, "key binary, value binary, i int").repartition(4)
     for _ in range(2):
-        result = system.append("s", frame, producer="p", sequence=1, order_by=["i"])
+        result = system.append(
+            "s", frame, producer="p", sequence=1, options=AppendOptions(order_by=("i",))
+        )
     assert result.duplicate
     records = seen(kafka, topic)
     assert len(records) == 300
@@ -88,7 +90,13 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
     # The same records as a table are the same append.
     assert system.append("s", frame.drop("i").toArrow(), producer="p", sequence=1).duplicate
     with pytest.raises(ProducerConflictError) as caught:
-        system.append("s", frame.where("i > 0"), producer="p", sequence=1, order_by=["i"])
+        system.append(
+            "s",
+            frame.where("i > 0"),
+            producer="p",
+            sequence=1,
+            options=AppendOptions(order_by=("i",)),
+        )
     assert (caught.value.stream, caught.value.producer, caught.value.sequence) == (
         "kafka.s",
         "p",
@@ -96,7 +104,14 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
     )
     # What Spark knows to be empty has no task, but is a batch all the same.
     assert (
-        system.append("s", frame.where("false"), producer="p", sequence=2, order_by=["i"]).rows == 0
+        system.append(
+            "s",
+            frame.where("false"),
+            producer="p",
+            sequence=2,
+            options=AppendOptions(order_by=("i",)),
+        ).rows
+        == 0
     )
     assert system.appended("s", "p", 2) is not None
     assert len(seen(kafka, topic)) == 300
@@ -167,12 +182,16 @@ def test_consumed_offsets_are_committed_with_the_records_for_kafkas_own_tools(
         SystemStreamPartition("kafka", flights, 1): "42",
         SystemStreamPartition("lake", "weather", 0): "7",
     }
-    system.append("s", RECORDS, producer="delays", sequence=0, consumed=consumed)
+    system.append(
+        "s", RECORDS, producer="delays", sequence=0, options=AppendOptions(consumed=consumed)
+    )
     assert committed(kafka, "delays", flights, 1) == 42
     too_large = raw(("big", "x" * 2_000_000))
     later = {SystemStreamPartition("kafka", flights, 1): "50"}
     with pytest.raises(PermanentError):
-        system.append("s", too_large, producer="delays", sequence=1, consumed=later)
+        system.append(
+            "s", too_large, producer="delays", sequence=1, options=AppendOptions(consumed=later)
+        )
     assert committed(kafka, "delays", flights, 1) == 42
 
 
