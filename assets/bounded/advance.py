@@ -143,19 +143,26 @@ def _list_notes(member: Member, action: Action, awaiting: Awaiting | None) -> It
     dropped = bool(outcome.notes) and not _DROPPED.isdisjoint(outcome.counters)
     if action == "up-to-date" and not dropped:
         yield "nothing new was delivered"
-    for ref in manifest.versions:
-        if ref.id in outcome.rejected:
-            yield _describe_rejected(member, ref)
-    for ref in manifest.versions:
-        if ref.id in outcome.unserved:
-            yield actions.describe_unserved(manifest, ref)
-    newest = manifest.versions[-1] if manifest.versions else None
-    if newest is not None and newest.state == "rejected" and not outcome.rejected:
-        yield f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}"
+    yield from _list_version_notes(member)
     if awaiting is not None:
         yield f"{_name_awaited(awaiting, manifest)} waits for {awaiting.described}"
     if manifest.pin is not None:
         yield f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}"
+
+
+def _list_version_notes(member: Member) -> Iterator[str]:
+    """Yield why versions are rejected, or sealed and not served."""
+    versions = member.manifest.versions
+    outcome = member.outcome
+    for ref in versions:
+        if ref.id in outcome.rejected:
+            yield _describe_rejected(member, ref)
+    for ref in versions:
+        if ref.id in outcome.unserved:
+            yield actions.describe_unserved(member.manifest, ref)
+    for ref in versions[-1:]:
+        if ref.state == "rejected" and not outcome.rejected:
+            yield f"version {ref.name!r} ({ref.id}), delivered last, is rejected: {ref.reason}"
 
 
 def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
@@ -386,10 +393,9 @@ def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[Adv
             if not polled.together:
                 group = commit_waiting(group, polled)
                 return [build_bounded_report(member) for member in group.members]
-            candidates = [
-                build_candidate(group.member(name), delivery)
-                for name, delivery in polled.together.items()
-            ]
+            candidates = []
+            for name, delivery in polled.together.items():
+                candidates.append(build_candidate(group.member(name), delivery))
             validated = [*map(validate_candidate, reject_revoked_content(candidates))]
         except (errors.MarkerConflictError, errors.ValidatorError):
             commit_waits(group, {})
@@ -482,11 +488,12 @@ def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
     if candidate.document is not None:
         # Checked after this manifest was read: a finished discard no longer lists the objects as
         # doomed.
-        is_kept = candidate.document not in now.doomed and candidate.is_stored()
-        return "" if is_kept else "discarded this build"
-    if candidate.unchanged:
-        is_same = before.head == now.head and now.retains(candidate.unchanged)
-        return "" if is_same else "changed what is current, to which this version was equal"
+        if candidate.document in now.doomed or not candidate.is_stored():
+            return "discarded this build"
+        return ""
+    is_same = before.head == now.head and now.retains(candidate.unchanged or "")
+    if candidate.unchanged and not is_same:
+        return "changed what is current, to which this version was equal"
     return ""
 
 

@@ -298,7 +298,7 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
     records = source.check(delivery, member.context.spark)
     counters = {"read": 0}
     if records == 0:
-        _raise_if_unmeant(source, delivery)
+        source.reject_empty(delivery)
     else:
         generation, counters = _write_entries(member, delivery, generation, records)
     if generation.footer_size > _MAX_FOOTER_BYTES:
@@ -353,7 +353,7 @@ def _write_entries(
         raise _with_record_places(error, member, delivery) from error
     entries = written.rows + counted["superseded"] + counted["deleted"]
     if entries == 0 and records is None:
-        _raise_if_unmeant(source, delivery)
+        source.reject_empty(delivery)
     if records is None:
         records = entries
     if spec.extractor is None and entries != records:
@@ -365,15 +365,6 @@ def _write_entries(
             version=delivery.version,
         )
     return written, sum_counters({"read": records}, counted)
-
-
-def _raise_if_unmeant(source: VersionSource, delivery: Delivery) -> None:
-    """Raise EmptyVersionError for a version without records, unless its delivery says that it is
-    empty.
-    """
-    empty = source.empty_error(delivery)
-    if empty is not None:
-        raise empty
 
 
 def _with_record_places(

@@ -419,7 +419,8 @@ class DebeziumUnwrapped(_RecordIsRow):
             records, reasons = self._mark_unavailable_in_arrow(
                 records, schema, written, self.unavailable
             )
-            problems = [before or reasons.get(row) for row, before in enumerate(problems)]
+            for row, reason in reasons.items():
+                problems[row] = problems[row] or reason
         return changes_in_arrow(records, schema, tombstones, problems)
 
     def _mark_unavailable_in_arrow(
@@ -468,9 +469,10 @@ class DebeziumUnwrapped(_RecordIsRow):
         return unknown_operation_reason(op)
 
     def describe(self) -> str:
-        names = [name for name in (self.deleted, self.op) if name is not None]
-        kept = ", on_unavailable='keep'" if self.completes else ""
-        return f"Debezium, unwrapped ({', '.join(names)}{kept})"
+        described = ", ".join(filter(None, (self.deleted, self.op)))
+        if self.completes:
+            described += ", on_unavailable='keep'"
+        return f"Debezium, unwrapped ({described})"
 
 
 def _large_fields(schema: Schema) -> list[Field]:
@@ -531,9 +533,9 @@ def changes_with_spark(
     """Return one change for each record: the columns of `schema`, the metadata columns,
     TOMBSTONE and PROBLEM.
     """
-    rest = [F.col(name) for name in metadata_columns(records.columns) if name != TOMBSTONE]
+    rest = [name for name in metadata_columns(records.columns) if name != TOMBSTONE]
     return records.select(
-        *[named_column(name) for name in schema.names],
+        *map(named_column, schema.names),
         *rest,
         tombstone.alias(TOMBSTONE),
         problem.cast("string").alias(PROBLEM),

@@ -103,7 +103,9 @@ def render_reason(reason: str | None, *, values: bool) -> str | None:
     """Return a reason for display: its marked values are shown if `values` is true, else masked."""
     if reason is None:
         return None
-    return (reason if values else _MARKED.sub(_HIDDEN, reason)).translate(_UNMARKED)
+    if not values:
+        reason = _MARKED.sub(_HIDDEN, reason)
+    return reason.translate(_UNMARKED)
 
 
 def unknown_operation_reason(value: str | None) -> str:
@@ -229,7 +231,10 @@ def suggest_path(path: str) -> str | None:
     if is_known_path(path):
         return None
     known = [*(f"source.{name}" for name in sorted(_SOURCE_FIELDS - set(_UNORDERED))), *_TIMES]
-    return next((other for other in known if _is_misspelt(path.lower(), other)), None)
+    for other in known:
+        if _is_misspelt(path.lower(), other):
+            return other
+    return None
 
 
 def _is_misspelt(text: str, word: str) -> bool:
@@ -241,14 +246,14 @@ def _is_misspelt(text: str, word: str) -> bool:
         same += 1
     mine = text[same:]
     other = word[same:]
-    swapped = mine[:2] == other[1::-1] and mine[2:] == other[2:]
-    return swapped or mine[1:] == other[1:] or mine[1:] == other or mine == other[1:]
+    swapped = mine[1::-1] + mine[2:]
+    return other in (mine[1:], swapped) or other[1:] in (mine, mine[1:])
 
 
 def order_as_code(order: Order) -> str:
     """Return an order as a declaration has it: `order_by=["source.file", "source.pos"]`."""
-    names = ", ".join(f'"{name}"' for name in order)
-    return f"order_by={names}" if len(order) == 1 else f"order_by=[{names}]"
+    names = '", "'.join(order)
+    return f'order_by="{names}"' if len(order) == 1 else f'order_by=["{names}"]'
 
 
 def describe_order(order: Order | None) -> str:
@@ -297,9 +302,10 @@ def position_type(order: Order | None, rows: Schema) -> PositionType:
     if len(order) > 1:
         return "string"
     if order[0] in rows.names:
-        kind = rows.field(order[0]).type
-        return "bigint" if kind in (*_INTEGERS, "date", "timestamp") else "string"
-    return "bigint" if order[0] in _NUMBERS else "string"
+        is_number = rows.field(order[0]).type in (*_INTEGERS, "date", "timestamp")
+    else:
+        is_number = order[0] in _NUMBERS
+    return "bigint" if is_number else "string"
 
 
 def is_orderable(kind: str) -> bool:
@@ -343,7 +349,8 @@ def ordering_pattern(name: str, sample: str) -> str | None:
     if "gtid" in name.lower() and (found := _MARIADB_GTID.search(sample)):
         return f"^{found[1]}-[0-9]+-{_PART}$"
     if found := _BINLOG.search(sample):
-        return rf"^{re.escape(found[1])}\.{_PART}" + (f":{_PART}$" if found[2] else "$")
+        pattern = rf"^{re.escape(found[1])}\.{_PART}"
+        return f"{pattern}:{_PART}$" if found[2] else f"{pattern}$"
     return None
 
 
@@ -356,9 +363,11 @@ def orderable_pattern(name: str, order: Order) -> str:
     if order == (name,) and name in _NUMBERS:
         return NUMBER_PATTERN
     formats = [NUMBER_PATTERN, _LSN.pattern, _GTID.pattern, _BINLOG.pattern]
-    formats += [_POSTGRES_LSN.pattern] if "lsn" in name.lower() else []
-    formats += [_MARIADB_GTID.pattern] if "gtid" in name.lower() else []
-    return "|".join(f"(?:{pattern})" for pattern in formats)
+    if "lsn" in name.lower():
+        formats.append(_POSTGRES_LSN.pattern)
+    if "gtid" in name.lower():
+        formats.append(_MARIADB_GTID.pattern)
+    return f"(?:{')|(?:'.join(formats)})"
 
 
 def unordered_reason(name: str, sample: str) -> str:

@@ -664,14 +664,14 @@ def unbounded_dataset(
     spread = bucket_columns(name, key, partitions, partition_by, broadcast)
     try:
         following = ChangeStreamOptions(
-            changes=Upserts() if changes is None else changes,
+            changes=changes or Upserts(),
             order_by=order_by,  # type: ignore[arg-type]  # becomes a tuple when it is checked
             keep_tombstones=keep_tombstones,
             on_bad_change=on_bad_change,
             initial=initial,
             max_age=max_age,
             on_lost_offset=on_lost_offset,
-            compaction=DeltaCompaction() if compaction is None else compaction,
+            compaction=compaction or DeltaCompaction(),
             persistent=persistent,
             history=history,
             valid_from=valid_from,
@@ -691,7 +691,7 @@ def unbounded_dataset(
         bootstrap=bootstrap,
         columns=None if columns is None else to_name_tuple(columns),
         extractor=extractor,
-        discard=DiscardPolicy() if discard is None else discard,
+        discard=discard or DiscardPolicy(),
         following=following,
         sensitive=to_name_tuple(shown.get("sensitive", ())),
         presentation=presentation,

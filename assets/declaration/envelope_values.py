@@ -71,11 +71,13 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     by_id = avro_readers(schemas, what)
     for batch in batches:
-        converted = [json_from_avro(data, by_id) for data in batch.column(index).to_pylist()]
-        columns = [
-            *batch.columns,
-            *(pa.array([pair[side] for pair in converted], pa.string()) for side in (0, 1)),
-        ]
+        texts: list[str | None] = []
+        problems: list[str | None] = []
+        for data in batch.column(index).to_pylist():
+            text, problem = json_from_avro(data, by_id)
+            texts.append(text)
+            problems.append(problem)
+        columns = [*batch.columns, pa.array(texts, pa.string()), pa.array(problems, pa.string())]
         yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
 
 
@@ -269,14 +271,15 @@ def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -
         infinity = F.lit(float("inf"))
         # An infinite value of JSON, which has no infinity, is a number that is too large. Avro has
         # infinity.
-        sent = F.lit(False) if declared.format == "json" else F.abs(raw) == infinity
-        return F.when((F.abs(value) != infinity) | sent, value)
+        fits = F.abs(value) != infinity
+        if declared.format == "avro":
+            fits |= F.abs(raw) == infinity
+        return F.when(fits, value)
     if field.type in DATE_TYPES:
         value = convert_date(declared, field, raw)
-        count, ends = (
-            (F.unix_date(value), DAYS) if field.type == "date" else (F.unix_micros(value), MICROS)
-        )
-        return F.when(count.between(*ends), value)
+        if field.type == "date":
+            return F.when(F.unix_date(value).between(*DAYS), value)
+        return F.when(F.unix_micros(value).between(*MICROS), value)
     if field.type == "boolean":
         # MySQL stores booleans as TINYINT(1), 0 or 1.
         number = F.when(is_whole_number(raw), raw_value_text(field, raw))
@@ -291,7 +294,9 @@ def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -
 
 def raw_value_text(field: Field, raw: Column) -> Column:
     """Return a value as errors show it."""
-    return F.try_variant_get(raw, "$", "string") if field.type in _VARIANTS else raw.cast("string")
+    if field.type in _VARIANTS:
+        return F.try_variant_get(raw, "$", "string")
+    return raw.cast("string")
 
 
 def is_whole_number(raw: Column) -> Column:
@@ -353,15 +358,14 @@ def decimal_from_variable_scale(text: str) -> str | None:
         value = parts["value"]
     except (ValueError, LookupError, TypeError):
         return None
-    if (
-        len(parts) != 2
-        or type(scale) is not int
-        or not isinstance(value, str)
-        or not -_SCALES <= scale <= _SCALES
-    ):
+    if len(parts) != 2 or type(scale) is not int or not isinstance(value, str):
+        return None
+    if abs(scale) > _SCALES:
         return None
     plain = decimal_from_unscaled(value, max(scale, 0))
-    return plain if plain is None or scale >= 0 or plain.strip("-") == "0" else plain + "0" * -scale
+    if plain is None or plain.strip("-") == "0":
+        return plain
+    return plain + "0" * -scale
 
 
 def decimal_from_unscaled(text: str, scale: int) -> str | None:
@@ -373,5 +377,6 @@ def decimal_from_unscaled(text: str, scale: int) -> str | None:
     if not text:
         return None
     digits = str(abs(number)).zfill(scale + 1)
-    sign = "-" if number < 0 else ""
-    return f"{sign}{digits[:-scale]}.{digits[-scale:]}" if scale else f"{sign}{digits}"
+    if scale:
+        digits = f"{digits[:-scale]}.{digits[-scale:]}"
+    return f"-{digits}" if number < 0 else digits

@@ -308,7 +308,7 @@ class PythonExtractor:
             _entries, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key)
         )
         entries = convert_in_tasks(records, extract, columns)
-        return entries.select(*[quote_name(name) for name in schema.names], *marks)
+        return entries.select(*map(quote_name, schema.names), *marks)
 
     def apply_arrow(
         self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()
@@ -447,7 +447,7 @@ class _FunctionCalls:
     def entry_columns(self, records: pa.Table, deleting: Sequence[str]) -> list[pa.Array]:
         """Return the columns of the entries, then their metadata columns."""
         marks = records.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
-        places = [self._describe_record(mark) for mark in marks]
+        places = [*map(self._describe_record, marks)]
         data = [name for name in records.column_names if not name.startswith("__")]
         found = first_unreadable(records, data)
         if found is not None:

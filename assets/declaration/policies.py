@@ -286,7 +286,7 @@ class ChangeStreamOptions:
                 " compaction."
             )
             yield argument, problem, step
-        if len(self.order_by or ()) > 1:
+        if len(self.ordering) > 1:
             problem = f"{found}: there is no distance between values of several columns."
             step = (
                 "Leave it out, so that deletions are remembered for ever, or order by one number."
@@ -342,6 +342,11 @@ class ChangeStreamOptions:
     def completes(self) -> bool:
         """Whether changes may leave out columns, which then keep their stored values."""
         return bool(getattr(self.changes, "completes", False))
+
+    @property
+    def ordering(self) -> Order:
+        """The names in `order_by`, () without it."""
+        return self.order_by or ()
 
     @property
     def order(self) -> Order | None:

@@ -203,7 +203,7 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
     if following.on_bad_change != "fail":
         given = F.struct(*[named_column(name) for name in source.records.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
-    order_by = following.order_by or ()
+    order_by = following.ordering
     rows = following.changes.decode(
         records,
         schema,

@@ -134,12 +134,12 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
             "Name another column, or leave valid_from out to use the record's time.",
             column=name,
         )
-    for name in following.order_by or ():
+    for name in following.ordering:
         _check_ordering(spec, rows, name, what)
     if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
         raise errors.SchemaMismatchError(
             f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
-            f"{order_as_code(following.order_by or ())} there is no distance.",
+            f"{order_as_code(following.ordering)} there is no distance.",
             "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a"
             " timestamp.",
             dataset=spec.name,
@@ -156,13 +156,13 @@ def select_relevant_columns(spec: UnboundedDataset, rows: Schema) -> Schema:
     """
     if spec.columns is None or spec.extractor is not None:
         return rows
-    used = {*spec.columns, *(spec.following.order_by or ()), spec.following.valid_from}
+    used = {*spec.columns, *spec.following.ordering, spec.following.valid_from}
     return Schema(tuple(field for field in rows.fields if field.name in used))
 
 
 def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) -> None:
     changes = spec.following.changes
-    order = spec.following.order_by or ()
+    order = spec.following.ordering
     if name in rows.names:
         kind = rows.field(name).type
         if is_orderable(kind):

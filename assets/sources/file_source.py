@@ -320,9 +320,7 @@ class FileVersions(VersionSource):
                 version=delivery.version,
             )
         if not folder.files:
-            empty = self.empty_error(delivery)
-            if empty is not None:
-                raise empty
+            self.reject_empty(delivery)
         expected = hashing.parse_records_checksum(promise.checksum)
         rows = self._count(delivery, spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:
@@ -340,19 +338,19 @@ class FileVersions(VersionSource):
             self.records_in_spark(delivery, spark()), self._source.schema
         )
 
-    def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
-        """Return the error for a folder without records, None if its completion object states
+    def reject_empty(self, delivery: Delivery) -> None:
+        """Raise EmptyVersionError for a folder without records, unless its completion object states
         rows 0.
         """
         folder: Folder
         promise: Promise
         folder, promise = delivery.content
         if promise.rows == 0:
-            return None
+            return
         found = "no data file"
         if folder.files:
             found = f"{len(folder.files)} data file(s) without a record"
-        return EmptyVersionError(
+        raise EmptyVersionError(
             f"{self._what(delivery)}: the folder {self._place(folder.path)} is complete and holds"
             f" {found}: expected {self._source.format} files below it, not called _… or .…, or a"
             " completion object that states rows 0.",

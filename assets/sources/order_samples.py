@@ -88,7 +88,7 @@ def find_order_samples(
     SchemaMismatchError if there are changes that can't be ordered, and none that can.
     """
     spec = source.spec
-    order = spec.following.order_by or ()
+    order = spec.following.ordering
     rows = derive_row_schema(spec, source.records)
     if not needs_samples(order, rows):
         return known
@@ -138,10 +138,10 @@ def _cut(source: OpenedChanges, ranges: Ranges, count: int) -> Iterator[Ranges]:
 
 def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
     """Return what these changes of rows show."""
-    order = spec.following.order_by or ()
+    order = spec.following.ordering
     lacks = F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH))
     known = F.col(PROBLEM).isNull() | lacks
-    place = [F.col(name) for name in (TIMESTAMP, OFFSET, PARTITION)]
+    place = (TIMESTAMP, OFFSET, PARTITION)
     firsts = []
     for number, (name, value) in enumerate(zip(order, order_columns(order, schema), strict=True)):
         text = value.cast("string")
@@ -169,7 +169,7 @@ def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) ->
 
 def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
     """Return what these changes of rows show, whose order is made of columns."""
-    order = spec.following.order_by or ()
+    order = spec.following.ordering
     rows = rows.filter(pc.is_null(rows.column(PROBLEM)))
     places = rows.select([OFFSET, PARTITION])
     times = pc.fill_null(
@@ -197,7 +197,7 @@ def unorderable_error(spec: UnboundedDataset, place: int, reason: str) -> Schema
     """Return the error for changes none of which can be ordered by the name at this place of
     `order_by`.
     """
-    name = (spec.following.order_by or ())[place]
+    name = spec.following.ordering[place]
     shown = change_values.render_reason(reason, values=not hides_values(spec))
     meant = change_values.suggest_path(name)
     step = f"Did you mean {meant!r}? " if meant is not None else ""

@@ -76,14 +76,14 @@ class QueryVersions(VersionSource):
         """Return None: the number of rows is not known before they are computed."""
         return None
 
-    def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
-        """Return the error for an answer without entries, None if the query may be empty."""
+    def reject_empty(self, delivery: Delivery) -> None:
+        """Raise EmptyVersionError for an answer without entries, unless the query may be empty."""
         if self._query.allow_empty:
-            return None
+            return
         left = "returned no rows"
         if self.spec.extractor is not None:
             left += " from which an entry is made"
-        return EmptyVersionError(
+        raise EmptyVersionError(
             f"{self._what(delivery)} {left}.",
             "Correct the query or what it reads; if it may be empty, declare QuerySource(…,"
             " allow_empty=True).",

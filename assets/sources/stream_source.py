@@ -189,7 +189,7 @@ class StreamSource(VersionSource):
             answer = self._await(upcoming, upcoming.offsets)
         return replace(
             answer,
-            offsets={str(ssp): str(offset) for ssp, offset in sorted(upcoming.offsets.items())},
+            offsets=entries.offsets_to_json(_to_texts(upcoming.offsets)),
             redelivered=sum(dropped.values()),
             left_out=sum(outside.values()),
             outside=tuple(outside),
@@ -254,7 +254,7 @@ class StreamSource(VersionSource):
         before them.
         """
         ends = self._stream.system.upcoming(self._stream.ssps)
-        read_to = {ssp: str(offset) for ssp, offset in offsets.items()}
+        read_to = _to_texts(offsets)
         if any(int(ends[ssp]) < offset for ssp, offset in offsets.items()):
             # Another writer may have advanced since it was opened.
             ends = self._system.upcoming(self._stream.ssps)
@@ -282,8 +282,7 @@ class StreamSource(VersionSource):
             since, markers = self._seen
             if all(since[ssp] <= offset for ssp, offset in offsets.items()):
                 return markers
-        texts = {ssp: str(offset) for ssp, offset in offsets.items()}
-        markers = self._stream.system.markers(self.info.name, texts)
+        markers = self._stream.system.markers(self.info.name, _to_texts(offsets))
         self._seen = (dict(offsets), markers)
         return markers
 
@@ -315,3 +314,7 @@ class StreamSource(VersionSource):
 
 def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:
     return {SystemStreamPartition.parse(ssp): span for ssp, span in delivery.ranges.items()}
+
+
+def _to_texts(offsets: IntOffsets) -> dict[SystemStreamPartition, str]:
+    return {ssp: str(offset) for ssp, offset in offsets.items()}

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
 )
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, check_declaration
-from dagster_adjunct.resources.errors import EmptyVersionError, MarkerConflictError
+from dagster_adjunct.resources.errors import MarkerConflictError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -169,11 +169,11 @@ class VersionSource(ABC):
         Raises MarkerConflictError if the records differ from what the markers state.
         """
 
-    def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
-        """Return the error for a delivery without records; None if that is meant, as the markers
-        of a stream say.
+    def reject_empty(self, delivery: Delivery) -> None:
+        """Raise EmptyVersionError for a delivery without records, unless that is meant, as the
+        markers of a stream say.
         """
-        return None
+        return
 
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
         """Return the delivery's entries: `schema`, META and `ordered_by`, with exactly these types.

@@ -103,13 +103,12 @@ def find_impossible_values(values: Iterable[object], kind: str) -> list[object]:
 def _can_hold(value: object, kind: str) -> bool:
     if isinstance(value, str):
         return _can_read(value.strip().lower(), kind)
-    is_number = kind in _WHOLE or kind in _FLOATS or kind.startswith("decimal")
     if isinstance(value, bool):
-        return not is_number and kind not in ("date", "timestamp", "binary")
+        return kind in ("boolean", "string")
     if isinstance(value, Number | Decimal):
         return kind not in ("boolean", "date", "timestamp", "binary")
     if isinstance(value, date):  # or a datetime
-        return not is_number and kind not in ("boolean", "binary")
+        return kind in ("date", "timestamp", "string")
     return True
 
 
@@ -256,8 +255,9 @@ def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
         parts = [f"the order is {', '.join(new.names)}, was {', '.join(old.names)}"]
     if not parts:
         return Finding(True, f"the same {len(new.names)} columns as version {served}", facts)
-    only_adds = not changes["removed"] and not changes["retyped"]
-    passed = rule == "any" or (rule == "additive" and only_adds)
+    passed = rule == "any"
+    if rule == "additive":
+        passed = not changes["removed"] and not changes["retyped"]
     return Finding(passed, f"against version {served}: {'; '.join(parts)}", facts)
 
 
@@ -540,8 +540,11 @@ def evaluate(
     verdict.
     """
     hides = bool(sensitive)
-    verdicts = (_evaluate_one(validator, candidate, hides_values=hides) for validator in validators)
-    return tuple(_hide_sensitive_values(verdict, sensitive) for verdict in verdicts)
+    verdicts = []
+    for validator in validators:
+        verdict = _evaluate_one(validator, candidate, hides_values=hides)
+        verdicts.append(_hide_sensitive_values(verdict, sensitive))
+    return tuple(verdicts)
 
 
 def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
@@ -738,9 +741,11 @@ def list_spark_validators(dataset: BoundedDataset) -> list[str]:
     """Return the names of the validators that Spark evaluates; what functions of the user need
     is unknown.
     """
-    by_spark = (check_sql, check_values_in)
-    checks = (validator for validator in dataset.validators if isinstance(validator, Check))
-    return [check.name for check in checks if check.function in by_spark]
+    names = []
+    for validator in dataset.validators:
+        if isinstance(validator, Check) and validator.function in (check_sql, check_values_in):
+            names.append(validator.name)
+    return names
 
 
 def is_left_to_spark(select: str) -> bool:

@@ -99,8 +99,11 @@ class VersionActions:
         require_audit_fields("unpin", "", reason, by)
 
         def unpin(manifests: Members) -> Members:
-            pinned = {name: m for name, m in manifests.items() if m.pin is not None}
-            return {name: _without_pin(log, m, reason) for name, m in pinned.items()}
+            after = {}
+            for name, manifest in manifests.items():
+                if manifest.pin is not None:
+                    after[name] = _without_pin(log, manifest, reason)
+            return after
 
         return log.transact_versions(unpin, by=by)
 
@@ -143,10 +146,8 @@ class VersionActions:
             after = {}
             for name, draft in drafts.items():
                 if draft != manifests[name]:
-                    ref = chosen.get(name)
-                    change = Change(
-                        action="revoke", version=None if ref is None else ref.id, reason=reason
-                    )
+                    revoked = _id_of(chosen.get(name))
+                    change = Change(action="revoke", version=revoked, reason=reason)
                     after[name] = with_served_version(log, draft, change)
             return after
 
@@ -267,10 +268,12 @@ def describe_unserved_version(after: BoundedManifest) -> str:
     was anything else.
     """
     change = after.change
-    if change is None or change.action != "accept" or change.version in (None, after.head):
+    if change is None or change.action != "accept":
         return ""
     accepted = after.ref(change.version)
-    return "" if accepted is None else describe_unserved(after, accepted)
+    if accepted is None or accepted.id == after.head:
+        return ""
+    return describe_unserved(after, accepted)
 
 
 def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
@@ -361,7 +364,8 @@ def _revoke(
     freed: tuple[str, ...] = ()
     for name, ref in chosen.items():
         names = list_delivered_names(manifests[name], ref)
-        if ref.state == "revoked" or (name != dataset and len(names) > 1):
+        has_others = name != dataset and len(names) > 1
+        if ref.state == "revoked" or has_others:
             continue
         revoked[name] = ref.model_copy(update={"state": "revoked", "reason": reason})
         if name == dataset:
@@ -654,13 +658,15 @@ def resolve_heads(drafts: Members, dataset: str) -> dict[str, str | None]:
     if not _are_sealed(at):
         moved = {}
         for name, ref in at.items():
-            head = None if ref is None else ref.id
-            moved[name] = drafts[name].model_copy(update={"head": head})
+            moved[name] = drafts[name].model_copy(update={"head": _id_of(ref)})
         at = _find_previous(moved, dataset)
     for name in drafts:
-        ref = at.get(name)
-        after[name] = None if ref is None else ref.id
+        after[name] = _id_of(at.get(name))
     return after
+
+
+def _id_of(ref: VersionRef | None) -> str | None:
+    return None if ref is None else ref.id
 
 
 def _are_sealed(at: Heads) -> bool:
@@ -716,13 +722,10 @@ def _find_previous(manifests: Members, dataset: str) -> dict[str, VersionRef]:
             return {}
         before = find_previous_version(mine, mine.head_ref)
         return {} if before is None else {dataset: before}
-    heads = {member: manifest.head for member, manifest in manifests.items()}
     names = _names_in_order(mine)
     for name in reversed(names[: _served_place(names, manifests, mine)]):
         sealed = _find_sealed(manifests, name)
-        if len(sealed) < len(manifests):
-            continue
-        if {member: ref.id for member, ref in sealed.items()} != heads:
+        if len(sealed) == len(manifests) and not _is_served(manifests.values(), name):
             return sealed
     return {}
 

@@ -247,10 +247,10 @@ class DatasetLog:
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
             log = version_set_log(self.lake, parent.manifest_key.split("/")[1])
             body = dict(parent.body)
-            body["members"] = member_bodies(parent) | {
-                name: new.model_dump(mode="json") for name, new in manifests.items()
-            }
-        elif parent is not None and redirect_target(parent) is not None:
+            body["members"] = members = member_bodies(parent)
+            for name, manifest in manifests.items():
+                members[name] = manifest.model_dump(mode="json")
+        elif redirect_target(parent) is not None:
             raise errors.CommitConflictError(
                 f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}.",
                 "Advance the version set, which completes the join, and try again.",

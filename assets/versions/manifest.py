@@ -556,8 +556,9 @@ class UnboundedManifest(CommonManifest):
 
     def reachable(self) -> set[str]:
         """Return the folders needed by the retained versions and by a running bootstrap."""
-        building = {generation.folder for generation in self.bootstrap.building}
-        return self._served_folders() | {retired.folder for retired in self.retired} | building
+        building = (generation.folder for generation in self.bootstrap.building)
+        retired = (each.folder for each in self.retired)
+        return self._served_folders().union(building, retired)
 
     def check_kept(self, version_id: str) -> None:
         """Raise VersionDiscardedError for a version that is not retained."""

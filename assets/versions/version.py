@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
@@ -380,12 +381,15 @@ def version_id(number: int, attempt: str) -> str:
     return f"v{number:06d}-{attempt}"
 
 
+_VERSION_NUMBER = re.compile(r"v([0-9]+)(?:-|\Z)")
+
+
 def version_number(version: str) -> int:
     """Return the number in a version's id, which is an unbounded dataset's commit; 0 for any
     other text.
     """
-    digits = version.removeprefix("v").partition("-")[0]
-    return int(digits) if version.startswith("v") and digits.isascii() and digits.isdecimal() else 0
+    found = _VERSION_NUMBER.match(version)
+    return int(found[1]) if found else 0
 
 
 class Ownership(ManifestPart):
@@ -516,8 +520,8 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
         f" declaration. To rebuild it, delete it (adjunct dataset delete {name} --reason …) and"
         " advance it again."
     )
-    is_spread = stored.partitions is not None and declared.partitions is not None
-    if is_spread and "partitions" in changed:
+    partitions = (before["partitions"], after["partitions"])
+    if "partitions" in changed and "broadcast" not in partitions:
         step += (
             " Partitions can be changed in place: adjunct dataset repartition"
             f" {name} --partitions N --reason …."
