@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.bounded.candidate import (
@@ -90,8 +89,12 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     awaiting = member.awaiting
     if awaiting is not None and (_is_idle(member) or not awaiting.missing):
         awaiting = None
-    losses = [lost.summary() for lost in outcome.lost]
-    warnings = dict.fromkeys([*outcome.warnings, *losses, *outcome.notes])
+    lost: list[str] = []
+    warnings = dict.fromkeys(outcome.warnings)
+    for loss in outcome.lost:
+        lost += loss.versions
+        warnings[loss.summary()] = None
+    warnings |= dict.fromkeys(outcome.notes)
     report = AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,
@@ -99,15 +102,16 @@ def build_bounded_report(member: Member) -> AdvanceReport:
         version=manifest.served_id,
         sealed=outcome.sealed,
         rejected=outcome.rejected,
-        lost=tuple(chain.from_iterable(lost.versions for lost in outcome.lost)),
+        lost=tuple(lost),
         warnings=tuple(warnings),
-        rows=None if version is None else version.rows,
         counters=outcome.counters,
         offsets=manifest.offsets,
         seconds=member.stages.seconds,
-        schema=member.source.schema if version is None else version.columns,
+        schema=member.source.schema,
         note="; ".join(_list_notes(member, action, awaiting)),
     )
+    if version is not None:
+        report = replace(report, rows=version.rows, schema=version.columns)
     evaluated = outcome.last_built or version
     if evaluated is not None:
         report = replace(report, evaluated=evaluated.id, verdicts=evaluated.verdicts)
@@ -340,8 +344,11 @@ def advance_members(
 ) -> list[AdvanceReport]:
     """Do what `advance_version_set` does, with the given runtime."""
     name = specs[0].version_set if specs else None
-    alike = [spec for spec in specs if spec.version_set == name]
-    if name is None or len(specs) < 2 or len(alike) < len(specs):
+    members = []
+    for spec in specs:
+        if isinstance(spec, BoundedDataset) and spec.version_set == name:
+            members.append(spec)
+    if name is None or len(members) < max(2, len(specs)):
         raise errors.ConfigurationError(
             f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version"
             " set.",
@@ -349,7 +356,6 @@ def advance_members(
             argument="specs",
         )
     join_version_set(runtime.lake, name, [spec.name for spec in specs], by=runtime.by)
-    members = [spec for spec in specs if isinstance(spec, BoundedDataset)]
     group = snapshot_inputs(runtime, members, on_stage)
     return _advance(group, once=_has_query(group), make_current=False)
 

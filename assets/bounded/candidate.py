@@ -487,10 +487,14 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
     with member.stages("validate", candidate.delivery.version) as validating:
         lake = member.context.lake
         holder = f"validation by {member.context.by}"
-        served = member.manifest.version if member.spec.validators else None
+        served = None
+        if member.spec.validators:
+            served = member.manifest.version
         with leases.lease_served(lake, member.name, served, holder=holder) as lease:
             new = VersionReader(lake.store, member.name, version)
-            current = None if served is None else VersionReader(lake.store, member.name, served)
+            current = None
+            if served is not None:
+                current = VersionReader(lake.store, member.name, served)
             compared = Candidate(new, current, member.context.spark)
             verdicts = evaluate(member.spec.validators, compared, member.spec.sensitive)
             if lease is not None:
@@ -498,9 +502,11 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
         failures: list[str] = []
         warned: list[str] = []
         for verdict in verdicts:
-            if not verdict.passed:
-                listed = failures if verdict.severity == "error" else warned
-                listed.append(f"{verdict.name}: {verdict.message}")
+            finding = f"{verdict.name}: {verdict.message}"
+            if not verdict.passed and verdict.severity == "error":
+                failures.append(finding)
+            elif not verdict.passed:
+                warned.append(finding)
         validating.detail = "; ".join([*failures, *(f"warning: {each}" for each in warned)])
     return replace(
         candidate,

@@ -301,7 +301,7 @@ class AdjunctDataset:
         yield from self._spread_problems()
         yield from self._kind_problems()
         yield from _name_problems("sensitive", self.sensitive)
-        described = tuple(name for name, _ in self.presentation.column_descriptions)
+        described = tuple(dict(self.presentation.column_descriptions))
         yield from _name_problems("column_descriptions", described)
         if self.by_offset and (self.follows_changes or self.stream is None):
             problem = (
@@ -564,10 +564,10 @@ def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, s
                 f"names {column!r} in {what}: expected a column name that does not begin with '__'"
             )
             yield what, problem, "Rename the column."
-    folded = repeated_names(column.lower() for column in columns)
-    if folded:
-        twice = next(column for column in columns if column.lower() == folded[0])
-        yield what, f"names column {twice!r} twice in {what}", "Name it once."
+    folded = repeated_names(map(str.lower, columns))
+    for column in columns:
+        if column.lower() in folded[:1]:
+            yield what, f"names column {column!r} twice in {what}", "Name it once."
 
 
 @validated

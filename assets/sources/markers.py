@@ -144,7 +144,10 @@ def _markers_from(
     markers: Iterable[Marker], ssp: SystemStreamPartition, offset: int
 ) -> tuple[Marker, ...]:
     """Return the markers of a partition at or after an offset, in order."""
-    remaining = [marker for marker in markers if marker.ssp == ssp and int(marker.offset) >= offset]
+    remaining = []
+    for marker in markers:
+        if marker.ssp == ssp and int(marker.offset) >= offset:
+            remaining.append(marker)
     return tuple(sorted(remaining, key=lambda marker: int(marker.offset)))
 
 
@@ -164,11 +167,13 @@ def find_next_delivery(
     different versions as the next.
     """
     spans = declared_partition_counts(markers)
-    partitions = [
-        _PartitionMarkers.read(dataset, ssp, offset, markers, settled)
-        for ssp, offset in sorted(offsets.items())
-    ]
-    marked = {each.ssp: each.segment.marker.version for each in partitions if each.segment}
+    partitions: list[_PartitionMarkers] = []
+    marked: dict[SystemStreamPartition, str] = {}
+    for ssp, offset in sorted(offsets.items()):
+        each = _PartitionMarkers.read(dataset, ssp, offset, markers, settled)
+        partitions.append(each)
+        if each.segment is not None:
+            marked[ssp] = each.segment.marker.version
     version = resolve_next_version(dataset, marked, spans)
     dropped: list[MarkedSegment] = []
     segments: list[MarkedSegment] = []
@@ -535,11 +540,16 @@ def _find_common_versions(
 
 def _await_common_version(remaining: Sequence[_RemainingMarkers]) -> IncompleteVersion:
     """Return what is awaited if no version is marked in all partitions."""
-    silent = tuple(each.ssp for each in remaining if not each.upcoming)
+    silent: list[SystemStreamPartition] = []
+    ahead: set[str] = set()
+    for each in remaining:
+        if not each.upcoming:
+            silent.append(each.ssp)
+        elif each.is_cut:
+            ahead.add(each.versions[0])
     if silent:
-        return IncompleteVersion(None, silent)
+        return IncompleteVersion(None, tuple(silent))
     # A truncated partition is ahead: the others have yet to deliver the version that it has.
-    ahead = {each.versions[0] for each in remaining if each.is_cut}
     version = ahead.pop() if len(ahead) == 1 else None
     lacking = tuple(each.ssp for each in remaining if version not in each.versions)
     return IncompleteVersion(version, lacking)

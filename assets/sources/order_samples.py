@@ -35,7 +35,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 
 _FIRST_OFFSETS = 1_000
@@ -158,12 +158,9 @@ def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) ->
     values: list[str | None] = []
     problems: list[str | None] = []
     for number, name in enumerate(order):
-        fit = found[f"fit{number}"]
         misfit = found[f"misfit{number}"]
-        values.append(None if fit is None else fit["text"])
-        problems.append(
-            None if misfit is None else _problem(name, misfit["text"], misfit["reason"])
-        )
+        values.append(_get(found[f"fit{number}"], "text"))
+        problems.append(_problem(name, _get(misfit, "text"), _get(misfit, "reason")))
     return OrderSamples(tuple(values), tuple(problems))
 
 
@@ -184,13 +181,18 @@ def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> 
         orders = pc.match_substring_regex(texts, change_values.orderable_pattern(name, order))
         fits = texts.filter(orders)
         misfits = texts.filter(pc.invert(orders))
-        values.append(fits[0].as_py() if len(fits) else None)
-        problems.append(_problem(name, misfits[0].as_py(), None) if len(misfits) else None)
+        values += fits.slice(0, 1).to_pylist() or [None]
+        first = misfits.slice(0, 1).to_pylist() or [None]
+        problems.append(_problem(name, first[0], None))
     return OrderSamples(tuple(values), tuple(problems))
 
 
-def _problem(name: str, text: str | None, reason: str | None) -> str:
-    return reason or "" if text is None else change_values.unordered_reason(name, text)
+def _get(row: Row | None, name: str) -> str | None:
+    return None if row is None else row[name]
+
+
+def _problem(name: str, text: str | None, reason: str | None) -> str | None:
+    return reason if text is None else change_values.unordered_reason(name, text)
 
 
 def unorderable_error(spec: UnboundedDataset, place: int, reason: str) -> SchemaMismatchError:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset, Computation, QuerySource
@@ -162,7 +162,7 @@ def _type_nulls(answer: pa.Table, schema: Schema) -> pa.Table:
     """
     declared = schema.to_arrow()
     for place, name in enumerate(answer.column_names):
-        if pa.types.is_null(answer.schema.field(place).type) and name in schema.names:
+        if pa.types.is_null(answer.schema.field(place).type) and name in schema:
             kind = declared.field(name).type
             answer = answer.set_column(place, name, pa.nulls(answer.num_rows, kind))
     return answer
@@ -193,10 +193,13 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
 
 def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
     """Return an unused version name made of the time: 20260131T120000Z, or that with a number."""
-    taken = {*manifest.names, *(ref.name for ref in manifest.versions)}
+    taken = manifest.names.union(str(ref.name) for ref in manifest.versions)
     time = f"{now:%Y%m%dT%H%M%SZ}"
-    names = chain([time], (f"{time}-{number}" for number in count(2)))
-    return next(name for name in names if name not in taken)
+    name = time
+    numbers = count(2)
+    while name in taken:
+        name = f"{time}-{next(numbers)}"
+    return name
 
 
 def _fill_placeholders(sql: str, computation: Computation) -> str:

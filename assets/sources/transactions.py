@@ -271,8 +271,9 @@ class _TransactionReader:
 
     def _check_stream(self, schema: Schema | None) -> None:
         """Raise SchemaMismatchError unless records are texts of transactions."""
-        fields = () if schema is None else schema.fields
-        columns = [f"{field.name} {field.type}" for field in fields]
+        columns = []
+        if schema is not None:
+            columns = [f"{field.name} {field.type}" for field in schema.fields]
         if "value string" in columns:
             return
         name = self.declared.transactions

@@ -426,8 +426,8 @@ class BoundedManifest(CommonManifest):
             awaited = awaited.model_copy(update={"missing": tuple(offsets)})
         # The markers count records of the old partitions, so later markers can't be compared with
         # them.
-        delivered = tuple(done.model_copy(update={"markers": {}}) for done in self.delivered)
-        return {"awaited": awaited, "delivered": delivered}
+        delivered = [done.model_copy(update={"markers": {}}) for done in self.delivered]
+        return {"awaited": awaited, "delivered": tuple(delivered)}
 
     @property
     def stored_description(self) -> str:
