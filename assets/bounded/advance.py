@@ -600,7 +600,10 @@ def _add_delivery(
 
     A freed name is taken again. Names that are still free are kept, whatever their age.
     """
-    kept = [earlier for earlier in delivered if earlier.name != done.name or not earlier.freed]
+    kept = []
+    for earlier in delivered:
+        if earlier.name != done.name or not earlier.freed:
+            kept.append(earlier)
     kept.append(done)
     free = []
     names = []

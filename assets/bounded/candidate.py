@@ -421,7 +421,7 @@ def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bo
     old = member.manifest.version
     if old is None or old.id != ref.id:
         old = member.log.read_version(ref)
-    return old.layout == new.layout and _list_digests(old) == _list_digests(new)
+    return (old.layout, _list_digests(old)) == (new.layout, _list_digests(new))
 
 
 def _list_digests(version: SealedVersion) -> list[tuple[int, int, int | None]]:

@@ -267,9 +267,10 @@ class OperationColumn(_RecordIsRow):
         kept: list[bool] = []
         texts = _read_column(records, self.column)
         for text, mark in zip(texts, _read_column(records, TOMBSTONE), strict=True):
-            word = None if text is None else text.lower()
-            is_known = mark or word in (*self.delete, *self.write)
-            problems.append(None if is_known else unknown_operation_reason(text))
+            word = text and text.lower()
+            problems.append(None)
+            if not mark and word not in (*self.delete, *self.write):
+                problems[-1] = unknown_operation_reason(text)
             tombstones.append(mark or word in self.delete)
             kept.append(mark or word not in self.ignore)
         return changes_in_arrow(records, schema, tombstones, problems).filter(kept)
@@ -407,7 +408,9 @@ class DebeziumUnwrapped(_RecordIsRow):
             operations,
             strict=True,
         ):
-            text = str(deleted).lower() if isinstance(deleted, bool) else deleted
+            text = deleted
+            if isinstance(deleted, bool):
+                text = str(deleted).lower()
             op = (operation or "").lower()
             snapshots.append(op == "r")
             tombstones.append(mark or op == "d" or (text or "").lower() == "true")

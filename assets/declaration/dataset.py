@@ -186,12 +186,16 @@ def bucket_columns(
         )
     if partition_by is not None:
         return to_name_tuple(partition_by)
-    return () if broadcast else to_name_tuple(key)
+    if broadcast:
+        return ()
+    return to_name_tuple(key)
 
 
 def to_name_tuple(value: str | Collection[str]) -> tuple[str, ...]:
     """Return one name or several as a tuple."""
-    return (value,) if isinstance(value, str) else tuple(value)
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value)
 
 
 class DescriptionOptions(TypedDict, total=False):

@@ -93,7 +93,9 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
         try:
             parsed = fastavro.parse_schema(json.loads(text))
         except (*invalid, LookupError, TypeError, ValueError) as error:
-            name = "avro_schema" if which is None else f"avro_schema {which}"
+            name = "avro_schema"
+            if which is not None:
+                name = f"avro_schema {which}"
             raise ConfigurationError(
                 f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}.",
                 "Copy it from the schema registry or the .avsc file.",
@@ -215,7 +217,9 @@ def missing_rules(form: Envelope) -> dict[str, MissingRule]:
     rules: dict[str, MissingRule] = dict.fromkeys(names, "refuse")
     if given == "default":  # of an envelope that is being made
         return rules
-    return dict.fromkeys(names, given) if isinstance(given, str) else rules | dict(given)
+    if isinstance(given, str):
+        return dict.fromkeys(names, given)
+    return rules | dict(given)
 
 
 _DATE = r"^\d{4}-\d\d-\d\d$"
@@ -316,7 +320,7 @@ def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
     written = F.when(text.rlike(_ISO), text.try_cast("timestamp"))
     if declared.timestamps is None:
         return written
-    factor = F.lit(1000 if declared.timestamps == "millis" else 1)
+    factor = F.lit({"millis": 1000, "micros": 1}[declared.timestamps])
     return F.coalesce(F.timestamp_micros(F.try_multiply(number, factor)), written)
 
 
@@ -336,7 +340,8 @@ def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Col
     return F.when(plain & exact, raw.try_cast(field.type))
 
 
-def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own decorator has no types either
+# Spark's own decorator has no types either.
+def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]
     def plain(text: str | None) -> str | None:
         if text is None:
             return None

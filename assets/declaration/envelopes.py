@@ -43,7 +43,7 @@ class EnvelopeFormat:
     def schema(self, records: Schema, what: str) -> Schema:
         envelope = cast(Envelope, self)
         value = envelope.value
-        kind = "string" if envelope.format == "json" else "binary"
+        kind = {"json": "string", "avro": "binary"}[envelope.format]
         field = records.field(value, f"{what}: the record")
         if field.type != kind:
             raise SchemaMismatchError(
@@ -143,7 +143,9 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     def _check_format(self) -> None:
         if (self.format == "avro") != (self.avro_schema is not None):
-            article = "an" if self.avro_schema else "no"
+            article = "no"
+            if self.avro_schema:
+                article = "an"
             raise ConfigurationError(
                 f"{_ENVELOPE} has format={self.format!r} and {article} avro_schema.",
                 "Give avro_schema with format='avro', and only with it.",

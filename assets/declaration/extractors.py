@@ -388,7 +388,9 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     module, _, path = extractor.factory.partition(":")
     try:
         factory = reduce(getattr, path.split("."), import_module(module))
-        function = factory() if callable(factory) else None
+        function = None
+        if callable(factory):
+            function = factory()
     except AdjunctError:
         raise
     except Exception as error:  # the user's code
@@ -600,7 +602,9 @@ def _is_equal(returned: Any, value: Any) -> bool:
 
 def value_classes(kind: str) -> tuple[type, ...]:
     """Return the Python classes whose values are accepted for this type."""
-    return (Decimal, int) if kind.startswith("decimal") else _CLASSES.get(kind, (int,))
+    if kind.startswith("decimal"):
+        return (Decimal, int)
+    return _CLASSES.get(kind, (int,))
 
 
 def _has_type(kind: str, value: Any) -> bool:

@@ -8,6 +8,7 @@ may be missing from both, so the position is always determined before the rows a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -151,8 +152,12 @@ class ParquetSnapshot:
         return self.url.endswith(".parquet")
 
     def _recorded(self, spec: Named, what: str, spark: SparkSession) -> Position:
-        folder = self.url.rpartition("/")[0] if self._is_file else self.url.rstrip("/")
-        place = f"{folder}/{self.position}" if folder else str(self.position)
+        place = str(self.position)
+        folder = self.url.rstrip("/")
+        if self._is_file:
+            folder = self.url.rpartition("/")[0]
+        if folder:
+            place = f"{folder}/{place}"
         rows = _translate_read_errors(
             spec, what, lambda: spark.read.text(_for_spark(place), wholetext=True).collect()
         )
@@ -377,7 +382,7 @@ def _translate_read_errors(spec: Named, what: str, read: Callable[[], Any]) -> A
 
 
 def _for_spark(url: str) -> str:
-    return f"s3a://{url.removeprefix('s3://')}" if url.startswith("s3://") else url
+    return re.sub("^s3://", "s3a://", url)
 
 
 @validated

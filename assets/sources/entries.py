@@ -268,8 +268,10 @@ def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str
     without Spark.
     """
     system = split_stream_name(str(spec.input))[0]
-    needed = [] if in_arrow else [f"stream system {system!r}, whose records only Spark reads"]
-    return [*needed, *list_extractor_spark_needs(spec)]
+    needed = list_extractor_spark_needs(spec)
+    if not in_arrow:
+        needed.insert(0, f"stream system {system!r}, whose records only Spark reads")
+    return needed
 
 
 def list_extractor_spark_needs(spec: AdjunctDataset) -> list[str]:
@@ -632,7 +634,9 @@ def check_changes_ordered(
         return
     if has_one_partition_per_key(spec, key, partitions, partitioner):
         return
-    keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
+    keyed = "not keyed"
+    if key:
+        keyed = f"keyed by ({', '.join(key)})"
     raise errors.DatasetError(
         f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
         f" defined order. Its key is ({', '.join(spec.key)}), but its input {spec.input} is"

@@ -202,7 +202,9 @@ def unorderable_error(spec: UnboundedDataset, place: int, reason: str) -> Schema
     name = spec.following.ordering[place]
     shown = change_values.render_reason(reason, values=not hides_values(spec))
     meant = change_values.suggest_path(name)
-    step = f"Did you mean {meant!r}? " if meant is not None else ""
+    step = ""
+    if meant is not None:
+        step = f"Did you mean {meant!r}? "
     return SchemaMismatchError(
         f"{describe_input(spec)}: none of its changes can be ordered by {name!r}, the first because"
         f" of: {shown}.",

@@ -37,8 +37,10 @@ def list_query_spark_needs(spec: BoundedDataset, query: QuerySource) -> list[str
     """Return, in words, why the query can't be run, or entries made, without Spark; empty if
     they can.
     """
-    needed = ["its query, which is SQL"] if isinstance(query.query, str) else []
-    return [*needed, *entries.list_extractor_spark_needs(spec)]
+    needed = entries.list_extractor_spark_needs(spec)
+    if isinstance(query.query, str):
+        needed.insert(0, "its query, which is SQL")
+    return needed
 
 
 class QueryVersions(VersionSource):
@@ -206,6 +208,7 @@ def _fill_placeholders(sql: str, computation: Computation) -> str:
     """Return the SQL with {version} and {partition} replaced by quoted names; other braces are
     unchanged.
     """
-    partition = "NULL" if computation.partition is None else quote_text(computation.partition)
-    values = {"{version}": quote_text(computation.version), "{partition}": partition}
+    values = {"{version}": quote_text(computation.version), "{partition}": "NULL"}
+    if computation.partition is not None:
+        values["{partition}"] = quote_text(computation.partition)
     return re.sub(r"\{version\}|\{partition\}", lambda placeholder: values[placeholder[0]], sql)

@@ -168,7 +168,10 @@ class Check:
         answer: object = self.function(candidate, *self.arguments)
         # numpy and pandas answer with a truth value of their own.
         if type(answer).__name__ in ("bool", "bool_"):
-            answer = Finding(bool(answer), "it holds" if answer else "it does not hold")
+            message = "it does not hold"
+            if answer:
+                message = "it holds"
+            answer = Finding(bool(answer), message)
         # A Verdict is that of another validator that the function called.
         if not isinstance(answer, Finding | Verdict):
             raise argument_error(
@@ -373,7 +376,10 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
     for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect():
         values = [*map(to_json_value, row)]
         sample.append(values)
-        listed.append(repr(values[0] if len(values) == 1 else tuple(values)))
+        if len(values) == 1:
+            listed.append(repr(values[0]))
+        else:
+            listed.append(repr(tuple(values)))
     what = ", ".join(key) or "rows"
     message = f"{what} {', '.join(listed)}"
     if violations > len(sample):
@@ -384,7 +390,9 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
 
 
 def _count_rows(count: int) -> str:
-    return f"{count:,} row{'' if count == 1 else 's'}"
+    if count == 1:
+        return "1 row"
+    return f"{count:,} rows"
 
 
 def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
@@ -640,7 +648,9 @@ def _condition(error: Exception) -> str:
     may show values.
     """
     named = re.match(r"\[[\w.]+\]", first_message_line(error))
-    return named[0] if named else "an error of a row"
+    if named is None:
+        return "an error of a row"
+    return named[0]
 
 
 def _mistake_error(
@@ -648,7 +658,9 @@ def _mistake_error(
 ) -> errors.ValidatorError:
     view = candidate.view
     version = view.sealed.name or view.version
-    text = error.problem if isinstance(error, errors.AdjunctError) else first_message_line(error)
+    text = first_message_line(error)
+    if isinstance(error, errors.AdjunctError):
+        text = error.problem
     return errors.ValidatorError(
         f"{_describe_validator(validator, candidate)} can't be evaluated: {type(error).__name__}:"
         f" {text[:_MESSAGE_LENGTH]}",

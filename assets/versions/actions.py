@@ -382,8 +382,9 @@ def _revoke(
         drafts[name] = _with_free_names(draft, version, freed, at)
     after: dict[str, BoundedManifest] = {}
     for name, head in resolve_heads(drafts, dataset).items():
-        moved = {"head": head, "pin": None} if unpins else {"head": head}
-        after[name] = drafts[name].model_copy(update=moved)
+        after[name] = drafts[name].model_copy(update={"head": head})
+        if unpins:
+            after[name] = after[name].model_copy(update={"pin": None})
     return after
 
 
@@ -421,12 +422,13 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef) -> BoundedManifest:
     rejected one becomes free.
     """
     if ref.state == "rejected":
-        is_delivered = any(done.version == ref.id for done in manifest.delivered)
-        names = () if is_delivered else (ref.name,)
+        holders = {done.version for done in manifest.delivered}
+        names = () if ref.id in holders else (ref.name,)
         manifest = _with_free_names(manifest, ref.id, names, ref.sealed_at)
-    kept = tuple(other for other in manifest.versions if other.id != ref.id)
+    kept = list(manifest.versions)
+    kept.remove(ref)
     doomed = (*manifest.doomed, *ref.objects)
-    return manifest.model_copy(update={"versions": kept, "doomed": doomed})
+    return manifest.model_copy(update={"versions": tuple(kept), "doomed": doomed})
 
 
 def _with_free_names(
@@ -487,7 +489,10 @@ def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
     if exact is not None:
         return exact
     holders = {done.version for done in manifest.delivered if done.name == version}
-    named = [ref for ref in manifest.versions if ref.name == version or ref.id in holders]
+    named = []
+    for ref in manifest.versions:
+        if ref.name == version or ref.id in holders:
+            named.append(ref)
     return max(named, key=lambda ref: (ref.state == "sealed", ref.number), default=None)
 
 
@@ -498,7 +503,7 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
     one.
     """
     ref = find_version(manifest, version)
-    if ref is None and ID_PREFIX.fullmatch(version):
+    if ref is None:
         ref = _find_by_prefix(manifest, version)
     if ref is None:
         raise _no_version_error(manifest, version)
@@ -519,6 +524,8 @@ def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = F
 
 
 def _find_by_prefix(manifest: BoundedManifest, prefix: str) -> VersionRef | None:
+    if not ID_PREFIX.fullmatch(prefix):
+        return None
     begun = [ref for ref in manifest.versions if ref.id.startswith(prefix)]
     if len(begun) > 1:
         raise DatasetError(
@@ -557,7 +564,9 @@ def require_readable_version(manifest: BoundedManifest, version: str) -> Version
     ones can be read.
     """
     ref = require_version(manifest, version)
-    return require_version(manifest, ref.id, sealed=True) if ref.state == "revoked" else ref
+    if ref.state == "revoked":
+        return require_version(manifest, ref.id, sealed=True)
+    return ref
 
 
 def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
@@ -651,8 +660,7 @@ def resolve_heads(drafts: Members, dataset: str) -> dict[str, str | None]:
     one name, or all have none.
     """
     after = {name: draft.head for name, draft in drafts.items()}
-    gone = [name for name, head in after.items() if head and not drafts[name].retains(head)]
-    if not gone:
+    if all(map(_has_sealed_head, drafts.values())):
         return after
     at = _follow_switches_back(drafts)
     if not _are_sealed(at):
@@ -663,6 +671,10 @@ def resolve_heads(drafts: Members, dataset: str) -> dict[str, str | None]:
     for name in drafts:
         after[name] = _id_of(at.get(name))
     return after
+
+
+def _has_sealed_head(draft: BoundedManifest) -> bool:
+    return draft.head is None or draft.retains(draft.head)
 
 
 def _id_of(ref: VersionRef | None) -> str | None:
@@ -699,7 +711,9 @@ def _find_replaced(drafts: Members, at: Heads) -> Heads | None:
         if ref is None:
             return None
         delivered = list_delivered_names(drafts[name], ref)
-        common = [each for each in common if each in delivered] if refs else list(delivered)
+        if not refs:
+            common = [*delivered]
+        common = [each for each in common if each in delivered]
         refs[name] = ref
     if not common:
         return None
@@ -753,7 +767,9 @@ def _served_place(names: Sequence[str], manifests: Members, mine: BoundedManifes
             here = at
         if _is_served(manifests.values(), name):
             by_all = at
-    return here if by_all is None else by_all
+    if by_all is None:
+        return here
+    return by_all
 
 
 def _is_served(manifests: Iterable[BoundedManifest], name: str) -> bool:

@@ -118,8 +118,10 @@ def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any
         body = json.loads(lake.store.get(attempt_key(lake, dataset, attempt)).data)
     except (errors.ObjectNotFoundError, ValueError):
         return None
-    built = body.get("built") if isinstance(body, dict) else None
-    return built if isinstance(built, dict) else None
+    if not isinstance(body, dict) or not isinstance(body.get("built"), dict):
+        return None
+    built: dict[str, Any] = body["built"]
+    return built
 
 
 def delete_attempt(lake: Lake, dataset: str, attempt: str) -> None:
@@ -283,10 +285,11 @@ def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
         body = json.loads(data)
         versions = body["versions"]
         holder = str(body["holder"])
-        if not isinstance(versions, list) or not all(
-            isinstance(version, str) and version for version in versions
-        ):
+        if not isinstance(versions, list):
             raise ValueError
+        for version in versions:
+            if not isinstance(version, str) or not version:
+                raise ValueError
         expires_at = item.modified + timedelta(seconds=float(body["ttl"]))
     except (ValueError, KeyError, TypeError, OverflowError):
         return LeaseInfo(item.key, f"a malformed lease, {item.key}", ("*",), item.modified + TTL)

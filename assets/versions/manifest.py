@@ -343,7 +343,9 @@ class BoundedManifest(CommonManifest):
     @property
     def chosen(self) -> str | None:
         """The id of the version to serve: the pinned one, else the head."""
-        return self.head if self.pin is None else self.pin.version
+        if self.pin is not None:
+            return self.pin.version
+        return self.head
 
     @property
     def head_ref(self) -> VersionRef | None:
@@ -436,10 +438,9 @@ class BoundedManifest(CommonManifest):
 
     def marks(self, version_id: str) -> list[str]:
         marks = super().marks(version_id)
-        is_served = bool(marks)
         if self.pin is not None and self.pin.version == version_id:
             marks.append("pinned")
-        if self.head == version_id and not is_served:
+        if version_id == self.head != self.served:
             marks.append("next when unpinned")
         return marks
 
@@ -600,7 +601,8 @@ class UnboundedManifest(CommonManifest):
         }
 
     def kept_elsewhere(self) -> list[str]:
-        declared, (_, outputs) = self.declaration, super().kept_elsewhere()
+        declared = self.declaration
+        outputs = super().kept_elsewhere()[-1]
         if declared.owner is not None:
             streams = f"the input streams of application {declared.owner}"
             return [
@@ -802,8 +804,9 @@ def has_read_all(manifest: DatasetManifest, identity: str, ends: tuple[str, ...]
     """Whether a dataset has read the stream of this identity up to these ends, and has no
     unfinished work.
     """
-    is_there = manifest.offsets == _by_partition(manifest.declaration.input, ends)
-    return is_there and manifest.is_settled and manifest.stream == identity
+    if manifest.stream != identity or not manifest.is_settled:
+        return False
+    return manifest.offsets == _by_partition(manifest.declaration.input, ends)
 
 
 def _by_partition(stream: str, offsets: Sequence[Offset]) -> dict[str, Offset]:

@@ -125,14 +125,17 @@ def has_row_ends(generation: Generation) -> bool:
     """Whether a generation's rows over time store when they end: those of a base do, those of
     deltas don't.
     """
-    return bool(generation.files) and all(file.stats.get(HAS_ENDS) for file in generation.files)
+    ends = {bool(file.stats.get(HAS_ENDS)) for file in generation.files}
+    return ends == {True}
 
 
 def count_current_rows(generation: Generation) -> int | None:
     """Return the number of a generation's rows that are valid now; None if its rows do not store
     when they end.
     """
-    if generation.files and not has_row_ends(generation):
+    if not generation.files:
+        return 0
+    if not has_row_ends(generation):
         return None
     return sum(int(file.stats["current"]) for file in generation.files)
 
