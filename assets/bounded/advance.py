@@ -128,7 +128,9 @@ def _choose_action(member: Member) -> Action:
         return "rejected"
     if member.outcome.unchanged:
         return "unchanged"
-    return "up-to-date" if _is_idle(member) else "waiting"
+    if _is_idle(member):
+        return "up-to-date"
+    return "waiting"
 
 
 def _is_idle(member: Member) -> bool:
@@ -172,7 +174,9 @@ def _list_version_notes(member: Member) -> Iterator[str]:
 def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
     if awaiting.version:
         return f"version {awaiting.version!r}"
-    return "the first version" if manifest.version is None else "the next version"
+    if manifest.version is None:
+        return "the first version"
+    return "the next version"
 
 
 def _describe_rejected(member: Member, ref: VersionRef) -> str:

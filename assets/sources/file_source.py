@@ -607,13 +607,12 @@ class FileVersions(VersionSource):
         for done in manifest.delivered:
             if done.version not in rejected and not done.freed:
                 delivered[done.name] = done.markers
+        ended = manifest.given_up | self._given
         copies: dict[str, Markers] = {}
         others: list[Folder] = []
         for folder in named:
             markers = delivered.get(folder.path)
-            if markers is None or folder.complete is None:
-                continue
-            if folder.path in self._given or folder.path in manifest.given_up:
+            if markers is None or folder.complete is None or folder.path in ended:
                 continue
             if self._differs(markers, folder):
                 others.append(folder)

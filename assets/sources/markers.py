@@ -415,10 +415,11 @@ def settled_from_manifest(
     parse = SystemStreamPartition.parse
     offsets = {parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = manifest.rejected
+    given_up = manifest.given_up
     settled: dict[str, Mapping[SystemStreamPartition, MarkerFacts]]
-    settled = {name: {} for name in (*manifest.known, *manifest.given_up)}
+    settled = {name: {} for name in (*manifest.known, *given_up)}
     for done in manifest.delivered:
-        if done.freed is None and done.name not in manifest.given_up:
+        if done.freed is None and done.name not in given_up:
             markers = {} if done.version in rejected else done.markers
             settled[done.name] = {parse(ssp): facts for ssp, facts in markers.items()}
     reusable = manifest.freed.union(*(lost.versions for lost in manifest.lost))

@@ -118,7 +118,9 @@ def describe_history_length(history: KeptHistory | None) -> str:
     """Return how far back a history is kept, in words; "none" without a history."""
     if history is None:
         return "none"
-    return "all" if history.kept is None else str(timedelta(microseconds=history.kept))
+    if history.kept is None:
+        return "all"
+    return str(timedelta(microseconds=history.kept))
 
 
 def has_row_ends(generation: Generation) -> bool:
@@ -555,4 +557,6 @@ def _compared_facts(declared: DatasetDeclaration) -> dict[str, object]:
 
 
 def _format_value(value: object) -> str:
-    return f"({', '.join(map(str, value))})" if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(str, value))})"
+    return str(value)
