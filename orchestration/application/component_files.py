@@ -234,7 +234,7 @@ def _character_at(lines: Sequence[str], mark: Any) -> str:
     """Return the character at a mark, nothing where there is none."""
     if mark is None or mark.line >= len(lines):
         return ""
-    line = lines[mark.line]
+    line: str = lines[mark.line]
     return line[mark.column : mark.column + 1]
 
 
