@@ -166,7 +166,12 @@ def load_applications(project: str | Path) -> dict[str, Application]:
 
     Raises ComponentError for a mistake in one of them, and for two applications of one name.
     """
-    tree = dg.ComponentTree.for_project(Path(project))
+    try:
+        tree = dg.ComponentTree.for_project(Path(project))
+    except dg.DagsterError as error:
+        problem = f"load_applications(): {str(project)!r} is in no project of Dagster: {error}"
+        step = "Pass a folder of a project that `dg` knows, such as Path(__file__).parent."
+        raise ConfigurationError(problem, step, argument="project") from error
     applications: dict[str, Application] = {}
     for component in tree.get_all_components(AdjunctComponent):
         for name, application in component.applications().items():

@@ -21,7 +21,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from dagster_adjunct import LakeStreams, Schema, open_lake
 from dagster_adjunct.components import load_applications
-from dagster_adjunct.errors import AdjunctError, ComponentError
+from dagster_adjunct.errors import AdjunctError, ComponentError, ConfigurationError
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.code_location.component_source import read_source
 from dagster_adjunct.resources.code_lines import show_lines
@@ -994,6 +994,12 @@ def test_a_mistake_in_another_component_of_a_file_names_its_own_line(
     with pytest.raises(ComponentError, match=reason) as caught:
         load_applications(project)
     assert (caught.value.file, caught.value.line) == (str(file), SEVERAL.count("\n"))
+
+
+def test_applications_of_a_folder_in_no_project_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_applications(tmp_path)
+    assert caught.value.argument == "project"
 
 
 ALSO_USED = {
