@@ -56,9 +56,10 @@ def _is_of_several(value: object) -> bool:
 
 def _describe_several(module: str, error: AttributeError) -> ComponentError:
     """Return the error for a file of several components that is used as if it had one."""
+    several: Any = error.obj
     problem = (
         f"module {module!r} asks a file for its {error.name}, and it has"
-        f" {len(error.obj.components)} components, which `---` divides."
+        f" {len(several.components)} components, which `---` divides."
     )
     step = (
         "Take load_applications(Path(__file__).parent)[NAME] of dagster_adjunct.components, or one"
@@ -233,7 +234,8 @@ def _character_at(lines: Sequence[str], mark: Any) -> str:
     """Return the character at a mark, nothing where there is none."""
     if mark is None or mark.line >= len(lines):
         return ""
-    return lines[mark.line][mark.column : mark.column + 1]
+    line: str = lines[mark.line]
+    return line[mark.column : mark.column + 1]
 
 
 def _find_unreadable(text: str) -> Iterator[_Mistake]:

@@ -180,9 +180,41 @@ class Translation:
                 f"two datasets or tables have the name {name!r}.", "Rename one of them.", place
             )
 
-    def definitions(self, given: Mapping[str, Any]) -> dg.Definitions:
-        """Return the definitions of all applications."""
+    def names(self, apps: Mapping[str, ApplicationTranslation]) -> dict[tuple[str, str], Place]:
+        """Return what applications use and Dagster shows, by kind and name, with its places."""
+        named: dict[tuple[str, str], Place] = {}
+        used = set(apps)
+        for app in apps.values():
+            used |= app.targets.keys()
+            named |= {("stream", stream): place for stream, place in app.inputs().items()}
+            outputs = (*app.place, "output_streams")
+            named |= {("stream", stream): (*outputs, stream) for stream in app.app.outputs}
+        declared = self.declared_in.items()
+        return named | {key: place for key, place in declared if key[1] in used}
+
+    def warn_of_shared(
+        self, apps: Mapping[str, ApplicationTranslation], others: Mapping[tuple[str, str], str]
+    ) -> None:
+        """Warn of what other components use, too, before Dagster refuses it; `others`
+        has the lines of these.
+        """
+        for (kind, name), place in self.names(apps).items():
+            if (kind, name) in others:
+                dg.get_dagster_logger().warning(
+                    "%s%s %r is in another component, too: %s. Dagster takes each asset once:"
+                    " declare the applications that share it in one component.",
+                    self.source.describe_position(place),
+                    kind,
+                    name,
+                    others[kind, name],
+                )
+
+    def definitions(
+        self, given: Mapping[str, Any], others: Mapping[tuple[str, str], str]
+    ) -> dg.Definitions:
+        """Return the definitions of all applications; see `warn_of_shared` for `others`."""
         apps = self.applications(given)
+        self.warn_of_shared(apps, others)
         if os.environ.get("DAGSTER_IS_DEFS_VALIDATION_CLI"):  # `dg check defs`
             written = {stream for app in apps.values() for stream in app.app.outputs}
             for app in apps.values():
@@ -269,15 +301,15 @@ class Translation:
         else:
             named = self.by_name(function, given, free, place)
         self.refuse_empty((*keywords, *named), place)
-        for argument in free:
-            if argument.is_required and argument.key not in named:
-                problem = f"{_label(function)} lacks {argument.key}."
-                self.refuse(problem, f"Add {argument.key}: …", place)
         for argument, value in self.read_arguments(function, named, free, place):
             if argument.is_starred:
                 positional += value
             else:
                 keywords[argument.name] = value
+        for argument in free:
+            if argument.is_required and argument.key not in named:
+                problem = f"{_label(function)} lacks {argument.key}."
+                self.refuse(problem, f"Add {argument.key}: …", place)
         return self.make(function, positional, keywords, named, place)
 
     def make(
@@ -543,7 +575,10 @@ class ApplicationTranslation(Translation):
         named = [name for name in step if name in STEPS]
         if len(named) != 1:
             found = f"a step has {' and '.join(named) or 'no operator'}: expected one operator."
-            self.refuse(found, f"Give one of {', '.join(STEPS)}.", place)
+            next_step = f"Give one of {', '.join(STEPS)}."
+            if named:
+                next_step = "Give one of them, indented with its arguments, after each `- `."
+            self.refuse(found, next_step, place)
         (name,) = named
         known = set(self.app._graph.operators)
         method = self.step_method(step, name, before, place)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import dagster as dg
@@ -131,9 +132,24 @@ class AdjunctComponent(dg.Component):
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the applications. Raises ComponentError if one is invalid."""
         try:
-            return Translation(self.source).definitions(self.attributes)
+            others = self._names_in_others(context)
+            return Translation(self.source).definitions(self.attributes, others)
         except ComponentError as error:
             _raise_to_dagster(error)
+
+    def _names_in_others(self, context: dg.ComponentLoadContext) -> dict[tuple[str, str], str]:
+        """Return what the other components of the project use, by kind and name, with its line."""
+        tree = context.component_tree
+        if not self.source.lines or not isinstance(tree.defs_module, ModuleType):
+            return {}  # it is not of a file, or of no project
+        named: dict[tuple[str, str], str] = {}
+        for other in tree.get_all_components(AdjunctComponent):
+            if other is not self:
+                translation = Translation(other.source)
+                names = translation.names(translation.applications(other.attributes))
+                for key, place in names.items():
+                    named[key] = other.source.describe_position(place).rstrip(": ")
+        return named
 
 
 class _ShownComponentError(ComponentError, BriefLoadError):
@@ -150,7 +166,12 @@ def load_applications(project: str | Path) -> dict[str, Application]:
 
     Raises ComponentError for a mistake in one of them, and for two applications of one name.
     """
-    tree = dg.ComponentTree.for_project(Path(project))
+    try:
+        tree = dg.ComponentTree.for_project(Path(project))
+    except dg.DagsterError as error:
+        problem = f"load_applications(): {str(project)!r} is in no project of Dagster: {error}"
+        step = "Pass a folder of a project that `dg` knows, such as Path(__file__).parent."
+        raise ConfigurationError(problem, step, argument="project") from error
     applications: dict[str, Application] = {}
     for component in tree.get_all_components(AdjunctComponent):
         for name, application in component.applications().items():

@@ -16,9 +16,10 @@ from dagster._core.definitions.utils import DISALLOWED_NAMES
 from dagster._core.errors import DagsterPipesExecutionError, DagsterUserCodeProcessError
 from dagster._core.instance.config import PoolGranularity
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
-from dagster._utils.error import SerializableErrorInfo, _should_redact_user_code_error
+from dagster._utils.error import _should_redact_user_code_error
 from dagster.components.core.component_tree import ComponentTreeException
 from dagster.components.resolved.errors import ResolutionException
+from dagster_shared.error import SerializableErrorInfo
 from dagster_shared.yaml_utils.source_position import SourcePositionTree
 
 __all__ = [
@@ -56,7 +57,9 @@ class BriefLoadError(ComponentTreeException, DagsterUserCodeProcessError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, user_code_process_error_infos=[])
+        super().__init__(  # type: ignore[no-untyped-call]
+            message, user_code_process_error_infos=[]
+        )
 
     def report(self, message: str) -> None:
         """Let Dagster show this message, without a stack."""

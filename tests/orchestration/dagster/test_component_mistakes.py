@@ -21,7 +21,7 @@ from dagster_shared.error import SerializableErrorInfo
 
 from dagster_adjunct import LakeStreams, Schema, open_lake
 from dagster_adjunct.components import load_applications
-from dagster_adjunct.errors import AdjunctError, ComponentError
+from dagster_adjunct.errors import AdjunctError, ComponentError, ConfigurationError
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.code_location.component_source import read_source
 from dagster_adjunct.resources.code_lines import show_lines
@@ -422,7 +422,18 @@ MISTAKES = {
     "no group": M("max_age: 2d", "group: a b", "'a b': expected letters", "Choose another"),
     # steps, which are named as they are written
     "an operator's argument beside it": M(
-        "            select: [town]", "          select: [town]", "step join takes no", "below join"
+        "            how: left\n            select: [town]\n",
+        "            select: [town]\n          how: left\n",
+        "step join takes no 'how'",
+        "below join",
+        at="how: left",
+    ),
+    "an operator's argument beside it that is an operator": M(
+        "            select: [town]",
+        "          select: [town]",
+        "join and select",
+        "indented with its arguments",
+        at="- join:",
     ),
     "a key of an application in a step": M(
         "- filter: quantity > 0", "- local_tables: {}", "{local_tables: {}} takes", "an application"
@@ -952,7 +963,7 @@ SEVERAL = f"""\
 type: {TYPE}
 attributes:
   applications:
-    second: {{steps: [{{input_stream: lake.orders}}]}}
+    second: {{steps: [{{input_stream: lake.others}}]}}
 """
 
 
@@ -983,6 +994,35 @@ def test_a_mistake_in_another_component_of_a_file_names_its_own_line(
     with pytest.raises(ComponentError, match=reason) as caught:
         load_applications(project)
     assert (caught.value.file, caught.value.line) == (str(file), SEVERAL.count("\n"))
+
+
+def test_applications_of_a_folder_in_no_project_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_applications(tmp_path)
+    assert caught.value.argument == "project"
+
+
+ALSO_USED = {
+    "a stream": ("{input_stream: lake.others}", "{input_stream: lake.orders}", "lake.orders"),
+    "an output": ("{input_stream: lake.others}", "{input_stream: lake.priced}", "lake.priced"),
+    "a dataset's stream": ("lake.others", "lake.customers", "lake.customers"),
+    "an application": ("    second:", "    shop:", "shop"),
+}
+
+
+@pytest.mark.parametrize("name", ALSO_USED)
+def test_what_two_components_share_is_named_with_the_lines_of_both(
+    name: str, project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new, shared = ALSO_USED[name]
+    file = written(project, SEVERAL.replace(old, new))
+    caplog.set_level(logging.WARNING)
+    dg.ComponentTree.for_project(project).build_defs()
+    last = SEVERAL.count("\n")
+    said = f"{shared!r} is in another component, too: {file}:{last}:"
+    (found,) = [each.getMessage() for each in caplog.records if said in each.getMessage()]
+    assert found.startswith(f"{file}:")
+    assert int(found.removeprefix(f"{file}:").partition(":")[0]) < RIGHT.count("\n")
 
 
 def test_datasets_and_tables_that_no_application_uses_are_named(
