@@ -440,7 +440,7 @@ class BoundedManifest(CommonManifest):
         marks = super().marks(version_id)
         if self.pin is not None and self.pin.version == version_id:
             marks.append("pinned")
-        if version_id == self.head != self.served:
+        if version_id == self.head != self.served_id:
             marks.append("next when unpinned")
         return marks
 
