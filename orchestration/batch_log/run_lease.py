@@ -70,7 +70,7 @@ class Process(StoredDocument):
         from here.
         """
         here = this_process()
-        if not (self.boot and self.namespace and self.started):
+        if "" in (self.boot, self.namespace, self.started):
             return False
         if (self.boot, self.namespace) != (here.boot, here.namespace):
             return False

@@ -86,33 +86,31 @@ def rename_application(
         )
         raise ConfigurationError(problem, "Correct the name.", application=old)
     claim = Claim(wait=timedelta(0))
+    note = f"renamed from {old} to {new}: {reason}"
     with (
         RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim),
         RunLease(lake, new, "rename", claim),
     ):
+        logged = _check_logs(log, new_log, old, new)
+        state = logged.state
         if dry_run:
-            logged = _check_logs(log, new_log, old, new)
-            return RenameReport(
-                old, new, logged.state.batch, tuple(list_transferable(lake, old)), dry_run=True
-            )
-        note = f"renamed from {old} to {new}: {reason}"
-        logged = _fence_log(log, new_log, old, new, by=by, note=note)
-        batches = logged.state.batch
+            tables = list_transferable(lake, old)
+            return RenameReport(old, new, state.batch, tuple(tables), dry_run=True)
+        if state.renamed_to != new:  # else an interrupted rename has recorded it
+            state = state.model_copy(update={"renamed_to": new})
+            logged = log.commit(logged, state, by=by, note=note)
+            state = logged.state
         tables = [
             name
             for name in list_datasets(lake)
             if change_owner(lake, name, new, owner=old, reason=note, by=by)
         ]
-        if logged.state.checkpoint or new_log.read().commit is None:
+        if state.checkpoint or new_log.read().commit is None:
             StartpointManager(MetadataStore(lake), new).continue_from(old, by=by)
-            prefix = f"{lake.application_prefix(old)}/recorded/"
-            for item in [*lake.store.list(prefix)]:  # plans of replays that read recorded versions
-                key = f"{lake.application_prefix(new)}/recorded/{item.key.removeprefix(prefix)}"
-                with suppress(ObjectExistsError):
-                    lake.store.put_if_absent(key, lake.store.get(item.key).data)
+            _copy_plans(lake, old, new)
             if new_log.read().commit is None:
                 new_log.continue_from(old, by=by, note=note)
-            state = logged.state  # the old log keeps only this
+            # The old log keeps only this.
             left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to)
             log.commit(logged, left, by=by, note=state.note)
         # Requests left under the old name would wait for ever, and keep their streams from being
@@ -122,21 +120,16 @@ def rename_application(
             carried.transact(
                 lambda snapshot: (dict.fromkeys(key for key, _ in snapshot.items()), None), by=by
             )
-    return RenameReport(old, new, batches, tuple(tables))
+    return RenameReport(old, new, state.batch, tuple(tables))
 
 
-def _fence_log(
-    log: BatchLog, new_log: BatchLog, old: str, new: str, *, by: str, note: str
-) -> LoggedState:
-    """Record the new name in the old log, unless an interrupted rename has, and return the log's
-    state.
-
-    Raises what `_check_logs` raises.
-    """
-    logged = _check_logs(log, new_log, old, new)
-    if logged.state.renamed_to == new:
-        return logged  # an interrupted rename
-    return log.commit(logged, logged.state.model_copy(update={"renamed_to": new}), by=by, note=note)
+def _copy_plans(lake: Lake, old: str, new: str) -> None:
+    """Copy the plans of replays that read recorded versions."""
+    prefix = f"{lake.application_prefix(old)}/recorded/"
+    for item in [*lake.store.list(prefix)]:
+        key = f"{lake.application_prefix(new)}/recorded/{item.key.removeprefix(prefix)}"
+        with suppress(ObjectExistsError):
+            lake.store.put_if_absent(key, lake.store.get(item.key).data)
 
 
 def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedState:

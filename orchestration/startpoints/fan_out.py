@@ -125,30 +125,26 @@ def decide_fan_out(
     keep = frozenset[str]() if complete else state.tasks.keys() - readers.tasks.keys()
     distribution.reassign_orphans(readers.owners, keep)
 
-    settled: dict[Target, int] = {}
+    settled = []
     unknown = []
     expired = []
     repeated = []
     blocked = []
-    finished = []
     stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
     for request in sorted(requests, key=lambda request: request.sequence):
         takers = readers.targets_of(request)
         is_held = any(request.ssp in held.get(task, ()) for task in takers)
         if state.settled.get(request.target) == request.sequence:
-            settled[request.target] = request.sequence
-            finished.append(request)
+            settled.append(request)
         elif request.is_expired(now_ms, expiry_ms):
             expired.append(request)
-            finished.append(request)
         elif request.target in stuck or is_held:
             blocked.append(request)
         elif takers:
+            settled.append(request)
             if not distribution.give_all(takers, request):
                 repeated.append(request)
-            settled[request.target] = request.sequence
-            finished.append(request)
         else:
             unknown.append(request)
 
@@ -162,7 +158,9 @@ def decide_fan_out(
         held=held,
         blocked=tuple(blocked),
     )
-    return FanOutState(distribution.after(), settled, state.unreadable), report, finished
+    sequences = {request.target: request.sequence for request in settled}
+    after = FanOutState(distribution.after(), sequences, state.unreadable)
+    return after, report, [*settled, *expired]
 
 
 def _find_held(
@@ -277,11 +275,10 @@ class _Distribution:
         self, orphan: StartpointRequest, owners: Mapping[SystemStreamPartition, Sequence[str]]
     ) -> Sequence[str]:
         """Return the tasks that may get an orphan; none if one holds the partition."""
-        if orphan.task is not None:
-            return ()
-        successors = owners.get(orphan.ssp, ())
-        if any(orphan.ssp in self._held.get(successor, ()) for successor in successors):
-            return ()
+        successors = owners.get(orphan.ssp, ()) if orphan.task is None else ()
+        for successor in successors:
+            if orphan.ssp in self._held.get(successor, ()):
+                return ()
         return successors
 
     def after(self) -> dict[str, TaskFanOut]:
@@ -334,18 +331,14 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
     for request in fan_out.blocked:
         lines.append(f"{_describe(request)} waits behind one that can't be read")
     held = frozenset[SystemStreamPartition]().union(*fan_out.held.values())
-    unexplained = set(held)
     for entry in fan_out.unreadable:
         waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
         more = ""
         if entry.at and entry.ssp in held:
             more = "; nothing is read there until it is taken back"
-        lines.append(
-            f"{entry.partition or entry.key}: {waits} that is left alone{more}: {entry.error}"
-        )
-        if entry.ssp is not None:
-            unexplained.discard(entry.ssp)
-    for ssp in sorted(unexplained):
+        where = entry.partition or entry.key
+        lines.append(f"{where}: {waits} that is left alone{more}: {entry.error}")
+    for ssp in sorted(held.difference(entry.ssp for entry in fan_out.unreadable)):
         lines.append(f"{ssp}: nothing is read there: what its task was handed can't be read")
     return lines
 
