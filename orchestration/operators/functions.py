@@ -2,7 +2,7 @@
 `FlatMap`.
 
 Functions receive records as dictionaries with Arrow's Python values, and return dictionaries of
-declared columns. `_call_function` is the only place that calls them.
+declared columns. `_BatchCalls.make_results` is the only place that calls them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import pickle
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 from dagster_adjunct.orchestration.operators.calls import Record, RecordCall, RecordFunction
@@ -36,7 +35,6 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import (
-    Field,
     Schema,
     arrow_type,
     named_column,
@@ -190,56 +188,158 @@ def validate_record_function(what: str, function: object, schema: object, *given
         raise errors.ConfigurationError(problem, step, argument="schema")
 
 
-class _Source(NamedTuple):
-    """A record that a function is called with: its `row` in a batch."""
+@dataclass(frozen=True, slots=True)
+class _BatchCalls:
+    """The calls of a function with the records of a batch; `names` are the columns of results."""
 
+    call: RecordCall
     batch: pa.RecordBatch
-    row: int
-    record: Record
+    names: frozenset[str]
 
-    def error(self, call: RecordCall, problem: str, step: str) -> errors.OperatorFailedError:
-        """Return the error for a result that does not match the schema."""
-        place = definition_line(call.function)
-        position = record_position(self.batch, self.row, call.stream)
-        problem = f"{call.operator}: {problem}"
+    def make_results(self, row: int, arguments: tuple[Any, ...]) -> Iterator[Record]:
+        """Yield the function's results for one record. Only this method runs the user's code.
+
+        Errors contain the record and its position.
+        """
+        call = self.call
+        try:
+            given = call.function(*arguments)
+            if given is None:
+                return
+            for result in self._list_results(row, given) if call.several else (given,):
+                if not isinstance(result, Mapping) or result.keys() != self.names:
+                    raise self._columns_error(row, result)
+                yield dict(result)
+        except errors.SchemaMismatchError as error:  # raised by what the user's function called
+            raise self.error(row, error.problem.rstrip("."), error.next_step) from None
+        except errors.AdjunctError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is a user's function
+            failed = function_failed_error(
+                call.operator,
+                function_label(call.function),
+                call.function,
+                error,
+                record=arguments[0],
+                sensitive=call.sensitive,
+                **record_position(self.batch, row, call.stream),
+            )
+            raise failed from (None if call.sensitive else error)
+
+    def _list_results(self, row: int, given: Any) -> Iterable[Any]:
+        if hasattr(given, "__iter__") and not isinstance(given, str | bytes | Mapping):
+            return given  # type: ignore[no-any-return]
+        problem = (
+            f"{function_label(self.call.function)} returned {type(given).__name__} for a record:"
+            " expected any number of dictionaries"
+        )
+        raise self.error(row, problem, "Return a list of dictionaries, or yield them.")
+
+    def _columns_error(self, row: int, result: object) -> errors.OperatorFailedError:
+        found = repr(type(result))
+        if isinstance(result, Mapping) and result:
+            found = f"the columns {', '.join(map(str, result))}"
+            if self.call.sensitive:
+                found = "other columns"
+        label = function_label(self.call.function)
+        names = ", ".join(self.call.schema.names)
+        problem = f"a result of {label} has {found}; its schema says {names}"
+        step = (
+            "Return a dictionary of exactly these, None where there is no value; or correct"
+            " schema=."
+        )
+        return self.error(row, problem, step)
+
+    def error(self, row: int, problem: str, step: str) -> errors.OperatorFailedError:
+        """Return the error for a result that does not match the schema, with its record."""
+        call = self.call
+        (record,) = _own_columns(self.batch).slice(row, 1).to_pylist()
+        position = record_position(self.batch, row, call.stream)
         error = operator_failed_error(
-            problem, place, self.record, call.sensitive, operator=call.operator, **position
+            f"{call.operator}: {problem}",
+            definition_line(call.function),
+            record,
+            call.sensitive,
+            operator=call.operator,
+            **position,
         )
         return error.reworded(error.problem, step)
 
+    def build_batch(
+        self, kept: Sequence[str], rows: list[int], ordinals: list[str], results: list[Record]
+    ) -> pa.RecordBatch:
+        """Return results with the columns `kept` of the records in these rows, of which they are
+        made.
+        """
+        call = self.call
+        taken = self.batch.select(list(kept)).take(pa.array(rows, pa.int64()))
+        made = dict(zip(kept, taken.columns, strict=True))
+        if call.several:
+            made[ORDINAL] = pa.array(ordinals, pa.string())
+        for field in call.schema.fields:
+            values = [result[field.name] for result in results]
+            try:
+                made[field.name] = to_typed_array(values, field.type)
+            except ValueError as error:
+                reason = "" if call.sensitive else f": {error}"
+                problem = (
+                    f"{function_label(call.function)} gave column {field.name!r} a value that is no"
+                    f" {field.type}{reason}"
+                )
+                step = "Return values of this type, or correct schema=."
+                failure = self.error(rows[_find_misfit(values, field.type)], problem, step)
+                raise failure from (None if call.sensitive else error)
+        return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
-class _Result(NamedTuple):
-    """A result of a function, and its ordinal among all that are made of the record."""
 
-    source: _Source
-    ordinal: str
-    values: Record
+def _own_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(list(filter(is_own, batch.schema.names)))
+
+
+def _find_misfit(values: Sequence[object], kind: str) -> int:
+    """Return the place of the first value that is not of this type."""
+    for at, value in enumerate(values):
+        try:
+            to_typed_array([value], kind)
+        except ValueError:
+            return at
+    return 0
 
 
 def _process_batches(
     batches: Iterable[pa.RecordBatch], call: RecordCall, kept: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
+    names = frozenset(call.schema.names)
     for batch in batches:
-        results = _call_for_records(batch, call)
-        while made := list(islice(results, _ROWS)):
-            yield _build_batch(batch, call, kept, made)
+        yield from _process_batch(_BatchCalls(call, batch, names), kept)
 
 
-def _call_for_records(batch: pa.RecordBatch, call: RecordCall) -> Iterator[_Result]:
+def _process_batch(calls: _BatchCalls, kept: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    call = calls.call
+    batch = calls.batch
     label = function_label(call.function)
     check_readable_records(batch, call.operator, label, call.stream, call.sensitive)
-    names = batch.schema.names
-    own = batch.select(list(filter(is_own, names)))
-    given = [own.to_pylist()]
+    given = [_own_columns(batch).to_pylist()]
     if call.entry:
         given.append(batch.column(call.entry).to_pylist())
     before: list[str | None] = [None] * batch.num_rows
-    if call.several and ORDINAL in names:
+    if call.several and ORDINAL in batch.schema.names:
         before = batch.column(ORDINAL).to_pylist()
+    rows: list[int] = []
+    ordinals: list[str] = []
+    results: list[Record] = []
     for row, arguments in enumerate(zip(*given, strict=True)):
-        source = _Source(batch, row, arguments[0])
-        for number, values in enumerate(_call_function(call, arguments, source)):
-            yield _Result(source, ordinal_text(before[row], number), values)
+        for number, result in enumerate(calls.make_results(row, arguments)):
+            rows.append(row)
+            ordinals.append(ordinal_text(before[row], number))
+            results.append(result)
+            if len(rows) == _ROWS:
+                yield calls.build_batch(kept, rows, ordinals, results)
+                rows = []
+                ordinals = []
+                results = []
+    if rows:
+        yield calls.build_batch(kept, rows, ordinals, results)
 
 
 def check_readable_records(
@@ -268,65 +368,6 @@ def check_readable_records(
     raise error.reworded(error.problem, step)
 
 
-def _call_function(
-    call: RecordCall, arguments: tuple[Any, ...], source: _Source
-) -> Iterator[Record]:
-    """Yield the function's results for one record. Only this function runs the user's code.
-
-    Errors contain the record and its position.
-    """
-    try:
-        given = call.function(*arguments)
-        results = _list_results(call, given, source) if call.several else (given,)
-        for result in () if given is None else results:
-            _check_result(call, result, source)
-            yield dict(result)
-    except errors.SchemaMismatchError as error:  # raised by what the user's function called
-        raise source.error(call, error.problem.rstrip("."), error.next_step) from None
-    except errors.AdjunctError:
-        raise
-    except Exception as error:  # noqa: BLE001 - it is a user's function
-        position = record_position(source.batch, source.row, call.stream)
-        failed = function_failed_error(
-            call.operator,
-            function_label(call.function),
-            call.function,
-            error,
-            record=source.record,
-            sensitive=call.sensitive,
-            **position,
-        )
-        raise failed from (None if call.sensitive else error)
-
-
-def _list_results(call: RecordCall, given: Any, source: _Source) -> Iterable[Any]:
-    """Return the several results that a function has returned for one record."""
-    if given is None:
-        return ()
-    if hasattr(given, "__iter__") and not isinstance(given, str | bytes | Mapping):
-        return given  # type: ignore[no-any-return]
-    problem = (
-        f"{function_label(call.function)} returned {type(given).__name__} for a record: expected"
-        " any number of dictionaries"
-    )
-    raise source.error(call, problem, "Return a list of dictionaries, or yield them.")
-
-
-def _check_result(call: RecordCall, result: object, source: _Source) -> None:
-    names = call.schema.names
-    if isinstance(result, Mapping) and set(result) == set(names):
-        return
-    found = repr(type(result))
-    if isinstance(result, Mapping) and result:
-        found = f"the columns {', '.join(map(str, result))}"
-        if call.sensitive:
-            found = "other columns"
-    label = function_label(call.function)
-    problem = f"a result of {label} has {found}; its schema says {', '.join(names)}"
-    step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
-    raise source.error(call, problem, step)
-
-
 def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
     """Return the fields of an error that say where a record was read: stream, partition, offset
     (None if unknown).
@@ -338,42 +379,6 @@ def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict
     }
     offset = str(place[OFFSET]) if OFFSET in place else None
     return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
-
-
-def _build_batch(
-    batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str], results: Sequence[_Result]
-) -> pa.RecordBatch:
-    rows = pa.array([result.source.row for result in results], pa.int64())
-    made = dict(zip(kept, batch.select(list(kept)).take(rows).columns, strict=True))
-    if call.several:
-        made[ORDINAL] = pa.array([result.ordinal for result in results], pa.string())
-    for field in call.schema.fields:
-        values = [result.values[field.name] for result in results]
-        try:
-            made[field.name] = to_typed_array(values, field.type)
-        except ValueError as error:
-            failure = _misfit_error(call, field, results, error)
-            raise failure from (None if call.sensitive else error)
-    return pa.RecordBatch.from_arrays(list(made.values()), list(made))
-
-
-def _misfit_error(
-    call: RecordCall, field: Field, results: Sequence[_Result], error: Exception
-) -> errors.OperatorFailedError:
-    """Return the error for the first of the results that has a value of another type."""
-    source = results[0].source
-    for result in results:
-        try:
-            to_typed_array([result.values[field.name]], field.type)
-        except ValueError:
-            source = result.source
-            break
-    reason = "" if call.sensitive else f": {error}"
-    problem = (
-        f"{function_label(call.function)} gave column {field.name!r} a value that is no"
-        f" {field.type}{reason}"
-    )
-    return source.error(call, problem, "Return values of this type, or correct schema=.")
 
 
 _NUMBER = "__number"

@@ -181,7 +181,8 @@ _UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
 # Types that no column of a table has, but whose values may fit one. (Structs are objects in JSON.)
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
 _NEVER_IN_JSON = re.compile(
-    r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
+    r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)"
+    r"\b(?!\s*:))"
 )
 _APPENDABLE = (Kind.LIST, Kind.OTHER)
 

@@ -173,31 +173,13 @@ def build_plan(
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
     catalog = facts if isinstance(facts, Catalog) else Catalog(facts)
     unproven, columns = derive_columns(app, catalog)
-    needs = partition_counts.collect_requirements(app)
-    inserted = plan_repartitioning(app, catalog, needs)
-    flows = trace_flows(app, catalog, apply_insertions(inserted))
-    if app.tables:
-        check_budgets(list_budgets(app.tables.values()))
-    check_datasets(app, catalog)
-    notes.check_state_names(app)
-    groups = partition_counts.find_join_groups(app, needs, flows)
-    default, default_from = partition_counts.default_count(app, catalog)
-    open_counts = partition_counts.declared_counts(app, catalog)
-    open_counts |= {item.node: item.partitions for item in inserted.values()}
-    counts = partition_counts.assign_counts(open_counts, groups, default)
-    counts = partition_counts.add_merged_counts(
-        app, flows, partition_counts.add_broadcast_counts(app, counts)
-    )
-    draft = partition_counts.Draft(app, catalog, needs, inserted, flows, groups, counts)
-    draft = replace(draft, streams=partition_counts.build_planned_streams(draft, default_from))
-    check_co_partitioning(draft)
-    if any(flows.merges_streams(operator) for operator in app.operators):
-        # Only now is it known whether the inputs of merged streams have equal counts.
-        flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
-        draft = replace(draft, flows=flows)
+    draft = _draft_plan(app, catalog)
     streams = tuple(draft.streams.values())
     tables = notes.plan_tables(app, catalog, columns, writer=writes_as or app.name)
     calls = (operator.spec.call(operator.id, app) for operator in app.operators)
+    needs_spark: Iterable[SparkNeed] = ()
+    if app.engine == "auto":
+        needs_spark = _iter_spark_needs(app, catalog, columns)
     return ExecutionPlan(
         application=app.name,
         operators=tuple(_iter_operators(draft, columns)),
@@ -226,10 +208,37 @@ def build_plan(
         by_time=notes.plan_joins_by_time(app),
         columns=columns,
         engine=app.engine,
-        needs_spark=tuple(_iter_spark_needs(app, catalog, columns)) if app.engine == "auto" else (),
+        needs_spark=tuple(needs_spark),
         advances=plan_advances(app, catalog),
         stored_notes=tuple(catalog.stored_notes),
     )
+
+
+def _draft_plan(app: Application, catalog: Catalog) -> partition_counts.Draft:
+    """Return the streams of an application with their partition counts, proven to agree."""
+    needs = partition_counts.collect_requirements(app)
+    inserted = plan_repartitioning(app, catalog, needs)
+    flows = trace_flows(app, catalog, apply_insertions(inserted))
+    if app.tables:
+        check_budgets(list_budgets(app.tables.values()))
+    check_datasets(app, catalog)
+    notes.check_state_names(app)
+    groups = partition_counts.find_join_groups(app, needs, flows)
+    default, default_from = partition_counts.default_count(app, catalog)
+    open_counts = partition_counts.declared_counts(app, catalog)
+    open_counts |= {item.node: item.partitions for item in inserted.values()}
+    counts = partition_counts.assign_counts(open_counts, groups, default)
+    counts = partition_counts.add_merged_counts(
+        app, flows, partition_counts.add_broadcast_counts(app, counts)
+    )
+    draft = partition_counts.Draft(app, catalog, needs, inserted, flows, groups, counts)
+    draft = replace(draft, streams=partition_counts.build_planned_streams(draft, default_from))
+    check_co_partitioning(draft)
+    if any(flows.merges_streams(operator) for operator in app.operators):
+        # Only now is it known whether the inputs of merged streams have equal counts.
+        flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
+        return replace(draft, flows=flows)
+    return draft
 
 
 def _iter_spark_needs(
