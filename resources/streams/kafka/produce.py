@@ -120,8 +120,9 @@ def _unavailable_error(
     problem: str,
     next_step: str = "Check whether the brokers are up, then append again.",
 ) -> errors.StreamUnavailableError:
-    about = {"system": target.settings.name, "stream": str(target)}
-    return errors.StreamUnavailableError(f"{target}: {problem}.", next_step, **about)
+    return errors.StreamUnavailableError(
+        f"{target}: {problem}.", next_step, system=target.settings.name, stream=str(target)
+    )
 
 
 def _describe_key(key: bytes | None) -> str:
