@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.operators.windows.zone_rules import (
 )
 from dagster_adjunct.orchestration.planner.planner import check_syntax, list_zones, plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
+from dagster_adjunct.orchestration.step.check_stores import list_uses
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.lazy_modules import pa
@@ -156,7 +157,7 @@ def _examine_application(
         if isinstance(dataset.input, FileSource):
             yield run_check(f"files of {dataset.name}", partial(check_files, dataset.input))
     for table in app.tables.values():
-        yield run_check(f"table {table.name}", partial(check_table, table))
+        yield run_check(f"table {table.name}", partial(check_table, app, table))
 
 
 def run_check(name: str, look: Callable[[], str]) -> Finding:
@@ -384,6 +385,10 @@ def check_plan(app: Application, lake: Lake, *, parse: bool) -> str:
     planned = plan_application(app, lake=lake)
     if parse:
         check_syntax(app)
+    if planned.stored_notes:
+        first, *others = planned.stored_notes
+        more = f" (and {len(others)} more)" if others else ""
+        raise Concern(f"{first}{more}", "See the notes of adjunct plan.")
     edges = [edge for edge in planned.streams if edge.role != "intermediate"]
     reached = ", ".join(f"{edge.name} ({edge.partitions or 'one copy'})" for edge in edges)
     return f"the plan is proven; partitions of {reached}" if reached else "the plan is proven"
@@ -424,12 +429,13 @@ def check_files(source: FileSource) -> str:
     return tree.url
 
 
-def check_table(table: RemoteTable[Any, Any, Any]) -> str:
+def check_table(app: Application, table: RemoteTable[Any, Any, Any]) -> str:
     """Check that a table's functions can be opened: that they reach its store, and find the
-    declared columns there.
+    declared columns there, with the rights for what the application does.
 
     Also that the store's settings keep what is written.
     """
+    uses = [used for used in list_uses(app) if used.table.name == table.name]
     conditions = Conditions(table.newest_by, table.idempotent)
     notes = list[str]()
     functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
@@ -438,6 +444,9 @@ def check_table(table: RemoteTable[Any, Any, Any]) -> str:
         for function in functions:
             try:
                 await function.open()
+                for used in uses:
+                    if used.function is function:
+                        await function.check(used.use)
                 if function is table.write_function:
                     notes.extend(await function.check_settings(conditions, fenced=table.fenced))
             finally:

@@ -48,6 +48,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     require_facts,
 )
 from dagster_adjunct.orchestration.planner.advances import check_order_paths
+from dagster_adjunct.resources.backends.columns import declared_digits, number_bounds, parse_column
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
@@ -381,6 +382,8 @@ def derive_columns(
             _note_declared_types(app, operator, context.declared, columns_known=columns_known)
         )
         unproven.extend(_note_compared_types(app, operator, context.compared))
+        if operator.spec.send is not None:
+            unproven.extend(_note_narrow_columns(operator, context.declared))
 
     visit_operators(app, derive)
     return tuple(unproven), after
@@ -471,6 +474,36 @@ def _note_declared_types(
     )
     problem = f"{operator.id}: {what} not known before it runs, and unproven."
     return [note_unless_strict(app, operator, problem, step, column=first.column)]
+
+
+def _note_narrow_columns(operator: Operator, declared: Sequence[ComparedColumn]) -> list[str]:
+    """Return a note on the columns of a remote table that hold not all numbers of the type that is
+    sent; [] for none.
+    """
+    narrow = [
+        f"{pair.column!r} ({pair.type} as {pair.other_type})"
+        for pair in declared
+        if pair.type is not None and pair.other_type is not None and _is_narrower(pair)
+    ]
+    if not narrow:
+        return []
+    return [
+        f"{operator.id}: {declared[0].other} holds not all values of {abbreviate(narrow)}: records"
+        " with larger numbers, or with more digits after the point, are rejected; nothing is"
+        " rounded."
+    ]
+
+
+def _is_narrower(pair: ComparedColumn) -> bool:
+    sent = parse_column(pair.column, pair.type or "")
+    held = parse_column(pair.column, pair.other_type or "")
+    sent_bounds = number_bounds(sent)
+    held_bounds = number_bounds(held)
+    if sent_bounds is None or held_bounds is None:
+        return False
+    sent_digits = declared_digits(sent) or (0, 0)
+    held_digits = declared_digits(held) or (0, 0)
+    return sent_bounds[1] > held_bounds[1] or sent_digits[1] > held_digits[1]
 
 
 def _compare_stored_types(

@@ -4,8 +4,10 @@ leaves nothing behind.
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,15 @@ import dagster as dg
 import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
-from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
+from dagster_adjunct import (
+    IN_PROCESS,
+    Lake,
+    LakeStreams,
+    Schema,
+    advance_dataset,
+    open_lake,
+    unbounded_dataset,
+)
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.cli import doctor
@@ -93,6 +103,41 @@ def test_an_applications_streams_and_tables_are_tried_too(project: Project) -> N
     assert table["next_step"]
     assert not (project.folder / "things.sqlite").exists()
     assert project.findings("shop_doctor:other", code=1)["application"]["state"] == "failed"
+
+
+def test_a_table_is_asked_for_what_the_application_does_with_it(project: Project) -> None:
+    with closing(sqlite3.connect(project.folder / "things.sqlite")) as connection:
+        connection.execute(
+            "CREATE TABLE things (k TEXT PRIMARY KEY, n INTEGER, town TEXT NOT NULL)"
+        )
+    table = project.findings("shop_doctor:app", code=1)["table things"]
+    assert table["state"] == "failed"
+    assert "'town'" in table["found"]
+
+
+STALE = """
+from dagster_adjunct import Application, unbounded_dataset
+
+app = Application("stale")
+table = app.table(unbounded_dataset("prices", input="lake.orders", key="k", partitions=3))
+app.input_stream("lake.orders").join(table, on="k", how="inner", select=[]).send_to(
+    app.output_stream("lake.out", partitions=3, key="k")
+)
+"""
+
+
+def test_a_dataset_that_was_built_under_another_declaration_is_told(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = unbounded_dataset("prices", input="lake.orders", key="k", broadcast=True)
+    streams = LakeStreams(project.lake)
+    advance_dataset(
+        built, lake=project.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test"
+    )
+    (project.folder / "stale_doctor.py").write_text(STALE)
+    found = project.findings("stale_doctor:app")["streams"]
+    assert found["state"] == "warning"
+    assert "partitions is 3, was broadcast" in found["found"]
 
 
 SHOP_OF_FILES = """

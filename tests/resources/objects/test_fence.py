@@ -330,7 +330,7 @@ def test_a_store_of_a_run_takes_no_writes_once_its_lease_is_lost(
 
 
 @pytest.mark.parametrize(
-    "page", ["applications", "architecture", "guarantees", "tables", "troubleshooting"]
+    "page", ["applications", "architecture", "guarantees", "table-guarantees", "troubleshooting"]
 )
 def test_pages_say_what_the_error_says_of_a_run_that_has_lost_its_lease(page: str) -> None:
     text = (Path(__file__).parents[3] / f"docs/{page}.md").read_text(encoding="utf-8")
