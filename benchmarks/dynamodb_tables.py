@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.flight_messages import COLUMNS, Ours, Row, rows
 from benchmarks.timing import alternate, show
-from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
 from tests.servers.dynamodb import DynamoDbServer, start_dynamodb
 
 ROWS = 5000

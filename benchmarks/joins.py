@@ -28,8 +28,8 @@ from dagster_adjunct import (
     session_scope,
     unbounded_dataset,
 )
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut

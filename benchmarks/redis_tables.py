@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.flight_messages import COLUMNS, Ours, Row, rows
 from benchmarks.timing import alternate, show
-from dagster_adjunct.resources.backends.redis import RedisTable
+from dagster_adjunct.resources.table_backends.redis import RedisTable
 from tests.servers.redis import running_redis
 
 ROWS = 40_000

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.timing import Measured, alternate, show
-from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
 from dagster_adjunct.resources.tables.arrow import Marking
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.tables.spark import TableWrite, write_table

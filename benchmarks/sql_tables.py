@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.timing import alternate, show
-from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
 

@@ -45,7 +45,7 @@ def run(rounds: int) -> None:
 
 
 def _table(shape: str) -> RemoteTable:
-    from dagster_adjunct.resources.backends.memory import MemoryTable
+    from dagster_adjunct.resources.table_backends.memory import MemoryTable
 
     store = MemoryTable(f"benchmark-{shape}")
     if shape == "plain":
@@ -64,7 +64,7 @@ def _table(shape: str) -> RemoteTable:
 
 
 async def _measured(shape: str) -> dict[str, float]:
-    from dagster_adjunct.resources.backends.memory import MemoryTable
+    from dagster_adjunct.resources.table_backends.memory import MemoryTable
 
     records = [(f"k{n}", {"id": f"k{n}", "n": n}) for n in range(BULK)]
     keys = [key for key, _ in records]

@@ -16,10 +16,7 @@ _MODULES = [
 ]  # also of a zip file
 
 _NAMES = {  # what is imported below for type checkers; tests compare the two
-    "dagster_adjunct.assets.advancing.advance_dataset": (
-        "AdjunctDatasetManager",
-        "advance_dataset",
-    ),
+    "dagster_adjunct.assets.advance_dataset": ("AdjunctDatasetManager", "advance_dataset"),
     "dagster_adjunct.assets.bounded.advance": ("advance_version_set",),
     "dagster_adjunct.assets.declaration.dataset": (
         "AdjunctDataset",
@@ -58,10 +55,10 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
 }
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.advancing.advance_dataset import (
+    from dagster_adjunct.assets.advance_dataset import (
         AdjunctDatasetManager as AdjunctDatasetManager,
     )
-    from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset as advance_dataset
+    from dagster_adjunct.assets.advance_dataset import advance_dataset as advance_dataset
     from dagster_adjunct.assets.bounded.advance import advance_version_set as advance_version_set
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset as AdjunctDataset
     from dagster_adjunct.assets.declaration.dataset import BoundedDataset as BoundedDataset

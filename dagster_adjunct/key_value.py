@@ -9,6 +9,11 @@ from dagster_adjunct.resources.key_value.entries import Remove as Remove
 from dagster_adjunct.resources.key_value.entries import Replace as Replace
 from dagster_adjunct.resources.key_value.entries import TableEntry as TableEntry
 from dagster_adjunct.resources.key_value.entries import TableKey as TableKey
+from dagster_adjunct.resources.key_value.frames import FrameWritten as FrameWritten
+from dagster_adjunct.resources.key_value.frames import read_key_value_table as read_key_value_table
+from dagster_adjunct.resources.key_value.frames import (
+    write_key_value_table as write_key_value_table,
+)
 from dagster_adjunct.resources.key_value.iterators import IteratorPage as IteratorPage
 from dagster_adjunct.resources.key_value.iterators import IteratorState as IteratorState
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager as KeyValueTableManager
@@ -38,8 +43,3 @@ from dagster_adjunct.resources.key_value_backends.postgres import (
     PostgresSegments as PostgresSegments,
 )
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments as SqliteSegments
-from dagster_adjunct.resources.key_value_frames import FrameWritten as FrameWritten
-from dagster_adjunct.resources.key_value_frames import read_key_value_table as read_key_value_table
-from dagster_adjunct.resources.key_value_frames import (
-    write_key_value_table as write_key_value_table,
-)

@@ -11,5 +11,5 @@ from dagster_adjunct.assets.reading.valid_time import EntriesAt as EntriesAt
 from dagster_adjunct.assets.reading.valid_time import EntriesOverTime as EntriesOverTime
 from dagster_adjunct.assets.reading.verification import VerifyReport as VerifyReport
 from dagster_adjunct.assets.reading.version_reader import Validity as Validity
-from dagster_adjunct.assets.versions.actions import HistoryEntry as HistoryEntry
 from dagster_adjunct.assets.versions.leases import Lease as Lease
+from dagster_adjunct.assets.versions.switches import HistoryEntry as HistoryEntry

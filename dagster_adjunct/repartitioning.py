@@ -1,6 +1,6 @@
 """Change the number of partitions of existing streams and datasets."""
 
-from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport as RebucketReport
+from dagster_adjunct.assets.rebucketing import RebucketReport as RebucketReport
 from dagster_adjunct.orchestration.maintenance.repartition import (
     RepartitionReport as RepartitionReport,
 )

@@ -2,7 +2,7 @@
 system of your own.
 """
 
-from dagster_adjunct.orchestration.operators.event_time import ARRIVAL as ARRIVAL
+from dagster_adjunct.orchestration.operators.event_times import ARRIVAL as ARRIVAL
 from dagster_adjunct.resources.bucketing.hashing import records_checksum as records_checksum
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy as CompactionPolicy
 from dagster_adjunct.resources.streams.lake.manifest import Retention as Retention

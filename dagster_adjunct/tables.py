@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 _NAMES = {  # what is imported below for type checkers; tests compare the two
     "dagster_adjunct.assets.reading.dataset": ("DatasetTable",),
-    "dagster_adjunct.resources.backends.columns": ("register_backend",),
-    "dagster_adjunct.resources.backends.dynamodb": ("DynamoDbTable",),
-    "dagster_adjunct.resources.backends.http": ("HttpExtra", "HttpTable"),
-    "dagster_adjunct.resources.backends.memory": ("MemoryTable",),
-    "dagster_adjunct.resources.backends.postgres": ("PostgresTable",),
-    "dagster_adjunct.resources.backends.redis": ("RedisTable",),
-    "dagster_adjunct.resources.backends.sqlite": ("SqliteTable",),
+    "dagster_adjunct.resources.table_backends.columns": ("register_backend",),
+    "dagster_adjunct.resources.table_backends.dynamodb": ("DynamoDbTable",),
+    "dagster_adjunct.resources.table_backends.http": ("HttpExtra", "HttpTable"),
+    "dagster_adjunct.resources.table_backends.memory": ("MemoryTable",),
+    "dagster_adjunct.resources.table_backends.postgres": ("PostgresTable",),
+    "dagster_adjunct.resources.table_backends.redis": ("RedisTable",),
+    "dagster_adjunct.resources.table_backends.sqlite": ("SqliteTable",),
     "dagster_adjunct.resources.tables.arrow": ("ArrowEntries",),
     "dagster_adjunct.resources.tables.batching": ("BatchLayer", "BatchProvider"),
     "dagster_adjunct.resources.tables.cache": ("Cache", "CacheLayer"),
@@ -61,14 +61,16 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.reading.dataset import DatasetTable as DatasetTable
-    from dagster_adjunct.resources.backends.columns import register_backend as register_backend
-    from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable as DynamoDbTable
-    from dagster_adjunct.resources.backends.http import HttpExtra as HttpExtra
-    from dagster_adjunct.resources.backends.http import HttpTable as HttpTable
-    from dagster_adjunct.resources.backends.memory import MemoryTable as MemoryTable
-    from dagster_adjunct.resources.backends.postgres import PostgresTable as PostgresTable
-    from dagster_adjunct.resources.backends.redis import RedisTable as RedisTable
-    from dagster_adjunct.resources.backends.sqlite import SqliteTable as SqliteTable
+    from dagster_adjunct.resources.table_backends.columns import (
+        register_backend as register_backend,
+    )
+    from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable as DynamoDbTable
+    from dagster_adjunct.resources.table_backends.http import HttpExtra as HttpExtra
+    from dagster_adjunct.resources.table_backends.http import HttpTable as HttpTable
+    from dagster_adjunct.resources.table_backends.memory import MemoryTable as MemoryTable
+    from dagster_adjunct.resources.table_backends.postgres import PostgresTable as PostgresTable
+    from dagster_adjunct.resources.table_backends.redis import RedisTable as RedisTable
+    from dagster_adjunct.resources.table_backends.sqlite import SqliteTable as SqliteTable
     from dagster_adjunct.resources.tables.arrow import ArrowEntries as ArrowEntries
     from dagster_adjunct.resources.tables.batching import BatchLayer as BatchLayer
     from dagster_adjunct.resources.tables.batching import BatchProvider as BatchProvider

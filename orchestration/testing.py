@@ -31,7 +31,6 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan, plan_application
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -48,6 +47,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.functions import StoreFunction
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,

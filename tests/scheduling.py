@@ -40,7 +40,7 @@ TOGETHER = {
     "dynamodb": (
         "tests/end_to_end/key_values/",
         "tests/packaging/test_iam_policies.py",
-        "tests/resources/backends/",
+        "tests/resources/table_backends/",
         "tests/resources/key_value_backends/",
     ),
 }

@@ -124,8 +124,8 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagster_adjunct.resources.backends import columns as registry
     from dagster_adjunct.resources.streams import system as systems
+    from dagster_adjunct.resources.table_backends import columns as registry
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(systems, "_registered", dict(systems._registered))

@@ -38,9 +38,10 @@ from dagster_adjunct.assets.declaration.dataset import (
     FileSource,
     QuerySource,
 )
+from dagster_adjunct.assets.generation import Runtime, open_runtime
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
-from dagster_adjunct.assets.versions import actions
+from dagster_adjunct.assets.versions import switches as actions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Members, join_version_set
 from dagster_adjunct.assets.versions.manifest import (
     MAX_DELIVERIES,
@@ -63,7 +64,6 @@ from dagster_adjunct.assets.versions.reports import (
     ignore_stage,
 )
 from dagster_adjunct.assets.versions.version import VersionRef
-from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import resolve_user
 from dagster_adjunct.resources.objects.commit_log import commit_with_rebase

@@ -19,6 +19,15 @@ from pydantic import ValidationError
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import parse_valid_from
+from dagster_adjunct.assets.generation import (
+    ARROW,
+    MAX_NAMED,
+    SPARK,
+    Runtime,
+    find_null_keys,
+    format_first,
+    write_generation,
+)
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
@@ -33,15 +42,6 @@ from dagster_adjunct.assets.versions.version import (
     build_version,
     mark_sensitive,
     version_id,
-)
-from dagster_adjunct.assets.writing.generation import (
-    ARROW,
-    MAX_NAMED,
-    SPARK,
-    Runtime,
-    find_null_keys,
-    format_first,
-    write_generation,
 )
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import Generation

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.assets.declaration.extractors import value_classes
 from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.backends import postgres_connection
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -37,6 +36,7 @@ from dagster_adjunct.resources.schemas.schema import (
 )
 from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.table_backends import postgres_connection
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.actions import find_previous_version
 from dagster_adjunct.assets.versions.dataset_log import redirect_target
 from dagster_adjunct.assets.versions.leases import Lease, check_retained
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
+from dagster_adjunct.assets.versions.switches import find_previous_version
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.times import utc_now

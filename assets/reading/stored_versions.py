@@ -23,8 +23,8 @@ from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.version_source import Awaiting
-from dagster_adjunct.assets.versions import actions, dataset_log
-from dagster_adjunct.assets.versions.actions import HistoryEntry, VersionActions
+from dagster_adjunct.assets.versions import dataset_log
+from dagster_adjunct.assets.versions import switches as actions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     Change,
@@ -33,6 +33,7 @@ from dagster_adjunct.assets.versions.manifest import (
     as_bounded,
     parse_manifest,
 )
+from dagster_adjunct.assets.versions.switches import HistoryEntry, VersionActions
 from dagster_adjunct.assets.versions.version import (
     SealedVersion,
     VersionRef,

@@ -23,7 +23,6 @@ from datetime import datetime
 from itertools import chain
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
-from dagster_adjunct.assets.versions.actions import expire_pin, expire_pins, version_order
 from dagster_adjunct.assets.versions.dataset_log import (
     DatasetLog,
     no_commit_error,
@@ -47,6 +46,7 @@ from dagster_adjunct.assets.versions.manifest import (
     UnboundedManifest,
     as_unbounded,
 )
+from dagster_adjunct.assets.versions.switches import expire_pin, expire_pins, version_order
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.errors import (
     DatasetError,

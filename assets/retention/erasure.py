@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
+from dagster_adjunct.assets.generation import count_deletions
 from dagster_adjunct.assets.reading.stored_file import (
     StoredFile,
     list_generation_files,
@@ -37,7 +38,6 @@ from dagster_adjunct.assets.reading.stored_file import (
 from dagster_adjunct.assets.retention import key_search
 from dagster_adjunct.assets.retention.discard import RetentionDecision, Roots, delete_doomed
 from dagster_adjunct.assets.retention.key_search import ERASE_ACTION, KeySearch, KeySet, redact
-from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, read_lake_clock, renew_attempt
 from dagster_adjunct.assets.versions.manifest import (
@@ -49,6 +49,7 @@ from dagster_adjunct.assets.versions.manifest import (
     as_unbounded,
     manifest_from_body,
 )
+from dagster_adjunct.assets.versions.switches import require_audit_fields
 from dagster_adjunct.assets.versions.version import (
     TOMBSTONE,
     SealedVersion,
@@ -57,7 +58,6 @@ from dagster_adjunct.assets.versions.version import (
     count_current_rows,
     version_id,
 )
-from dagster_adjunct.assets.writing.generation import count_deletions
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import (
     HAS_ENDS,

@@ -28,6 +28,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     UnboundedDataset,
 )
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
+from dagster_adjunct.assets.generation import SPARK, Runtime, open_runtime, write_generation
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.sources.changes import add_order
 from dagster_adjunct.assets.sources.entries import (
@@ -48,13 +49,12 @@ from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, inspect_table, plan_recovery
-from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, record_build, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
+from dagster_adjunct.assets.versions.switches import require_audit_fields
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.assets.writing.generation import SPARK, Runtime, open_runtime, write_generation
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, Generation, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError

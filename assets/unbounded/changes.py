@@ -25,6 +25,13 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
+from dagster_adjunct.assets.generation import (
+    ARROW,
+    SPARK,
+    GenerationWriter,
+    count_deletions,
+    write_generation,
+)
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import (
     OpenedChanges,
@@ -51,13 +58,6 @@ from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.writing.generation import (
-    ARROW,
-    SPARK,
-    GenerationWriter,
-    count_deletions,
-    write_generation,
-)
 from dagster_adjunct.resources.bucketing.files import (
     VALID_FROM,
     BucketFile,

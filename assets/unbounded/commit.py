@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
+from dagster_adjunct.assets.generation import Runtime, count_deletions
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedChanges,
@@ -40,7 +41,6 @@ from dagster_adjunct.assets.versions.version import (
     history_from_spec,
     version_id,
 )
-from dagster_adjunct.assets.writing.generation import Runtime, count_deletions
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase

@@ -22,6 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.generation import (
+    ARROW,
+    SPARK,
+    Runtime,
+    count_deletions,
+    open_runtime,
+    write_generation,
+)
 from dagster_adjunct.assets.reading.stored_file import list_generation_files, read_stored_file
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.unbounded.commit import (
@@ -39,14 +47,6 @@ from dagster_adjunct.assets.versions.version import (
     SealedVersion,
     count_current_rows,
     find_newest_valid_from,
-)
-from dagster_adjunct.assets.writing.generation import (
-    ARROW,
-    SPARK,
-    Runtime,
-    count_deletions,
-    open_runtime,
-    write_generation,
 )
 from dagster_adjunct.resources.arguments import resolve_user
 from dagster_adjunct.resources.bucketing.files import (

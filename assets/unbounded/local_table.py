@@ -22,6 +22,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_adjunct.assets.declaration.dataset import LocalTable, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
+from dagster_adjunct.assets.generation import (
+    SPARK,
+    GenerationWriter,
+    Runtime,
+    count_deletions,
+    write_generation,
+)
 from dagster_adjunct.assets.reading.stored_versions import list_datasets, read_committed_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.commit import (
@@ -50,13 +57,6 @@ from dagster_adjunct.assets.versions.version import (
     build_version,
     check_declaration,
     declaration_from_spec,
-)
-from dagster_adjunct.assets.writing.generation import (
-    SPARK,
-    GenerationWriter,
-    Runtime,
-    count_deletions,
-    write_generation,
 )
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation

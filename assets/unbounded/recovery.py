@@ -28,6 +28,7 @@ from typing import Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedChanges,
@@ -49,7 +50,6 @@ from dagster_adjunct.assets.versions.version import (
     describe_history_length,
     history_from_spec,
 )
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,

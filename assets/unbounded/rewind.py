@@ -25,6 +25,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     BoundedDataset,
     UnboundedDataset,
 )
+from dagster_adjunct.assets.generation import Runtime, no_session, open_runtime
 from dagster_adjunct.assets.sources.entries import (
     OpenedChanges,
     offsets_by_partition,
@@ -43,11 +44,10 @@ from dagster_adjunct.assets.unbounded.recovery import (
     require_ordered_keys,
 )
 from dagster_adjunct.assets.unbounded.rewind_plan import ActiveRewind, PartitionRewind, RewindPlan
-from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Decision, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
+from dagster_adjunct.assets.versions.switches import require_audit_fields
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors

@@ -40,7 +40,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_count,
 )
-from dagster_adjunct.orchestration.operators.event_time import build_event_time
+from dagster_adjunct.orchestration.operators.event_times import build_event_time
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.records import (
     BroadcastInput,

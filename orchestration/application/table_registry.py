@@ -19,13 +19,16 @@ from typing import Any, TypeVar
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
-from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.event_loop import LoopThread
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.table_backends.columns import (
+    describe_function,
+    function_from_description,
+)
+from dagster_adjunct.resources.table_backends.store import StoreTable
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.operation import Conditions
 from dagster_adjunct.resources.tables.presence import (

@@ -19,8 +19,8 @@ from typing import Any
 
 import click
 
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,

@@ -21,14 +21,14 @@ from dagster_adjunct.assets.reading.stored_versions import (
     list_datasets,
     open_stored_versions,
 )
-from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport
-from dagster_adjunct.assets.versions.actions import describe_unserved_version
+from dagster_adjunct.assets.rebucketing import RebucketReport
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     DatasetManifest,
     as_bounded,
     as_follower,
 )
+from dagster_adjunct.assets.versions.switches import describe_unserved_version
 from dagster_adjunct.assets.versions.version import Verdict, VersionRef
 from dagster_adjunct.orchestration.cli import maintenance, options, output
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import click
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
@@ -30,7 +31,6 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_follower
 from dagster_adjunct.assets.versions.reports import StageEvent
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.cli import options, output

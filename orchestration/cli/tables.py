@@ -33,7 +33,6 @@ from dagster_adjunct.orchestration.cli.options import (
     user_option,
     yes_option,
 )
-from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
 from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
@@ -54,6 +53,7 @@ from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.schemas.texts import WHOLE_NUMBER
+from dagster_adjunct.resources.table_backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.tables.table import BlockingTable
 
 _TYPES = ("text", "json", "int", "bytes")

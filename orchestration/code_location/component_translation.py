@@ -53,7 +53,7 @@ from dagster_adjunct.orchestration.code_location.component_source import (
     Source,
 )
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
-from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
+from dagster_adjunct.orchestration.operators.event_times import ARRIVAL
 from dagster_adjunct.orchestration.planner.planner import (
     build_plan,
     check_syntax,

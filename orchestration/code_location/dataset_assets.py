@@ -703,7 +703,7 @@ def report_partitions(
 def _advance_partition(
     dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host
 ) -> AdvanceReport:
-    from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
+    from dagster_adjunct.assets.advance_dataset import advance_with_runtime
 
     on_stage = partial(host.tell, "stage")
     with host.runtime.lake.manifests.while_kept():

@@ -18,8 +18,8 @@ from dagster_adjunct.assets.reading.stored_versions import (
     open_stored_versions,
 )
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.versions.actions import describe_unserved_version
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.switches import describe_unserved_version
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.dataset_assets import (

@@ -31,7 +31,6 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     sources_from_sql,
 )
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.columns import describe_function
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
@@ -44,6 +43,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.table_backends.columns import describe_function
 from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.run_lease import this_process
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.checks import OpRun

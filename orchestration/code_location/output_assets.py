@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.code_location.submission import Host
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.writing.generation import Runtime
+    from dagster_adjunct.assets.generation import Runtime
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.step.progress import InputTimes, StepReport
 

@@ -60,7 +60,7 @@ from dagster_pipes import (
     open_dagster_pipes,
 )
 
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.run_lease import Process
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.resources.errors import (

@@ -13,18 +13,18 @@ from typing import Any, ClassVar
 import dagster as dg
 from pydantic import Field
 
-from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
-from dagster_adjunct.resources.backends.http import HttpTable
-from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.redis import RedisTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
 from dagster_adjunct.resources.key_value.segment import backend_from
 from dagster_adjunct.resources.key_value.serializers import Serializer, serializer_named
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.table_backends.http import HttpTable
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.redis import RedisTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
+from dagster_adjunct.resources.table_backends.store import check_variable_name
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from dagster_adjunct.resources.validation import validated
 

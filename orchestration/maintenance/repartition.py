@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
-from dagster_adjunct.assets.rebucketing.rebucketing import (
+from dagster_adjunct.assets.rebucketing import (
     RebucketReport,
     repartition_table,
     repartition_versions,

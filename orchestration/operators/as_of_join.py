@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, Planned
-from dagster_adjunct.orchestration.operators.event_time import TIME_TYPES
+from dagster_adjunct.orchestration.operators.event_times import TIME_TYPES
 from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, AsOf
 from dagster_adjunct.orchestration.operators.operator import Match

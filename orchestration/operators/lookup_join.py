@@ -24,8 +24,8 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlannedCall,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, LineageNode
-from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.table_backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.tables.table import AnyTable
 
 _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")

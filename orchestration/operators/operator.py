@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
 from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
-from dagster_adjunct.orchestration.operators.event_time import EventTime
+from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,

@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_count,
 )
-from dagster_adjunct.orchestration.operators.event_time import EventTime
+from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.operator import (
     Flow,
     PassThroughSpec,

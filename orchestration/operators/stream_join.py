@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_by,
 )
 from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
-from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
 from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,

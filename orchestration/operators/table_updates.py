@@ -50,12 +50,12 @@ from dagster_adjunct.orchestration.operators.updates import (
     struct_expression,
 )
 from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.types import expression_type
+from dagster_adjunct.resources.table_backends.columns import Column, Kind, parse_column
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.operation import Capabilities, UpdateContract
 from dagster_adjunct.resources.tables.table import AnyTable

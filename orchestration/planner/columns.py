@@ -48,7 +48,6 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     require_facts,
 )
 from dagster_adjunct.orchestration.planner.advances import check_order_paths
-from dagster_adjunct.resources.backends.columns import declared_digits, number_bounds, parse_column
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
@@ -72,6 +71,11 @@ from dagster_adjunct.resources.sql.expression import (
     window_clauses,
 )
 from dagster_adjunct.resources.sql.parsed import SPARK_FUNCTIONS, WindowClause
+from dagster_adjunct.resources.table_backends.columns import (
+    declared_digits,
+    number_bounds,
+    parse_column,
+)
 
 _MAX_LISTED = 10
 _MAX_TEXT = 60

@@ -22,11 +22,11 @@ from datetime import datetime
 from functools import cache
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.unbounded.rewind import rewind_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.lineage import find_input_streams
 from dagster_adjunct.orchestration.batch_log.batch_log import (

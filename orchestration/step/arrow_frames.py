@@ -36,12 +36,12 @@ from dagster_adjunct.orchestration.step.planned_batch import (
     reader_over_time,
     schema_of_dataset,
 )
-from dagster_adjunct.resources.backends.columns import to_arrow_type
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
+from dagster_adjunct.resources.table_backends.columns import to_arrow_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
 

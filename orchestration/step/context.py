@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -21,7 +22,6 @@ from dagster_adjunct.assets.unbounded.transient_table import (
     is_transient,
 )
 from dagster_adjunct.assets.versions.leases import Lease
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.table_registry import RegisteredTables
 from dagster_adjunct.orchestration.batch_log.batch_log import (

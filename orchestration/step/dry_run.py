@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, UnboundedDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import (
@@ -22,7 +23,6 @@ from dagster_adjunct.assets.sources.entries import (
     derive_stored_schema,
     entries_from_frame,
 )
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame

@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     of_stream,
 )
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.watermark_delays import required_retention
 from dagster_adjunct.orchestration.startpoints.positions import check_same_stream

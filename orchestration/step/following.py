@@ -25,7 +25,7 @@ from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     advances_between_batches,

@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     TimeState,
     of_stream,
 )
-from dagster_adjunct.orchestration.operators.event_time import EventTime
+from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.records import InputSpec
 from dagster_adjunct.orchestration.operators.watermark_delays import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset

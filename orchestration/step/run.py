@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
+from dagster_adjunct.assets.advance_dataset import advance_with_runtime
 from dagster_adjunct.assets.bounded.advance import advance_members
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.generation import Runtime, open_runtime
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     advances_between_batches,

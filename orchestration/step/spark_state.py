@@ -13,6 +13,7 @@ from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.dataset import LocalTable
+from dagster_adjunct.assets.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import (
     LocalTableWriter,
@@ -24,10 +25,9 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_unbounded
-from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_breakers
-from dagster_adjunct.orchestration.operators.event_time import Watermarks
+from dagster_adjunct.orchestration.operators.event_times import Watermarks
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.operators.updates import LocalSend
 from dagster_adjunct.orchestration.step.context import StepContext

@@ -20,12 +20,6 @@ from pydantic import PositiveInt
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
-from dagster_adjunct.resources.backends.dynamodb_connection import (
-    Connection,
-    error_code,
-    throttled_problem,
-)
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     TableError,
@@ -61,6 +55,12 @@ from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     table_label,
     term_of,
     translate_dynamodb_error,
+)
+from dagster_adjunct.resources.table_backends.dynamodb import resolve_table_key
+from dagster_adjunct.resources.table_backends.dynamodb_connection import (
+    Connection,
+    error_code,
+    throttled_problem,
 )
 from dagster_adjunct.resources.validation import validated
 

@@ -57,10 +57,6 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.resources.backends.dynamodb_connection import (
-    error_code,
-    problem_from_boto_error,
-)
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     KeyValueTableNotFoundError,
@@ -74,7 +70,11 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentLimits,
     TableId,
 )
-from dagster_adjunct.resources.key_value_backends.callers import PerCaller
+from dagster_adjunct.resources.key_value_backends.per_caller import PerCaller
+from dagster_adjunct.resources.table_backends.dynamodb_connection import (
+    error_code,
+    problem_from_boto_error,
+)
 from dagster_adjunct.resources.tables.operation import State
 
 if TYPE_CHECKING:

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tenacity
 from pydantic import PositiveInt
 
-from dagster_adjunct.resources.backends.columns import check_identifier
-from dagster_adjunct.resources.backends.postgres_connection import (
+from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment
+from dagster_adjunct.resources.key_value_backends.per_caller import PerCaller
+from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
+from dagster_adjunct.resources.table_backends.columns import check_identifier
+from dagster_adjunct.resources.table_backends.postgres_connection import (
     check_keywords,
     connect_async,
     connect_sync,
@@ -20,11 +24,7 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     require_driver,
     translate_error,
 )
-from dagster_adjunct.resources.backends.store import check_variable_name
-from dagster_adjunct.resources.key_value import segment
-from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment
-from dagster_adjunct.resources.key_value_backends.callers import PerCaller
-from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
+from dagster_adjunct.resources.table_backends.store import check_variable_name
 from dagster_adjunct.resources.validation import Seconds, validated
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import sql
 
-from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY, translate_error
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     KeyValueTableNotFoundError,
@@ -43,6 +42,7 @@ from dagster_adjunct.resources.key_value_backends.postgres_wire import (
     WirePool,
 )
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
+from dagster_adjunct.resources.table_backends.postgres_connection import READ_ONLY, translate_error
 
 SEALED = "KV001"
 """The SQLSTATE of a write to a sealed table; classes that start with I to Z are free for use."""

@@ -20,7 +20,6 @@ import tenacity
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error, check_seconds
-from dagster_adjunct.resources.backends.sqlite import file_identity, sqlite_file_error
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
@@ -34,6 +33,7 @@ from dagster_adjunct.resources.key_value.segment import (
     TableId,
     TableSegment,
 )
+from dagster_adjunct.resources.table_backends.sqlite import file_identity, sqlite_file_error
 from dagster_adjunct.resources.validation import validated
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")

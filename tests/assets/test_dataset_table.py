@@ -17,7 +17,6 @@ from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state
-from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetNotFoundError,
@@ -27,6 +26,10 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.table_backends.columns import (
+    describe_function,
+    function_from_description,
+)
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries, State
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.assets.conftest import World

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_adjunct.assets.writing.generation import ARROW, SPARK
+from dagster_adjunct.assets.generation import ARROW, SPARK
 from dagster_adjunct.resources.bucketing.files import BucketLayout
 from dagster_adjunct.resources.bucketing.hashing import row_digests, row_hash
 from dagster_adjunct.resources.bucketing.writer import WriteOptions

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import FileSource, bounded_dataset
 from dagster_adjunct.assets.exchange.handover import (
     duckdb_view,

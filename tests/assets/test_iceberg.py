@@ -26,10 +26,10 @@ from dagster_adjunct.assets.exchange.iceberg import (
 )
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.actions import VersionActions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import list_leases, release_versions, retain_version
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
+from dagster_adjunct.assets.versions.switches import VersionActions
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, VersionRef
 from dagster_adjunct.resources.errors import (
     CommitConflictError,

@@ -20,6 +20,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     local_table,
 )
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
+from dagster_adjunct.assets.generation import ARROW, Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
@@ -34,7 +35,6 @@ from dagster_adjunct.assets.unbounded.local_table import (
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, declaration_from_spec
-from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.errors import (
     CommitConflictError,

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     bounded_dataset,
@@ -30,7 +30,7 @@ from dagster_adjunct.assets.exchange.iceberg import (
 )
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.versions.actions import VersionActions
+from dagster_adjunct.assets.versions.switches import VersionActions
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects import passed_time

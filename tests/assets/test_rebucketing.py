@@ -9,12 +9,12 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.assets import rebucketing
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verification import verify_version
-from dagster_adjunct.assets.rebucketing import rebucketing
-from dagster_adjunct.assets.rebucketing.rebucketing import repartition_versions
+from dagster_adjunct.assets.rebucketing import repartition_versions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.bucketing import writer

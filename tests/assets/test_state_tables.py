@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.generation import ARROW, Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.rebucketing.rebucketing import repartition_table
+from dagster_adjunct.assets.rebucketing import repartition_table
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.local_table import (
     LocalTableWriter,
@@ -29,7 +30,6 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore

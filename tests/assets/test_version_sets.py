@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.bounded.advance import abandon_version, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.dataset import current_versions

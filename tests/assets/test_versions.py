@@ -11,7 +11,7 @@ from dagster_adjunct.assets.declaration.dataset import QuerySource, bounded_data
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
-from dagster_adjunct.assets.versions.actions import describe_unserved_version
+from dagster_adjunct.assets.versions.switches import describe_unserved_version
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.schemas.schema import Schema

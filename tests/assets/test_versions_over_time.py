@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy, VersionPartitions
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
-from dagster_adjunct.assets.rebucketing.rebucketing import repartition_versions
+from dagster_adjunct.assets.rebucketing import repartition_versions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.assets.versions.leases import list_leases

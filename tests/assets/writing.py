@@ -18,7 +18,7 @@ from typing import Any
 # this module.
 import pyarrow.parquet  # noqa: F401
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.reports import StageEvent
 from dagster_adjunct.resources.errors import CommitConflictError

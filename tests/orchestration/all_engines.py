@@ -29,11 +29,11 @@ from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics
 from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatchesInProcess
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects.lake import LazyLakeStore
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.clocks import on_clock
 from tests.orchestration.step_world import ByTasks, StepWorld, ignore

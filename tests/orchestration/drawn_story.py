@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
@@ -21,9 +21,9 @@ from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics
 from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatchesInProcess
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash
 from tests.orchestration.asked_table import AskedTable

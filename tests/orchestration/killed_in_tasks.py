@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.operation import Operation, Outcomes
 
 

@@ -21,9 +21,9 @@ from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.operators.calls import SinkContext
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import StepWorld
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import StepWorld
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.rate import RateLimit
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import StepWorld

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
@@ -30,7 +30,6 @@ from dagster_adjunct.orchestration.step.context import (
 from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -42,6 +41,7 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
 )
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultyStore
 

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.lineage import find_outputs
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
-from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
+from dagster_adjunct.orchestration.operators.event_times import ARRIVAL
 from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.operators.operator import (
     Flow,

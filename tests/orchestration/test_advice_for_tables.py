@@ -18,8 +18,8 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.scan_tables import scanned
 from tests.orchestration.step_world import StepWorld

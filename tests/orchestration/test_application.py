@@ -25,7 +25,6 @@ from dagster_adjunct.orchestration.operators.sends import SendToDataset
 from dagster_adjunct.orchestration.operators.table_updates import SendToTable
 from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -33,6 +32,7 @@ from dagster_adjunct.resources.errors import (
     PlanningError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)

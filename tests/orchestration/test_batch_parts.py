@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, Requirement, Spec
 from dagster_adjunct.orchestration.planner.planner import plan_application

@@ -23,10 +23,10 @@ from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import RECORD_META
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointUpcoming
 from tests.faulty_store import Crash

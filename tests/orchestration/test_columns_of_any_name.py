@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.windows import Aggregate, Count, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
@@ -21,10 +21,10 @@ from dagster_adjunct.orchestration.step import dry_run as rehearsing
 from dagster_adjunct.orchestration.step.batch import run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.dry_run import compare_plans
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import batch_inputs
 

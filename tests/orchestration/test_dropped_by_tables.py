@@ -12,9 +12,9 @@ import pytest
 
 from dagster_adjunct.errors import TableError
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import StepWorld
 

@@ -22,9 +22,9 @@ from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatches
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash
 from tests.orchestration.step_world import StepWorld

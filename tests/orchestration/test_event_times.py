@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql.functions import unix_micros
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, EventTime
+from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS, EventTime
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step import event_times as records_behind

@@ -10,9 +10,9 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.leases import list_leases
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions

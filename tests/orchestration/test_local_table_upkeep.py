@@ -11,16 +11,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
+from dagster_adjunct.assets.advance_dataset import advance_with_runtime
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.generation import ARROW, Runtime
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, WritingBatch, undo_batch
-from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, JoinedVersions
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.expire import (

@@ -20,7 +20,7 @@ from dagster_adjunct.errors import (
     SchemaMismatchError,
     TableAccessError,
 )
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.tables.table import RemoteTable
 

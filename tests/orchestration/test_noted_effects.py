@@ -17,9 +17,9 @@ from dagster_adjunct import Application, open_lake
 from dagster_adjunct.errors import AdjunctError
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from tests.orchestration.step_world import StepWorld

@@ -16,8 +16,8 @@ from dagster_adjunct import Application
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.errors import AdjunctError, ProducerConflictError
 from dagster_adjunct.orchestration.planner.planner import plan_application
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.windows import Count, Tumbling
 from tests.orchestration.step_world import StepWorld

@@ -16,8 +16,8 @@ import pytest
 from dagster_adjunct import Application, open_lake, run_application
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.startpoints import Startpoints, StartpointUpcoming
 from tests.orchestration.step_world import StepWorld

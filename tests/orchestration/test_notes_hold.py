@@ -22,9 +22,9 @@ from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session,
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planned import PlannedTable
 from dagster_adjunct.orchestration.planner.planner import plan_application
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointSpecific
 from dagster_adjunct.windows import Count, Max

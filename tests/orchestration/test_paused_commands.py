@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     bounded_dataset,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.errors import RunLeaseLostError
+from dagster_adjunct.resources.table_backends.http import HttpTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.paused_runs import PausedWorld, at_call
 from tests.rounds import rounds

@@ -22,20 +22,20 @@ from dagster_adjunct.orchestration.operators.calls import SinkContext
 from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, _call_on_batches
-from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
-from dagster_adjunct.resources.backends.http import HttpTable
-from dagster_adjunct.resources.backends.memory import MemoryTable
-from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.redis import RedisTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import CommitConflictError, LeaseLostError, RunLeaseLostError
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.fence import lease_lost_error
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
 from dagster_adjunct.resources.streams.kafka.produce import Sender
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest
+from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.table_backends.http import HttpTable
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.redis import RedisTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,

@@ -15,7 +15,6 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log import run_lease
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import (
     ApplicationBusyError,
     CommitConflictError,
@@ -24,6 +23,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.faulty_store import Fault, FaultKind, FaultyStore
 from tests.orchestration.paused_runs import KEYS, PausedFunction, PausedWorld, Skewed, at_call

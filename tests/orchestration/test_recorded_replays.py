@@ -15,8 +15,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.retention.discard import discard as discard_sparing
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions, needed_versions

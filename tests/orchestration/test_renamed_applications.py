@@ -23,7 +23,6 @@ from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.run import run_application
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -34,6 +33,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     StartpointSpecific,
     StartpointUpcoming,
 )
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.startpoints import Startpoints
 from dagster_adjunct.windows import Count, Tumbling

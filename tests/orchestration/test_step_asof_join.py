@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     bounded_dataset,

@@ -15,9 +15,9 @@ import pytest
 from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.leases import list_leases
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions

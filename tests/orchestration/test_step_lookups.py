@@ -14,9 +14,9 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import DatasetTable
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.errors import SchemaMismatchError, TransientError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.table_backends.http import HttpTable
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.functions import TableReadFunction
 from dagster_adjunct.resources.tables.rate import RateLimit

@@ -13,7 +13,6 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.table_updates import update_message
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
@@ -22,6 +21,7 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     TableError,
 )
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.operation import (
     Operation,
     Outcomes,

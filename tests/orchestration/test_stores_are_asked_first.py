@@ -23,14 +23,14 @@ from dagster_adjunct.errors import (
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.table_updates import update_message
 from dagster_adjunct.orchestration.step.check_stores import check_stores, list_uses
-from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
-from dagster_adjunct.resources.backends.http import HttpTable
-from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.redis import RedisTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.table_backends.http import HttpTable
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.redis import RedisTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import OperationKind, UpdateContract
 from dagster_adjunct.resources.tables.retry import RetryPolicy

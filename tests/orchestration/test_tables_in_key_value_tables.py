@@ -13,12 +13,12 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.resources.key_value.frames import read_key_value_table
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.serializers import JsonSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import KeyValueTable
-from dagster_adjunct.resources.key_value_frames import read_key_value_table
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.kept_processes import program
 from tests.orchestration.scan_tables import COLUMNS, Store, counting, newest, scanned, send

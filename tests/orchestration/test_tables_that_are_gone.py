@@ -14,9 +14,9 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.table_registry import register_tables, reset_table
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.cli.commands import document
 

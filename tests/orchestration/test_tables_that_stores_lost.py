@@ -29,19 +29,19 @@ from dagster_adjunct.errors import (
 from dagster_adjunct.orchestration.application import table_registry
 from dagster_adjunct.orchestration.application.table_registry import reset_table
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
-from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.redis import RedisTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.segment import SegmentBackend
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.redis import RedisTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.presence import Presence, find_loss
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.cli.commands import document

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.assets.generation import ARROW, Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.local_table import (
     LocalTableWriter,
@@ -18,7 +19,6 @@ from dagster_adjunct.assets.unbounded.local_table import (
     WritingBatch,
     declare_state_dataset,
 )
-from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, JoinedVersions
 from dagster_adjunct.orchestration.step.plan_batch import maintain_state_tables
 from dagster_adjunct.resources.objects.lake import Lake, lake_in

@@ -6,7 +6,7 @@ import pickle
 
 import pyarrow as pa
 
-from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS
+from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS
 from dagster_adjunct.orchestration.step.event_times import TaskTimeReader
 from dagster_adjunct.resources.streams.system import OffsetRange
 from dagster_adjunct.streams import ARRIVAL

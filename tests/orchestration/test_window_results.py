@@ -14,7 +14,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_time import Watermarks
+from dagster_adjunct.orchestration.operators.event_times import Watermarks
 from dagster_adjunct.orchestration.operators.made_records import (
     DELETED,
     EXCLUSION,

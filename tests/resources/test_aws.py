@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from dagster_adjunct.resources.aws import new_session
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection
 from dagster_adjunct.resources.objects.s3_store import S3Request, create_s3_client
 from dagster_adjunct.resources.objects.store import S3Options
+from dagster_adjunct.resources.table_backends.dynamodb_connection import Connection
 
 
 def test_descriptions_of_services_are_read_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

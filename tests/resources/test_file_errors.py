@@ -31,7 +31,6 @@ from dagster_adjunct import (
 from dagster_adjunct.maintenance import compact_dataset, erase_keys, rebuild_dataset
 from dagster_adjunct.orchestration.cli.streams import export_records
 from dagster_adjunct.repartitioning import repartition_dataset, repartition_stream
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -43,8 +42,9 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.sources import FileSource
-from tests.resources.backends.every_type import blocking
+from tests.resources.table_backends.every_type import blocking
 
 SCHEMA = Schema.of(k="string", n="bigint")
 WHY = {"reason": "a test", "by": "me"}

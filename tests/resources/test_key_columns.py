@@ -13,16 +13,16 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
-from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.redis import RedisTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.redis import RedisTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 
 COLUMNS = {"customer": "string", "at": "timestamp", "n": "bigint"}

@@ -47,7 +47,7 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
     RunObjects,
     Versioned,
 )
-from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
+from dagster_adjunct.resources.key_value_backends.objects.segment_view import (
     SegmentCore,
     SegmentUpkeep,
     SegmentView,

@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS

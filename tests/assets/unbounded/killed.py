@@ -13,7 +13,7 @@ from typing import Any
 # this module.
 import pyarrow.parquet  # noqa: F401
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake

@@ -8,6 +8,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import commit as served_version
 from dagster_adjunct.assets.unbounded.compaction import (
@@ -17,7 +18,6 @@ from dagster_adjunct.assets.unbounded.compaction import (
     read_generations,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
 from dagster_adjunct.resources.errors import (
     CommitConflictError,

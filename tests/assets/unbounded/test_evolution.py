@@ -16,12 +16,12 @@ from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.exchange.handover import pyarrow_dataset
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import check_evolution
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening
 from tests.assets.conftest import World

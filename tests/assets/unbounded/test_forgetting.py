@@ -15,6 +15,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
@@ -25,7 +26,6 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions import dataset_log
 from dagster_adjunct.assets.versions.leases import Lease, attempt_key, list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     ManifestMismatchError,

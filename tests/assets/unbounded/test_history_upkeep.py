@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.exchange.handover import polars_frame
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.verification import verify_version
-from dagster_adjunct.assets.rebucketing.rebucketing import repartition_table
+from dagster_adjunct.assets.rebucketing import repartition_table
 from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager
+from dagster_adjunct.assets.advance_dataset import AdjunctDatasetManager
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     FileSource,

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verification import verify_version
-from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table
+from dagster_adjunct.assets.rebucketing import RebucketReport, repartition_table
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset

@@ -24,12 +24,12 @@ from dagster_adjunct.assets.exchange.iceberg import (
     register_in_iceberg,
     release_from_iceberg,
 )
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, NoSealedVersionError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS

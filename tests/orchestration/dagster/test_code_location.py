@@ -25,7 +25,10 @@ from tests.servers.s3 import ROOT
 HEAVY = ["pyspark", "pandas", "numpy", "pyarrow", "boto3", "botocore", "psycopg", "matplotlib"]
 # What runs, ticks, and other stores than those that are declared need.
 HEAVY += ["dagster_adjunct.orchestration.step.run", "dagster_adjunct.orchestration.planner.planner"]
-HEAVY += ["dagster_adjunct.assets.unbounded.advance", "dagster_adjunct.resources.backends.redis"]
+HEAVY += [
+    "dagster_adjunct.assets.unbounded.advance",
+    "dagster_adjunct.resources.table_backends.redis",
+]
 # Loads as a code server does, with every way to the network shut.
 LOAD = f"""
 import json, socket, sys

@@ -35,7 +35,7 @@ from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.code_location import runless
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.validators import min_rows
 from tests.kept_processes import program

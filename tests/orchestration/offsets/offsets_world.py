@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.planner.planned import Task

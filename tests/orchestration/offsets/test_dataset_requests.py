@@ -15,9 +15,9 @@ from dagster_adjunct.assets.declaration.dataset import (
     bounded_dataset,
     unbounded_dataset,
 )
+from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import OffsetState
 from dagster_adjunct.orchestration.startpoints.coordinator import (

@@ -11,9 +11,9 @@ import pytest
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.test_planned_tables import last_seen, planned, tags

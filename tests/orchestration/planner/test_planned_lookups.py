@@ -14,9 +14,9 @@ from dagster_adjunct.orchestration.code_location.metadata import output_columns
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.asked_table import AskedTable

@@ -9,8 +9,8 @@ import pytest
 
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.planner.planning import application, catalog, dataset, exchanges_before
 

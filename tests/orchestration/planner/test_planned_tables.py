@@ -13,9 +13,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFa
 from dagster_adjunct.orchestration.operators.table_updates import update_message
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.functions import TableWriteFunction
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.tables.table import RemoteTable

@@ -10,9 +10,9 @@ import pytest
 
 from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
 from dagster_adjunct.orchestration.operators.updates import TableSend, Update
-from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.tables.table import RemoteTable
 

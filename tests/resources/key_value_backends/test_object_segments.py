@@ -27,7 +27,7 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentChange,
     TableId,
 )
-from dagster_adjunct.resources.key_value_backends.objects import segment_core as segment_upkeep
+from dagster_adjunct.resources.key_value_backends.objects import segment_view as segment_upkeep
 from dagster_adjunct.resources.key_value_backends.objects.pointer import read_pointer
 from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
 from dagster_adjunct.resources.objects.lake import Lake
@@ -239,7 +239,7 @@ def test_a_merge_that_has_the_oldest_run_forgets_removed_keys_and_old_runs_go(
     inner, table, rival, monkeypatch
 ):
     monkeypatch.setattr(
-        "dagster_adjunct.resources.key_value_backends.objects.segment_core._GRACE", -1
+        "dagster_adjunct.resources.key_value_backends.objects.segment_view._GRACE", -1
     )
     for round_ in range(24):
         flushed(rival)
@@ -252,7 +252,7 @@ def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(
     inner, table, rival, run, monkeypatch
 ):
     monkeypatch.setattr(
-        "dagster_adjunct.resources.key_value_backends.objects.segment_core._GRACE", -1
+        "dagster_adjunct.resources.key_value_backends.objects.segment_view._GRACE", -1
     )
     rival.write(put(APPLE, b"red"))
     flushed(rival, 7)

@@ -33,9 +33,9 @@ from dagster_adjunct.resources.errors import (
     SerializationError,
     ValueTooLongError,
 )
+from dagster_adjunct.resources.key_value.frames import read_key_value_table, write_key_value_table
 from dagster_adjunct.resources.key_value.segment import TableId
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
-from dagster_adjunct.resources.key_value_frames import read_key_value_table, write_key_value_table
 from tests.resources.key_value_frames import on_a_cluster
 from tests.resources.key_value_frames.plane import Plane
 from tests.servers.postgres import PostgresServer

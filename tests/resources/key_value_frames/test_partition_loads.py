@@ -11,9 +11,9 @@ import pytest
 
 from dagster_adjunct.key_value import BytesSerializer, KeyValueTableConfiguration, SqliteSegments
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.key_value.frames import PartitionLoad
 from dagster_adjunct.resources.key_value.segment import TableId
 from dagster_adjunct.resources.key_value.table import OpenTable
-from dagster_adjunct.resources.key_value_frames import PartitionLoad
 
 
 @pytest.mark.parametrize("orders", [[math.nan, math.nan], [-0.0, 0.0], [[math.nan], [math.nan]]])

@@ -14,10 +14,10 @@ from dagster_adjunct.resources.errors import RunLeaseLostError
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.serializers import JsonSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.tables.operation import Changes
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.resources.key_value_backends.segment_stores import SEGMENT_STORES, SegmentStore

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     KeyTooLongError,
@@ -40,8 +39,12 @@ from dagster_adjunct.resources.key_value.segment import (
 from dagster_adjunct.resources.key_value.serializers import JsonSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import KeyValueTable
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.table_backends.columns import (
+    describe_function,
+    function_from_description,
+)
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -54,9 +57,9 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     position_of,
 )
-from tests.resources.backends import hammer
-from tests.resources.backends.every_type import RECORD, TYPES, blocking
 from tests.resources.key_value.scripted_segments import Lose, ScriptedSegments
+from tests.resources.table_backends import hammer
+from tests.resources.table_backends.every_type import RECORD, TYPES, blocking
 
 COLUMNS = {"id": "string", "n": "bigint", "text": "string"}
 PLAIN, ONCE = Conditions(), Conditions(None, True)

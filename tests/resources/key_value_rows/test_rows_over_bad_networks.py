@@ -14,7 +14,7 @@ from dagster_adjunct.resources.key_value.segment import KeyValueTableConfigurati
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import OpenTable
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
-from dagster_adjunct.resources.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, RowEntries
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable

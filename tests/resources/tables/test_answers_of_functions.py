@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     RecordNotFoundError,
     TableError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.functions import TableReadFunction
 from dagster_adjunct.resources.tables.operation import Changes, Outcomes, Problem, State

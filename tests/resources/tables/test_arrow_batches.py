@@ -7,8 +7,8 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import (
     Operation,

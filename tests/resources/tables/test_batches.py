@@ -368,7 +368,7 @@ def test_a_bound_that_is_no_number_of_requests_is_refused(wrong):
 
 
 def test_what_is_said_of_batches_travels_with_the_table():
-    from dagster_adjunct.resources.backends.memory import MemoryTable
+    from dagster_adjunct.resources.table_backends.memory import MemoryTable
 
     batches = BatchProvider(size=7, bytes=10_000, delay=0.5)
     table = table_over(MemoryTable("travels"), batches=batches, in_flight=3)

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.cache import Cache, CachedRecords, CacheLayer
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.metrics import Meter

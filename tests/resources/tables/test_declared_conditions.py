@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,

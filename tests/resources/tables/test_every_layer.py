@@ -12,8 +12,6 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     ConfigurationError,
@@ -21,6 +19,8 @@ from dagster_adjunct.resources.errors import (
     RecordNotFoundError,
     SchemaMismatchError,
 )
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.batching import BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.functions import record_not_found_error

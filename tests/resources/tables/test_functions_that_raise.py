@@ -16,7 +16,7 @@ from dagster_adjunct.errors import (
     TableError,
     TransientError,
 )
-from dagster_adjunct.resources.backends.memory import MemoryTable
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import Changes
 from dagster_adjunct.tables import (
     RateLimit,

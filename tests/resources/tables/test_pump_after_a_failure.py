@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import TableUnavailableError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.arrow import Marking, Marks, Shape, split_batch
 from dagster_adjunct.resources.tables.operation import (
     Conditions,

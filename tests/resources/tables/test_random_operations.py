@@ -20,9 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import RecordNotFoundError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable

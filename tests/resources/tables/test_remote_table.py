@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, NullKeyError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.batching import KeyLock
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.metrics import TableMetrics
@@ -37,7 +37,7 @@ def table_over(store, **settings) -> RemoteTable:
 
 def test_importing_the_table_api_loads_no_heavy_package():
     code = (
-        "import sys, dagster_adjunct.resources.tables, dagster_adjunct.resources.backends;"
+        "import sys, dagster_adjunct.resources.tables, dagster_adjunct.resources.table_backends;"
         "print([m for m in 'pyspark pandas boto3 psycopg'.split() if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

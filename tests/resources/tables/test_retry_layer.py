@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (

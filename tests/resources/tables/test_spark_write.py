@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     NullKeyError,
     SchemaMismatchError,
     TableAccessError,
 )
+from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.tables.spark import TableWrite, write_table
 from dagster_adjunct.resources.tables.table import RemoteTable

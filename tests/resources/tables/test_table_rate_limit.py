@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.operation import SystemClock
 from dagster_adjunct.resources.tables.rate import Budget, RateLimit, TokenBucket
 from dagster_adjunct.resources.tables.table import RemoteTable

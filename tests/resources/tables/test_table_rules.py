@@ -8,7 +8,6 @@ import pickle
 
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     NullKeyError,
@@ -16,6 +15,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.operation import (
     Changes,

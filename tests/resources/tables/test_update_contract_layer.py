@@ -8,13 +8,13 @@ import asyncio
 
 import pytest
 
-from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     RecordNotFoundError,
     TableError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.functions import TableWriteFunction
 from dagster_adjunct.resources.tables.operation import (
     Operation,

@@ -19,7 +19,7 @@ from dagster_adjunct.errors import (
     TableError,
     TransientError,
 )
-from dagster_adjunct.resources.backends.memory import MemoryTable
+from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.arrow import Shape, split_batch
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.operation import Outcomes, Problem, State

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.bounded.advance import abandon_version
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions

@@ -1,1 +1,0 @@
-"""Brings datasets of either kind up to date with their input."""

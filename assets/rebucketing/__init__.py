@@ -1,1 +1,0 @@
-"""Rewriting datasets into another number of partitions, in one commit."""

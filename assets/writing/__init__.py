@@ -1,1 +1,0 @@
-"""Writing the sealed files of one generation."""

@@ -1,0 +1,590 @@
+"""`DynamoDbTable`: records as items of a DynamoDB table.
+
+`dynamodb_items.py` defines how values are stored, `dynamodb_requests.py` what conditions store with
+a record, `dynamodb_run_count.py` the item that `create` adds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.table_backends import dynamodb_requests
+from dagster_adjunct.resources.table_backends.columns import check_not_reserved, parse_known_column
+from dagster_adjunct.resources.table_backends.dynamodb_connection import (
+    Connection,
+    error_code,
+    problem_from_boto_error,
+)
+from dagster_adjunct.resources.table_backends.dynamodb_epochs import NAME, FencedWrites
+from dagster_adjunct.resources.table_backends.dynamodb_items import ItemCodec, key_attribute_type
+from dagster_adjunct.resources.table_backends.dynamodb_requests import Problems, TableRequests
+from dagster_adjunct.resources.table_backends.dynamodb_run_count import RunCount
+from dagster_adjunct.resources.table_backends.store import StoreTable
+from dagster_adjunct.resources.table_backends.write_plan import (
+    Entry,
+    ValidEntries,
+    validate_entries,
+)
+from dagster_adjunct.resources.tables.functions import TableUse
+from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    State,
+)
+from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX, NO_TABLE, Presence
+from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+READY_SECONDS = 60.0
+T = TypeVar("T")
+
+
+def resolve_table_key(
+    client: DynamoDBClient,
+    label: str,
+    table: str,
+    key: Mapping[str, str | None],
+    *,
+    create: bool,
+    forgets: bool = False,
+    tags: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the attributes of the table's key, each with its type ("S", "N" or "B"), after
+    comparing them with `key`.
+
+    `key` is the declared key, with None for types that only the table knows; SchemaMismatchError if
+    the table has another. With `create` a missing table is created, billed per request, with these
+    tags; `forgets` enables the time to live of its tombstones.
+    """
+    description = _describe_table(client, table)
+    if description is None:
+        if not create:
+            problem = f"{label}: the table does not exist in {client.meta.region_name}."
+            step = "Correct the name, region or endpoint, or declare the table with create=True."
+            raise errors.TableNotFoundError(problem, step, table=label)
+        made = _create(client, table, key, tags or {})
+        description = _wait_until_active(client, label, table)
+        if made and forgets:
+            client.update_time_to_live(
+                TableName=table,
+                TimeToLiveSpecification={
+                    "Enabled": True,
+                    "AttributeName": dynamodb_requests.EXPIRES,
+                },
+            )
+    if description["TableStatus"] not in ("ACTIVE", "UPDATING"):
+        description = _wait_until_active(client, label, table)
+    return _check_key_schema(label, description, key)
+
+
+def _describe_table(client: DynamoDBClient, table: str) -> Any:
+    try:
+        return client.describe_table(TableName=table)["Table"]
+    except client.exceptions.ResourceNotFoundException:
+        return None
+
+
+def _create(
+    client: DynamoDBClient, table: str, key: Mapping[str, str | None], tags: Mapping[str, str]
+) -> bool:
+    """Start to create the table; return False if another client has done so."""
+    roles = zip(key, ("HASH", "RANGE"), strict=False)
+    types: Any = [{"AttributeName": name, "AttributeType": tag} for name, tag in key.items()]
+    schema: Any = [{"AttributeName": name, "KeyType": role} for name, role in roles]
+    tagged: Any = (
+        {"Tags": [{"Key": name, "Value": value} for name, value in tags.items()]} if tags else {}
+    )
+    try:
+        client.create_table(
+            TableName=table,
+            AttributeDefinitions=types,
+            KeySchema=schema,
+            BillingMode="PAY_PER_REQUEST",
+            **tagged,
+        )
+    except Exception as error:
+        if error_code(error) != "ResourceInUseException":
+            raise
+        return False
+    return True
+
+
+def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
+    deadline = time.monotonic() + READY_SECONDS
+    pause = 0.05
+    while True:
+        description = _describe_table(client, table)
+        if description is not None and description["TableStatus"] in ("ACTIVE", "UPDATING"):
+            return description
+        if time.monotonic() > deadline:
+            state = "missing"
+            if description is not None:
+                state = description["TableStatus"]
+            problem = f"{label} is {state} after {READY_SECONDS:.0f} s; expected ACTIVE."
+            step = "The request is retried; if it keeps failing, check the table in AWS."
+            raise errors.TableUnavailableError(problem, step, table=label)
+        time.sleep(pause)
+        pause = min(2.0, pause * 2)
+
+
+def _check_key_schema(
+    label: str, description: Any, declared: Mapping[str, str | None]
+) -> dict[str, str]:
+    types = {
+        part["AttributeName"]: part["AttributeType"] for part in description["AttributeDefinitions"]
+    }
+    parts = sorted(description["KeySchema"], key=lambda part: part["KeyType"] != "HASH")
+    stored = {part["AttributeName"]: types[part["AttributeName"]] for part in parts}
+    agrees = list(stored) == list(declared) and all(
+        tag in (None, stored[name]) for name, tag in declared.items()
+    )
+    if not agrees:
+        problem = (
+            f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared."
+        )
+        step = "Correct the key (partition key first) and its types, or use another table."
+        raise errors.SchemaMismatchError(problem, step, table=label)
+    return stored
+
+
+def _format_key(key: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} ({tag})" if tag else name for name, tag in key.items())
+
+
+class _OpenClient:
+    """One event loop's client (in `live`, once connected), and the threads in which its requests
+    run.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self.opening = threading.Lock()
+        self.live: TableRequests | None = None
+
+    def end(self, *, wait: bool = False) -> None:
+        """End the threads and close the connections; with `wait`, first wait for the requests
+        under way.
+        """
+        self.threads.shutdown(wait=wait)
+        live = self.live
+        self.live = None
+        if live is not None:
+            live.client.close()
+
+
+@validated
+class DynamoDbTable(StoreTable):
+    """Read and write function for one DynamoDB table.
+
+    `key` names the partition key, or partition key and sort key (then keys are tuples). `columns`
+    gives the columns' types; without it a record may have any columns, and the key's types come
+    from the table, or from `key` as a mapping: key={"id": "string"}. With `create` the first write
+    creates a missing table, billed per request; it needs the key's types. An item of the table then
+    counts the runs of applications that write it, and their batches. A table with another key is
+    rejected.
+
+    Gets are strongly consistent unless `consistent_reads` is false. Up to `threads` requests are
+    under way at a time in each event loop. A request has up to 100 gets, or 25 puts or deletes
+    without conditions; updates, puts if absent and all writes with conditions are one request each.
+
+    Marks are stored in the item itself: a writer without the same conditions that puts or deletes
+    it removes them. `forget_deleted_after` is how many seconds a deleted record's marks must stay;
+    DynamoDB removes them some time later, if the table's time to live is enabled for
+    `adjunct_expires` (`create` does that). Without `forget_deleted_after` they stay forever.
+
+    Region, endpoint and credentials that are not given come from boto3's own chain.
+    `credentials_env` names the environment variables with the access key's id, the secret and
+    optionally the session token. A boto3 `session` is for this process only: the table can't be
+    pickled or described then, because the session may hold secrets.
+    """
+
+    appends_to_json: ClassVar[bool] = True
+    inspected_every: ClassVar[float] = 20.0  # accounts may describe tables only so often
+
+    def __init__(
+        self,
+        table: str,
+        key: str | Sequence[str] | Mapping[str, str],
+        *,
+        columns: Mapping[str, str] | None = None,
+        create: bool = False,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        profile: str | None = None,
+        credentials_env: Sequence[str] | None = None,
+        session: Any = None,
+        consistent_reads: bool = True,
+        forget_deleted_after: float | None = None,
+        threads: int = 16,
+        connect_timeout: float = 3.0,
+        read_timeout: float = 15.0,
+    ) -> None:
+        self.table = table
+        self._label = f"DynamoDB table {table!r}"
+        self._declare(table, tuple(key) if isinstance(key, Mapping) else key, columns)
+        self.create = create
+        self.consistent_reads = consistent_reads
+        self.forget_deleted_after = forget_deleted_after
+        self.threads = threads
+        self.region = region
+        self.endpoint_url = endpoint_url
+        self.profile = profile
+        self.session = session
+        self.connect_timeout = connect_timeout
+        self.read_timeout = read_timeout
+        one = credentials_env
+        if isinstance(credentials_env, str):
+            one = (credentials_env,)
+        self.credentials_env = None if one is None else tuple(one)
+        self.connection = Connection(
+            region,
+            endpoint_url,
+            profile,
+            self.credentials_env,
+            connect_timeout,
+            read_timeout,
+            session=session,
+        )
+        self.connection.check(self._label)
+        for name, seconds in (("connect_timeout", connect_timeout), ("read_timeout", read_timeout)):
+            check_seconds(seconds, f"{self._label} has {name}={seconds!r}", argument=name)
+        forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
+        check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
+        check_whole_number(
+            threads, f"{self._label} has threads={threads!r}", "at least one", argument="threads"
+        )
+        self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})
+        self._typed_key = dict(key) if isinstance(key, Mapping) else None
+        self._open: PerLoop[_OpenClient] = PerLoop(
+            partial(_OpenClient, f"dynamodb-{table}", threads), _OpenClient.end
+        )
+
+    def __repr__(self) -> str:
+        where = self.endpoint_url or self.region or "by boto3's configuration"
+        return f"DynamoDbTable({self.table!r}, key={self.key}, {where})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The declaration as plain values, without secrets."""
+        if self.session is not None:
+            problem = (
+                f"{self._label} has a boto3 session, which may hold secrets and can't be"
+                " serialized."
+            )
+            step = (
+                "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run."
+            )
+            raise errors.ConfigurationError(problem, step, argument="session")
+        settings = super().to_dict()
+        del settings["session"]
+        return settings | {"key": self._typed_key or list(self.key)}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        # To keep the marks of other sources, a put must name the columns to remove, so these must
+        # be declared.
+        return replace(super().capabilities, idempotent=self.columns is not None)
+
+    def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
+        return problem_from_boto_error(error, self._label, sent=sent)
+
+    async def inspect(self) -> Presence:
+        try:
+            requests = await self._get_client(make=False)
+        except errors.TableNotFoundError:
+            return NO_TABLE
+        return await self._run_in_thread(self._presence, requests)
+
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        requests = await self._get_client(make=create)
+        if fence is not None:
+            await self._run_in_thread(self._begin_fenced_run, requests.client, fence)
+        presence = await self._run_in_thread(self._presence, requests)
+        if not presence.exists or not (self.create or presence.runs):
+            return presence
+        count = partial(self._translated, self._run_count(requests).add)
+        return replace(presence, runs=await self._run_in_thread(count))
+
+    def _begin_fenced_run(self, client: DynamoDBClient, fence: Fence) -> None:
+        """Store the run's epoch in the table of epochs, which is created if this table is
+        declared with `create`.
+        """
+        key = {NAME: "S"}
+        what = f"{self._label}: the table {self._epochs_table!r}, which fenced=True needs,"
+        self._translated(
+            partial(resolve_table_key, client, what, self._epochs_table, key, create=self.create)
+        )
+        self._translated(self._fenced_writes(client, fence).announce)
+
+    def _fenced_writes(self, client: DynamoDBClient, fence: Fence) -> FencedWrites:
+        return FencedWrites(client, self._label, self._epochs_table, fence)
+
+    @property
+    def _epochs_table(self) -> str:
+        return f"{self.table}{BOOKKEEPING_SUFFIX}"
+
+    def _presence(self, requests: TableRequests) -> Presence:
+        """What DynamoDB says about the table; it gives a table that is created or restored an id
+        of its own.
+        """
+        description = self._translated(partial(_describe_table, requests.client, self.table))
+        if description is None or description["TableStatus"] == "DELETING":
+            return NO_TABLE
+        runs = None
+        with suppress(errors.TableAccessError):  # a writer need not have the right to read
+            runs = self._translated(self._run_count(requests).read)
+        id = description.get("TableId") or str(description["CreationDateTime"])
+        return Presence(exists=True, id=id, runs=runs)
+
+    def _run_count(self, requests: TableRequests) -> RunCount:
+        return RunCount(requests.client, self._label, self.table, requests.codec.key_types)
+
+    async def open(self) -> None:
+        """Connect. A missing table with `create` is no error: the first write creates it."""
+        if self._open.here().live is None:
+            try:
+                await self._get_client(make=False)
+            except errors.TableNotFoundError:
+                if not self.create:
+                    raise
+
+    async def check(self, use: TableUse) -> None:
+        """Ask whether the table is there with this key, and may be read and updated.
+
+        The right to write batches, which puts and deletes without conditions use, can't be asked
+        for.
+        """
+        try:
+            requests = await self._get_client(make=False)
+        except errors.TableNotFoundError:
+            if not self.create:
+                raise
+            return
+        updates = OperationKind.UPDATE in use.kinds or bool(use.conditions)
+        threads = self._open.here().threads
+        await asyncio.get_running_loop().run_in_executor(
+            threads, partial(requests.check, reads=use.reads, updates=updates)
+        )
+
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        try:
+            requests = await self._get_client(make=self.create)
+            return validate_entries(requests.codec, operation).problems
+        except errors.AdjunctError:
+            return {}  # the request will tell it
+
+    async def close(self) -> None:
+        """Close the running event loop's connections after its requests."""
+        mine = self._open.take()
+        if mine is not None:
+            await asyncio.to_thread(mine.end, wait=True)
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        reads = operation.kind is OperationKind.GET
+        try:
+            requests = await self._get_client(make=not reads and operation.may_create)
+        except errors.TableNotFoundError:
+            if not (reads and self.create):
+                raise
+            return Outcomes(len(operation), [None] * len(operation))
+        valid = validate_entries(requests.codec, operation)
+        if reads:
+            return await self._get(requests, valid, len(operation))
+        if operation.fence is not None:
+            if operation.fenced:
+                fenced = self._fenced_writes(requests.client, operation.fence)
+            else:
+                fenced = None
+            requests = replace(requests, fence=operation.fence, fenced=fenced)
+        conditions = operation.conditions
+        marked = conditions.idempotent or conditions.keeps_marks
+        if marked and self.columns is None:
+            problem = f"{self._label} declares no columns, which idempotent writes need."
+            step = 'Declare columns={"name": "type", …}.'
+            raise errors.ConfigurationError(problem, step, argument="columns", table=self.table)
+        if (
+            not conditions
+            and not marked
+            and operation.kind in (OperationKind.PUT, OperationKind.DELETE)
+        ):
+            return await self._write_batches(requests, operation, valid)
+        return await self._write_keys(requests, operation, valid)
+
+    async def _get_client(self, *, make: bool = True) -> TableRequests:
+        mine = self._open.here()
+        if mine.live is None:
+            await asyncio.get_running_loop().run_in_executor(
+                mine.threads, self._connect, mine, make
+            )
+        assert mine.live is not None
+        return mine.live
+
+    def _connect(self, mine: _OpenClient, make: bool) -> None:
+        with mine.opening:
+            if mine.live is not None:
+                return
+            client = self.connection.client(self._label, self.threads)
+            try:
+                resolve = partial(
+                    resolve_table_key,
+                    client,
+                    self._label,
+                    self.table,
+                    self._key_types,
+                    create=make and self.create,
+                    forgets=self.forget_deleted_after is not None,
+                )
+                key = self._translated(resolve)
+            except BaseException:
+                client.close()
+                raise
+            codec = ItemCodec(self._label, key, None if self.columns is None else self._declared)
+            forgets = self.forget_deleted_after
+            mine.live = TableRequests(client, self.table, codec, self.consistent_reads, forgets)
+
+    def _translated(self, request: Callable[[], T]) -> T:
+        """Return the result of a blocking request; errors of boto3 become ours."""
+        try:
+            return request()
+        except errors.RunLeaseLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - translated
+            translated = problem_from_boto_error(error, self._label, sent=False).error
+            assert translated is not None
+            raise translated from translated.__cause__
+
+    async def _run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._open.here().threads, work, *arguments
+        )
+
+    async def _get(self, requests: TableRequests, valid: ValidEntries, count: int) -> Outcomes:
+        records: list[Any] = [None] * count
+        problems: Problems = dict(valid.problems)
+        parts = _parts(valid.entries, dynamodb_requests.GETS_AT_ONCE)
+        await self._run_in_threads(lambda part: problems.update(requests.get(part, records)), parts)
+        return Outcomes(count, records, problems)
+
+    async def _write_batches(
+        self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries
+    ) -> Outcomes:
+        """Write only the last entry of each key: nobody could see the effect of earlier ones.
+
+        If it is rejected, the one before it is written. If it fails for another reason, earlier
+        ones have its problem too; if it is done, so are they.
+        """
+        problems: Problems = dict(valid.problems)
+        left = _group_by_key(valid.entries)
+        while left:
+            last = [entries.pop() for entries in left]
+            parts = _parts(last, dynamodb_requests.WRITES_AT_ONCE)
+            await self._run_in_threads(
+                lambda part: problems.update(requests.write_batch(operation.kind, part)), parts
+            )
+            written = left
+            left = []
+            for entry, earlier in zip(last, written, strict=True):
+                problem = problems.get(entry.place)
+                if problem is not None and problem.state is not State.REFUSED:
+                    problems.update({other.place: problem for other in earlier})
+                elif problem is not None and earlier:
+                    left.append(earlier)
+        return Outcomes(len(operation), problems=problems)
+
+    async def _write_keys(
+        self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries
+    ) -> Outcomes:
+        problems: Problems = dict(valid.problems)
+        put: list[int] = []
+        await self._run_in_threads(
+            lambda entries: put.append(requests.write_in_sequence(operation, entries, problems)),
+            _group_by_key(valid.entries),
+        )
+        return Outcomes(len(operation), problems=problems, defaults_put=sum(put))
+
+    async def _run_in_threads(self, work: Callable[[Any], object], parts: Iterable[Any]) -> None:
+        """Run `work` for each part, as many at a time as there are threads."""
+        loop = asyncio.get_running_loop()
+        threads = self._open.here().threads
+        running = [loop.run_in_executor(threads, work, part) for part in parts]
+        try:
+            await asyncio.gather(*running)
+        finally:
+            for future in running:
+                # If the caller was cancelled, parts that have not begun are dropped.
+                future.cancel()
+
+    def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:
+        """The attribute type of each column of the key, None if only the table knows it.
+
+        `typed` are the types of a key that is declared as a mapping. Raises for an invalid key.
+        """
+        if len(self.key) > 2:
+            text = f"{self._label} declares {len(self.key)} key columns; DynamoDB takes one or two."
+            raise errors.ConfigurationError(
+                text, "Combine some of them into one column.", argument="key"
+            )
+        known = {column.name: column for column in self._declared}
+        check_not_reserved(self._label, self._declared)
+        for name, word in typed.items():
+            column = parse_known_column(name, word)
+            if key_attribute_type(column) != key_attribute_type(known.get(name, column)):
+                problem = (
+                    f"{self._label} has the key {name!r} as {word} and the column {name!r} as"
+                    f" {known[name].type}."
+                )
+                raise errors.ConfigurationError(
+                    problem, "Declare both with the same type.", argument="key", table=self.table
+                )
+            known[name] = column
+        for name in self.key:
+            if self.columns is not None and name not in known:
+                what = (
+                    f"{self._label} has the key column {name!r}, which is not among its columns"
+                    f" {', '.join(known)}."
+                )
+                raise errors.SchemaMismatchError(
+                    what, "Correct the key, or the columns.", column=name
+                )
+            if name in known and key_attribute_type(known[name]) is None:
+                raise errors.ConfigurationError(
+                    f"{self._label}: its key {name!r} is {known[name].type}; expected text, a"
+                    " number, bytes or a time.",
+                    "Use another column as the key.",
+                    argument="key",
+                )
+        types = {
+            name: key_attribute_type(known[name]) if name in known else None for name in self.key
+        }
+        if self.create and None in types.values():
+            problem = f"{self._label} can't be created without the types of its key."
+            step = 'Declare columns={"name": "type", …}, or the key as {"id": "string"}.'
+            raise errors.ConfigurationError(problem, step, argument="columns", table=self.table)
+        return types
+
+
+def _group_by_key(entries: Sequence[Entry]) -> list[list[Entry]]:
+    by_key: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        by_key.setdefault(dynamodb_requests.identity_of(entry.key), []).append(entry)
+    return list(by_key.values())
+
+
+def _parts(entries: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (entries[start : start + size] for start in range(0, len(entries), size))

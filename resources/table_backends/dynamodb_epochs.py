@@ -1,0 +1,150 @@
+"""Fenced writes to DynamoDB: runs' epochs in a table `<table>__adjunct_runs`, checked by each
+write's transaction.
+
+    name     (the key) name of the application's epoch | "/" | number, 0 to 31
+    epoch    the epoch of the last run that has begun
+
+All items of an application have the same epoch. A transaction checks one of them, drawn at random,
+because two that check the same one at the same time conflict; `announce` raises all of them in one
+transaction.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.errors import TableError, TableUnavailableError
+from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.table_backends.dynamodb_connection import (
+    error_code,
+    throttled_problem,
+)
+from dagster_adjunct.resources.table_backends.epochs import epoch_name, must_raise_epoch
+from dagster_adjunct.resources.tables.operation import Problem, State
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+NAME = "name"
+EPOCH = "epoch"
+_ITEMS = 32
+_MAX_CONFLICTS = 30
+_FIRST_PAUSE = 0.01
+_LONGEST_PAUSE = 0.5
+_CANCELLED = "TransactionCanceledException"
+_CONFLICT = "TransactionConflict"
+_THROTTLED = ("ThrottlingError", "ProvisionedThroughputExceeded")
+FAILED_CONDITION = "ConditionalCheckFailed"
+
+Reason = Mapping[str, Any]
+"""Why an action of a transaction cancelled it: "Code" ("None": it did not), "Message", and
+"Item" as it was.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FencedWrites:
+    """Sends the writes of a run in transactions that check its epoch; `table` is the table with
+    the epochs.
+    """
+
+    client: DynamoDBClient
+    label: str
+    table: str
+    fence: Fence
+    pause: Callable[[float], object] = time.sleep
+
+    def announce(self) -> None:
+        """Raise the epoch to that of this run. RunLeaseLostError if a later run has begun."""
+        self._send([self._raise(number) for number in range(_ITEMS)])
+
+    def send(self, actions: Sequence[dict[str, Any]]) -> Sequence[Reason] | None:
+        """Carry out all actions ({"Put": {…}} and so on) or none.
+
+        Returns None if they are done, else the reason of each. Raises RunLeaseLostError if a later
+        run has begun, and what boto3 raises. Transactions that conflict with others are sent again
+        a few times.
+        """
+        return self._send([self._check(), *actions])
+
+    def _send(self, actions: Sequence[dict[str, Any]]) -> Sequence[Reason] | None:
+        for turn in range(_MAX_CONFLICTS):
+            self.fence.check()
+            try:
+                self.client.transact_write_items(TransactItems=list(actions))  # type: ignore[arg-type]
+            except Exception as error:
+                if error_code(error) != _CANCELLED:
+                    raise
+                reasons: list[Reason] = getattr(error, "response", {}).get(
+                    "CancellationReasons", []
+                )
+                if len(reasons) != len(actions):
+                    raise
+                self._check_fences(actions, reasons)
+                if not any(reason["Code"] == _CONFLICT for reason in reasons):
+                    return reasons[1:]
+            else:
+                return None
+            self.pause(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**turn) * (0.5 + random.random() / 2))
+        problem = f"{self.label}: a transaction has met others {_MAX_CONFLICTS} times."
+        step = (
+            "The request is retried; if it keeps failing, have fewer writers of the same records."
+        )
+        raise TableUnavailableError(problem, step, table=self.label)
+
+    def _check_fences(self, actions: Sequence[dict[str, Any]], reasons: Sequence[Reason]) -> None:
+        """Raise if an action on an epoch has failed."""
+        for action, reason in zip(actions, reasons, strict=True):
+            (request,) = action.values()
+            if request["TableName"] != self.table or reason["Code"] != FAILED_CONDITION:
+                continue
+            stored = (reason.get("Item") or {}).get(EPOCH)
+            must_raise_epoch(self.label, None if stored is None else int(stored["N"]), self.fence)
+            problem = (
+                f"{self.label}: the epoch of this run is gone from the table {self.table}, where it"
+                " was stored."
+            )
+            step = "Find out who deletes its items, then run again."
+            raise TableError(problem, step, table=self.label)
+
+    def _check(self) -> dict[str, Any]:
+        key = {NAME: {"S": f"{epoch_name(self.fence)}/{random.randrange(_ITEMS)}"}}
+        return {"ConditionCheck": {"Key": key, **self._condition("#e = :e")}}
+
+    def _raise(self, number: int) -> dict[str, Any]:
+        key = {NAME: {"S": f"{epoch_name(self.fence)}/{number}"}}
+        condition = self._condition("attribute_not_exists(#e) OR #e <= :e")
+        return {"Update": {"Key": key, "UpdateExpression": "SET #e = :e", **condition}}
+
+    def _condition(self, condition: str) -> dict[str, Any]:
+        return {
+            "TableName": self.table,
+            "ConditionExpression": condition,
+            "ExpressionAttributeNames": {"#e": EPOCH},
+            "ExpressionAttributeValues": {":e": {"N": str(self.fence.epoch)}},
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        }
+
+
+def problem_from_reason(label: str, reason: Reason) -> Problem | None:
+    """Return the problem of an action that has cancelled its transaction; None if another one
+    has.
+    """
+    code = reason["Code"]
+    text = reason.get("Message") or ""
+    if code == "None":
+        return None
+    if code in _THROTTLED:
+        return throttled_problem(label, code)
+    if code == FAILED_CONDITION:
+        return Problem(State.SKIPPED)
+    error = TableError(
+        f"{label}: DynamoDB rejected the request ({code}: {text}).",
+        "Correct the data.",
+        table=label,
+    )
+    return Problem(State.REFUSED, error)

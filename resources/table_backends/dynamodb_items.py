@@ -1,0 +1,552 @@
+"""Converts between records (mappings) and DynamoDB's items, and checks DynamoDB's limits before
+anything is sent.
+
+All of it is pure. An item has a record's columns as attributes, without null ones; attributes whose
+names begin with `adjunct_` hold what conditions need and are not part of a record. A deleted record
+whose marks are kept is an item with only these and the key (a tombstone). Values are stored without
+loss, as one of DynamoDB's attribute types:
+
+    declared column    stored as
+    string             S
+    integers           N
+    float types        N, by the shortest text that reads back as the same float
+    decimal            N, of up to 38 digits; trailing zeros are dropped, 1.50 is read as 1.5
+    boolean            BOOL
+    timestamp          S, in UTC, "2024-05-01T12:30:00.000000Z": texts of one length, which sort as
+                       the times do
+    date               S, "2024-05-01"
+    binary             B
+    array<type>        L
+    json               M, L, S, N, BOOL, NULL, as the value is built; a whole float is read as an
+                       int
+
+Null columns are left out of the item, so null and missing are the same. Without declared columns a
+value's own type determines how it is stored; numbers are read as int if they are whole, else as
+Decimal, and times as text.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal, DecimalException, Inexact, Overflow, Underflow
+from typing import Any
+
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.table_backends.columns import (
+    OWN_PREFIX,
+    Column,
+    Kind,
+    OutOfRangeError,
+    check_cases,
+    check_encodable,
+    integer_bits,
+    make_checker,
+    number_bounds,
+)
+from dagster_adjunct.resources.table_backends.write_plan import CheckedChanges, Row, RowCodec
+
+AttributeValue = dict[str, Any]
+Item = dict[str, AttributeValue]
+Limit = tuple[str, AttributeValue]  # "<=" or ">=", and a number
+
+DIGITS = 38  # that a number can have in DynamoDB
+_LEAST = Decimal("1E-130")
+_GREATEST = Decimal("9.9999999999999999999999999999999999999E+125")
+_EXACT = Context(prec=DIGITS, traps=[Inexact, Overflow, Underflow])
+_SUMS = Context(prec=300, traps=[Inexact])  # enough digits for the exact sum of 1E-130 and 9.9E+125
+_MAX_DEPTH = 32  # levels of lists and maps
+
+
+def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
+    """Return the function that turns a value of this column, other than None, into an attribute
+    value.
+
+    It raises TypeError if the value doesn't fit the column or DynamoDB.
+    """
+    check = make_checker(column)
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        encode = encoder_for(column.element)
+
+        def encode_list(value: Any) -> AttributeValue:
+            if not isinstance(value, list | tuple):
+                raise TypeError("expected a list")
+            return {"L": [_NULL if item is None else encode(item) for item in value]}
+
+        return encode_list
+    if column.kind not in _FORMS:  # for JSON, and in a table without declared columns
+        return lambda value: encode_any(check(value))
+    tag, write, _ = _FORMS[column.kind]
+    return lambda value: {tag: check(value) if write is None else write(check(value))}
+
+
+def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
+    """Return the function that turns this column's attribute values back into Python values.
+
+    An attribute of another type, which another program wrote, is read by its own type.
+    """
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        decode = decoder_for(column.element)
+        return lambda stored: (
+            [decode(item) for item in stored["L"]] if "L" in stored else decode_any(stored)
+        )
+    if column.kind is Kind.JSON:
+        return _decode_json
+    tag, _, read = _FORMS.get(column.kind, ("BOOL", None, None))
+    if read is None:
+        return lambda stored: stored[tag] if tag in stored else decode_any(stored)
+    return lambda stored: read(stored[tag]) if tag in stored else decode_any(stored)
+
+
+def key_attribute_type(column: Column) -> str | None:
+    """The attribute type ("S", "N" or "B") of this column as a key; None if it can't be a key."""
+    tag = ""
+    if column.kind in _FORMS:
+        tag = _FORMS[column.kind][0]
+    if tag in ("S", "N", "B"):
+        return tag
+    return None
+
+
+def encode_any(value: Any, depth: int = 0) -> AttributeValue:
+    """Return the attribute value of any Python value; TypeError if DynamoDB can't store it."""
+    if value is None:
+        return _NULL
+    if isinstance(value, str):
+        return {"S": _text(value)}
+    if isinstance(value, bool):
+        return {"BOOL": value}
+    if isinstance(value, int | float | Decimal):
+        return {"N": _number_text(value)}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"B": bytes(value)}
+    if isinstance(value, date):
+        return {"S": _timestamp_text(value) if isinstance(value, datetime) else value.isoformat()}
+    if depth >= _MAX_DEPTH:
+        raise TypeError(f"expected at most {_MAX_DEPTH} levels of lists and maps")
+    if isinstance(value, list | tuple):
+        return {"L": [encode_any(item, depth + 1) for item in value]}
+    if isinstance(value, Mapping):
+        return {"M": {_text(name): encode_any(item, depth + 1) for name, item in value.items()}}
+    raise TypeError("expected str, bool, int, float, Decimal, bytes, datetime, date, list or dict")
+
+
+def decode_any(stored: AttributeValue) -> Any:
+    """Return the Python value of an attribute value."""
+    ((tag, value),) = stored.items()
+    if tag == "N":
+        return _whole_or_decimal(value)
+    if tag == "L":
+        return [decode_any(item) for item in value]
+    if tag == "M":
+        return {name: decode_any(item) for name, item in value.items()}
+    if tag == "NULL":
+        return None
+    if tag == "NS":
+        return {_whole_or_decimal(item) for item in value}
+    if tag in ("SS", "BS"):
+        return set(value)
+    return value
+
+
+def exact_sum(left: AttributeValue, right: AttributeValue) -> Decimal:
+    """Add two number attributes exactly; the sum may have more digits than DynamoDB stores."""
+    return _SUMS.add(Decimal(left["N"]), Decimal(right["N"]))
+
+
+def attribute_bytes(stored: AttributeValue) -> int:
+    """How many bytes a value adds to its item's size, by DynamoDB's rules."""
+    ((tag, value),) = stored.items()
+    if tag == "S":
+        return len(value) if value.isascii() else len(value.encode())
+    if tag == "N":
+        return min(len(value) // 2 + 2, 21)
+    if tag == "B":
+        return len(value)
+    if tag == "L":
+        return 3 + len(value) + sum(map(attribute_bytes, value))
+    if tag == "M":
+        return 3 + len(value) + item_bytes(value)
+    return 1
+
+
+def item_bytes(item: Mapping[str, AttributeValue]) -> int:
+    """How many bytes names and values of attributes have, by DynamoDB's rules."""
+    return sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
+
+
+_NULL: AttributeValue = {"NULL": True}
+
+
+def _text(value: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected str as names in a map, found {value!r}")
+    return check_encodable(value)
+
+
+def _number_text(value: float | Decimal) -> str:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise TypeError("expected a finite number, or None for NaN and infinity")
+        if value and not 1e-130 <= abs(value) < 1e126:
+            raise OutOfRangeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
+        return repr(value)
+    if isinstance(value, int) and -(10**38) < value < 10**38:
+        return str(int(value))
+    if isinstance(value, Decimal) and not value.is_finite():
+        raise TypeError("expected a finite number, or None for NaN and infinity")
+    try:
+        exact = _EXACT.create_decimal(value)
+    except DecimalException:
+        raise OutOfRangeError("expected at most 38 digits, DynamoDB's limit") from None
+    if exact and not _LEAST <= abs(exact) <= _GREATEST:
+        raise OutOfRangeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
+    return str(exact)
+
+
+def _whole_or_decimal(text: str) -> int | Decimal:
+    try:
+        return int(text)
+    except ValueError:
+        number = Decimal(text)
+        if number == number.to_integral_value():
+            return int(number)
+        return number
+
+
+def _timestamp_text(value: datetime) -> str:
+    if value.tzinfo is None or value.utcoffset() is None:  # pandas' NaT has no offset to ask for
+        raise TypeError("expected a datetime with a time zone, or None")
+    return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+def _decode_json(stored: AttributeValue) -> Any:
+    ((tag, value),) = stored.items()
+    if tag == "N":
+        try:
+            return int(value)
+        except ValueError:
+            return float(value)
+    if tag == "L":
+        return [_decode_json(item) for item in value]
+    if tag == "M":
+        return {name: _decode_json(item) for name, item in value.items()}
+    return decode_any(stored)
+
+
+# For each kind: the attribute type of its values, and the functions that write and read them (None:
+# unchanged).
+_FORMS: dict[Kind, tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] | None]] = {
+    Kind.STRING: ("S", None, None),
+    Kind.INTEGER: ("N", lambda value: str(int(value)), _whole_or_decimal),
+    Kind.FLOAT: ("N", _number_text, float),
+    Kind.BOOLEAN: ("BOOL", None, None),
+    Kind.TIMESTAMP: ("S", _timestamp_text, datetime.fromisoformat),
+    Kind.DATE: ("S", date.isoformat, date.fromisoformat),
+    Kind.DECIMAL: ("N", _number_text, Decimal),
+    Kind.BINARY: ("B", None, None),
+}
+
+
+DELETED = f"{OWN_PREFIX}deleted"
+MAX_ITEM_BYTES = 400 * 1024
+_MOST_SUMS = (
+    60  # an expression can have 300 operators: each sum takes four, and conditions take some
+)
+_MAX_KEY_BYTES = (2048, 1024)  # of the partition key and of the sort key
+
+KeyItem = dict[str, AttributeValue]
+
+RUNS_ATTRIBUTE = f"{OWN_PREFIX}runs"
+COUNT_KEY: Item = {
+    "S": {"S": RUNS_ATTRIBUTE},
+    "N": {"N": str(_GREATEST.copy_negate())},
+    "B": {"B": RUNS_ATTRIBUTE.encode()},
+}
+"""The key of the item that counts runs (`dynamodb_run_count.py`), by the type of a key's column."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChanges:
+    """An update's changes as attribute values; `remove` includes the columns that it sets to null.
+
+    `merge` has the maps whose members are added to those of JSON columns. `limits` are what columns
+    must hold before `add` (at most or at least a number), so that the sum is within the column's
+    type.
+    """
+
+    set: Item = field(default_factory=dict)
+    add: Item = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    merge: Item = field(default_factory=dict)
+    append: Item = field(default_factory=dict)
+    remove: tuple[str, ...] = ()
+
+    @property
+    def late(self) -> EncodedChanges:
+        """The part of a late update that still applies to a newer record
+        (`Operation.applies_late_changes`).
+        """
+        return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
+
+
+def _is_column_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and not name.startswith(OWN_PREFIX)
+
+
+class _AnyColumn(dict[str, Callable[[Any], AttributeValue]]):
+    """The encoders of columns by name: `encode_any` for every valid name that is not in it."""
+
+    def __missing__(self, name: str) -> Callable[[Any], AttributeValue]:
+        if not _is_column_name(name):
+            raise KeyError(name)
+        return encode_any
+
+
+class ItemCodec(RowCodec):
+    """Encodes and decodes the items of one table; a checked value, as `RowCodec` calls it, is an
+    attribute value.
+
+    `key` has the attribute type ("S", "N" or "B") of the partition key and the sort key, by name.
+    Without `columns`, records may have any columns (`is_open`).
+    """
+
+    def __init__(
+        self, label: str, key: Mapping[str, str], columns: Sequence[Column] | None
+    ) -> None:
+        self.is_open = columns is None
+        if columns is None:
+            known: Sequence[Column] = [Column(name, tag) for name, tag in key.items()]
+        else:
+            known = columns
+        super().__init__(label, tuple(key), known, check=encoder_for, decode=decoder_for)
+        if columns is None:
+            self._check = _AnyColumn(self._check)
+        self.key_types = dict(key)
+        self._count_key: Row = tuple(COUNT_KEY[tag] for tag in key.values())
+        # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects
+        # larger sums itself, and for 64-bit integers, which no counter exceeds: the check would
+        # make an increment some 4% more expensive.
+        self._bounds = {}
+        for column in columns or ():
+            bounds = number_bounds(column)
+            if bounds is None or (column.kind is Kind.INTEGER and integer_bits(column) == 64):
+                continue
+            if len(bounds[1].as_tuple().digits) <= DIGITS:
+                self._bounds[column.name] = bounds
+
+    def key_row(self, key: Any) -> Row:
+        row = super().key_row(key)
+        for name, stored, largest in zip(self.key, row, _MAX_KEY_BYTES, strict=False):
+            tag = self.key_types[name]
+            if tag not in stored:
+                what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
+                raise SchemaMismatchError(what, "Convert it to the type of the key.", column=name)
+            if tag != "N" and not 0 < attribute_bytes(stored) <= largest:
+                text = (
+                    f"{self.table}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to"
+                    f" {largest}."
+                )
+                step = "Shorten the key, for example to a hash of it."
+                raise SchemaMismatchError(text, step, column=name) from OutOfRangeError(text)
+        if row == self._count_key:
+            text = f"{self.table}: the key {key!r} is reserved for the item that counts runs."
+            raise SchemaMismatchError(
+                text, "Rename the key.", column=self.key[0]
+            ) from OutOfRangeError(text)
+        return row
+
+    def key_item(self, key: Row) -> KeyItem:
+        """The attributes of the key, by name."""
+        return dict(zip(self.key, key, strict=True))
+
+    def columns_of(self, key: KeyItem, record: Mapping[str, Any]) -> Item:
+        """The attributes of a checked record, without those of the key and null ones.
+
+        Raises SchemaMismatchError if the item would be too large.
+        """
+        columns = {}
+        for name, stored in record.items():
+            if stored is not None and name not in key:
+                columns[name] = stored
+        self.check_size({**columns, **key})
+        return columns
+
+    def encode_changes(self, changes: CheckedChanges) -> EncodedChanges:
+        """Return checked changes as DynamoDB's update expressions need them."""
+        sets = {}
+        removed = []
+        for name, stored in changes.set.items():
+            if stored is None:
+                removed.append(name)
+            else:
+                sets[name] = stored
+        numbers = {}
+        merged = {}
+        for name, stored in changes.add.items():
+            if "N" in stored:
+                numbers[name] = stored
+            else:
+                merged[name] = stored
+        limits = self._limits(numbers)
+        append = {name: stored for name, stored in changes.append.items() if stored["L"]}
+        return EncodedChanges(sets, numbers, limits, merged, append, tuple(removed))
+
+    def check_order(self, newest_by: str) -> None:
+        """As in RowCodec, but undeclared columns are accepted: DynamoDB checks the values that
+        it compares.
+        """
+        if not self.is_open:
+            super().check_order(newest_by)
+
+    def column(self, name: str) -> Column:
+        if not self.is_open:
+            return super().column(name)
+        if not _is_column_name(name):
+            what = (
+                f"{self.table}: the column name {name!r} is not a text, or begins with"
+                f" {OWN_PREFIX}."
+            )
+            raise SchemaMismatchError(what, "Rename it.", table=self.table, column=name)
+        return self.columns.get(name) or Column(name, "any")
+
+    def are_equal(self, value: AttributeValue | None, part: AttributeValue) -> bool:
+        if value is not None and "N" in value and "N" in part:
+            return Decimal(value["N"]) == Decimal(part["N"])
+        return value == part
+
+    def check_added(self, name: str, value: Any) -> AttributeValue:
+        stored: AttributeValue = self.checked(name, value)
+        if not stored.keys() & {"N", "M"}:
+            raise self.misfit_error(name, value, "only a number or a mapping can be added")
+        return stored
+
+    def check_appended(self, name: str, value: Any) -> AttributeValue:
+        stored: AttributeValue = self.checked(name, value)
+        if "L" not in stored:
+            raise self.misfit_error(name, value, "only a list can be appended")
+        return stored
+
+    def sum(self, name: str, old: AttributeValue | None, number: AttributeValue) -> AttributeValue:
+        """The value of column `name` after adding `number` to `old`; SchemaMismatchError if it
+        exceeds its type.
+        """
+        if old is not None and name in self._bounds:
+            self.checked(name, self.read((name,), ({"N": str(exact_sum(old, number))},))[name])
+        if old is None:
+            return number
+        return {"N": _number_text(exact_sum(old, number))}
+
+    def check_sums(self, changes: EncodedChanges, item: Item) -> None:
+        """Raise SchemaMismatchError if adding to what `item` holds would exceed a column's type."""
+        for name, (comparison, limit) in changes.limits.items():
+            old = item.get(name)
+            if old is None:
+                continue
+            if "N" not in old:
+                problem = (
+                    f"{self.table}: an update adds to column {name!r}, which holds {old}, not a"
+                    " number."
+                )
+                raise SchemaMismatchError(problem, "Set the column instead.", column=name)
+            beyond = operator.gt if comparison == "<=" else operator.lt
+            if beyond(Decimal(old["N"]), Decimal(limit["N"])):
+                self.sum(name, old, changes.add[name])  # raises an error that tells the sum
+
+    def record(self, item: Item) -> dict[str, Any] | None:
+        """Return the record that an item holds; None for a tombstone."""
+        if DELETED in item:
+            return None
+        try:
+            if not self.is_open:
+                if not item.keys() >= self.columns.keys():  # nulls are not stored
+                    key = tuple(self.read(self.key, list(map(item.get, self.key))).values())
+                    check_cases(self.table, key, item, self.names)
+                return self.read(self.names, list(map(item.get, self.names)))
+            record = {}
+            for name, stored in item.items():
+                if not name.startswith(OWN_PREFIX):
+                    record[name] = decode_any(stored)
+            return record
+        except (ValueError, TypeError, ArithmeticError) as error:
+            problem = f"{self.table}: an item does not fit its declared columns ({error})."
+            raise SchemaMismatchError(
+                problem, "Correct the item, or the columns.", table=self.table
+            ) from error
+
+    def check_size(self, item: Item) -> None:
+        """Raise SchemaMismatchError for an item that exceeds DynamoDB's size limit."""
+        size = item_bytes(item)
+        if size > MAX_ITEM_BYTES:
+            key = {name: item[name] for name in self.key if name in item}
+            problem = (
+                f"{self.table}: a record of the key {key} has {size:,} bytes; DynamoDB takes"
+                f" {MAX_ITEM_BYTES:,}."
+            )
+            step = (
+                "Store large values elsewhere and keep a reference in the record, or split the"
+                " record."
+            )
+            raise SchemaMismatchError(problem, step, table=self.table)
+
+    def _limits(self, numbers: Item) -> dict[str, Limit]:
+        """What columns must hold (at most or at least) so that adding these numbers stays within
+        their types.
+        """
+        limits: dict[str, Limit] = {}
+        for name, value in numbers.items():
+            step = Decimal(value["N"])
+            if name in self._bounds and step:
+                least, most = self._bounds[name]
+                comparison, end = ("<=", most) if step > 0 else (">=", least)
+                limits[name] = (comparison, {"N": _number_text(_EXACT.subtract(end, step))})
+        if len(limits) > _MOST_SUMS:
+            problem = (
+                f"{self.table}: an update adds to {len(limits)} columns whose type's limits must be"
+                f" checked; one DynamoDB condition can check {_MOST_SUMS}."
+            )
+            raise SchemaMismatchError(
+                problem, "Add to fewer of them in one update.", table=self.table
+            )
+        return limits
+
+
+def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
+    """Return the attributes of a new record: those of `default`, with the changes applied."""
+    columns = {**default, **changes.set}
+    try:
+        for name, number in changes.add.items():
+            columns[name] = codec.sum(name, columns.get(name), number)
+        for name, values in changes.append.items():
+            columns[name] = {"L": [*columns.get(name, {"L": []})["L"], *values["L"]]}
+        for name, members in changes.merge.items():
+            columns[name] = {"M": {**columns.get(name, {"M": {}})["M"], **members["M"]}}
+    except (KeyError, ArithmeticError, TypeError) as error:
+        raise SchemaMismatchError(
+            f"an update can't be applied to its default: column {name!r} begins as"
+            f" {columns.get(name)} ({error!r}).",
+            "Use a number in the default where an update adds, and a list where it appends.",
+            column=name,
+        ) from None
+    for name in changes.remove:
+        columns.pop(name, None)
+    return columns
+
+
+def is_default_redundant(default: Item, changes: EncodedChanges) -> bool:
+    """Whether the changes make the same new record from nothing as from `default`.
+
+    Then one UpdateItem, without a condition, updates the record or creates it.
+    """
+    return not changes.merge and all(
+        name in changes.set
+        or name in changes.remove
+        or (name in changes.add and "N" in stored and not Decimal(stored["N"]))
+        or (name in changes.append and stored == {"L": []})
+        for name, stored in default.items()
+    )

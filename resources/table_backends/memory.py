@@ -1,0 +1,185 @@
+"""`MemoryTable`: a table in this process's memory, for tests and experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_adjunct.resources.table_backends.write_plan import (
+    Applied,
+    CheckedChanges,
+    Entry,
+    Record,
+    Row,
+    RowCodec,
+    StoredState,
+    ValidEntries,
+    plan_writes,
+)
+from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction
+from dagster_adjunct.resources.tables.operation import (
+    STORE_CAPABILITIES,
+    Capabilities,
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    to_changes,
+)
+from dagster_adjunct.resources.validation import validated
+
+
+@dataclass(slots=True)
+class _Store:
+    """The records of one name and, for keys written with conditions, what was applied to them."""
+
+    records: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    applied: dict[Any, Applied] = field(default_factory=dict)
+
+
+_STORES: dict[str, _Store] = {}
+
+
+class _Removed:
+    """Marks a column as removed until the record is stored. It is false, as null is, so `value
+    or …` works.
+    """
+
+    def __bool__(self) -> bool:
+        return False
+
+
+_REMOVED = _Removed()
+
+
+class _AnyRecords(RowCodec):
+    """A codec that checks nothing: records may have any columns and values."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+
+    def whole(self, key: Row, record: Record) -> dict[str, Any]:
+        return dict(record)
+
+    def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
+        changes = to_changes(update)
+        return CheckedChanges(
+            {**changes.set, **dict.fromkeys(changes.remove, _REMOVED)},
+            {name: number for name, number in changes.add.items() if number is not None},
+            {name: list(values) for name, values in changes.append.items() if values},
+        )
+
+    def sum(self, name: str, old: Any, number: Any) -> Any:
+        if isinstance(number, Mapping):
+            return {**(old or {}), **number}
+        return (old or 0) + number
+
+
+@validated
+class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Changes]):
+    """Records as mappings, kept by `name` while the process lives; supports everything a store can.
+
+    Tables of the same name share their records. Use one event loop at a time: a request is atomic
+    there, because it never awaits.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._store = _STORES.setdefault(name, _Store())
+        self._rules = _AnyRecords(f"memory table {name}")
+
+    def __repr__(self) -> str:
+        return f"MemoryTable({self.name!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return STORE_CAPABILITIES
+
+    def records(self) -> dict[Hashable, dict[str, Any]]:
+        """Return all records by their keys."""
+        return {key: dict(record) for key, record in self._store.records.items()}
+
+    def fill(self, records: Mapping[Hashable, Record]) -> None:
+        """Put records directly, without the table's layers and conditions, replacing those of
+        the same keys.
+        """
+        self._store.records.update({key: dict(record) for key, record in records.items()})
+
+    def content(self) -> tuple[dict[Hashable, Any], ...]:
+        """Return the records and what was applied to them, for `restore`."""
+        return self._store.records, self._store.applied
+
+    def restore(self, content: tuple[dict[Hashable, Any], ...]) -> None:
+        """Replace the content with what `content` has returned, which is not copied."""
+        self._store.records, self._store.applied = content
+
+    def clear(self) -> None:
+        """Remove all records of this name, and what was applied to them."""
+        self._store.records.clear()
+        self._store.applied.clear()
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        keys = operation.entries.keys
+        kind = operation.kind
+        records = self._store.records
+        if kind is OperationKind.GET:
+            stored = map(records.get, keys)
+            copies = [None if record is None else record.copy() for record in stored]
+            return Outcomes(operation.count, copies)
+        values: Sequence[Any] = operation.entries.values or [None] * len(keys)
+        if operation.conditions or not self._write_plainly(kind, keys, values):
+            return self._write(operation, values)
+        return Outcomes(operation.count)
+
+    def _write_plainly(
+        self, kind: OperationKind, keys: Sequence[Hashable], values: Sequence[Any]
+    ) -> bool:
+        """Execute a write that needs no plan, as most do not; return False, without a change, if
+        it needs one.
+        """
+        records = self._store.records
+        if kind is OperationKind.PUT:
+            records.update(zip(keys, map(dict, values), strict=True))
+        elif kind is OperationKind.DELETE:
+            for key in keys:
+                records.pop(key, None)
+        elif kind is OperationKind.UPDATE:
+            if set(map(type, values)) != {dict} or not records.keys() >= set(keys):
+                return False
+            for key, value in zip(keys, values, strict=True):
+                records[key].update(value)
+        else:
+            return False
+        return True
+
+    def _write(self, operation: Operation[Any], values: Sequence[Any]) -> Outcomes:
+        entries = operation.entries
+        kind = operation.kind
+        store = self._store
+        rules = self._rules
+        if kind is not OperationKind.DELETE:
+            value_of: Callable[..., Any] = rules.whole
+            if kind is OperationKind.UPDATE:
+                value_of = rules.changes
+            values = list(map(value_of, entries.keys, values))
+        newest: Sequence[Any] = entries.newest or ()
+        if operation.conditions.newest_by is None:
+            newest = [None] * len(entries)
+        asked = ValidEntries(
+            list(map(Entry, range(len(entries)), entries.keys, values, newest)), {}
+        )
+        plan = plan_writes(rules, operation, asked, StoredState(store.records, store.applied))
+        for key in plan.deletes:
+            store.records.pop(key, None)
+        written = {**plan.puts, **plan.begins}
+        for key, changes in plan.changes.items():
+            record = written[key] = {**store.records[key], **changes.set}
+            for name, more in changes.append.items():
+                record[name] = [*(record.get(name) or ()), *more]
+        for key, record in written.items():
+            store.records[key] = {
+                name: value for name, value in record.items() if value is not _REMOVED
+            }
+        store.applied.update(plan.applied)
+        return Outcomes(len(entries), problems=plan.problems, defaults_put=plan.defaults_put)

@@ -1,0 +1,687 @@
+"""`PostgresTable`: records in a table of a PostgreSQL server.
+
+Values are PostgreSQL's own: text, numbers, boolean, timestamp with time zone (read back in UTC),
+date, numeric, bytea, jsonb and arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    RunLeaseLostError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableNotFoundError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.table_backends import postgres_connection, write_plan
+from dagster_adjunct.resources.table_backends.columns import (
+    check_identifier,
+    check_required_columns,
+)
+from dagster_adjunct.resources.table_backends.postgres_connection import READ_ONLY_STEP
+from dagster_adjunct.resources.table_backends.postgres_values import (
+    StagedBatch,
+    find_unreadable,
+    format_array,
+    postgres_checker,
+    postgres_decoder,
+    postgres_encoder,
+    split_repeated_keys,
+    stage_batch,
+    tolerant_cursor,
+)
+from dagster_adjunct.resources.table_backends.sql_table import Pool, SqlTable
+from dagster_adjunct.resources.table_backends.store import check_variable_name
+from dagster_adjunct.resources.table_backends.write_plan import (
+    COLUMNS,
+    Applied,
+    RejectedKeysError,
+    Row,
+    RowCodec,
+    StoredState,
+    ValidEntries,
+    WritePlan,
+    dropped_error,
+)
+from dagster_adjunct.resources.tables.functions import (
+    TableUse,
+    is_retryable,
+    record_not_found_error,
+)
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    State,
+)
+from dagster_adjunct.resources.tables.presence import Presence
+from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, sql
+
+    from dagster_adjunct.resources.table_backends.postgres_bookkeeping import PostgresBookkeeping
+    from dagster_adjunct.resources.table_backends.postgres_statements import Statements
+
+_NOTHING: tuple[int, int, list[int]] = (0, 0, [])
+_ROUNDS = 20  # how often a write starts over because of concurrent changes, before it fails
+
+
+class ConcurrentChangeError(Exception):
+    """Another transaction created a record that this one was to create, or purged a mark that it
+    was to update.
+
+    The write must start over.
+    """
+
+
+class _RowByRowError(Exception):
+    """Some records of a staged batch were not written: it is rolled back, and written row by row to
+    find which.
+
+    They are missing, and their marks must not be stored; or a trigger or a policy dropped them or
+    changed their keys.
+    """
+
+
+class PostgresRequests:
+    """A connection, which one caller holds at a time, with its requests: each is one transaction.
+
+    A transaction locks the keys that it changes in key order, so that writers of the same keys wait
+    instead of deadlocking: first their rows in the idempotency table, if there are conditions, then
+    their records. If two transactions deadlock nevertheless, because both create the same record,
+    the server ends one, which is retried.
+    """
+
+    def __init__(
+        self, connection: AsyncConnection[Any], statements: Statements, table: PostgresTable
+    ) -> None:
+        self.connection = connection
+        self.codec = statements.codec
+        self._statements = statements
+        self._declared = table
+        self.has_idempotency_table = False
+        self._staging: set[str] = set()
+        self.committing = False
+
+    outdated = False
+
+    @property
+    def closed(self) -> bool:
+        return self.connection.closed or self.connection.broken
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    def finish(self) -> None:
+        self.connection.pgconn.finish()
+
+    async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | AdjunctError | None]:
+        """The record of each key; None if there is none, an error if it can't be read."""
+        found = await self._read(self._statements.select, self.codec.names, keys)
+        return [found.get(place) for place in range(1, len(keys) + 1)]
+
+    async def _read(
+        self, statement: sql.SQL, names: Sequence[str], keys: Sequence[Row]
+    ) -> dict[int, dict[str, Any] | AdjunctError]:
+        """The columns `names` of the records that a statement returns for these keys, by place.
+
+        A record with a value that Python can't hold is an error that names the column.
+        """
+        from psycopg import DataError
+
+        arrays = self._statements.arrays(self.codec.key, keys)
+        cursor = await self.connection.execute(statement, arrays, binary=True)
+        try:
+            rows = await cursor.fetchall()
+        except (DataError, ValueError, ArithmeticError):
+            cursor = tolerant_cursor(self.connection)
+            await cursor.execute(statement, arrays)
+            rows = await cursor.fetchall()
+        return {place: self._record(names, row) for place, *row in rows}
+
+    def _record(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any] | AdjunctError:
+        unreadable = find_unreadable(row)
+        if unreadable is not None:
+            place, value = unreadable
+            return self.codec.unreadable_error(names[place], value.text, value.why)
+        try:
+            return self.codec.read(names, row)
+        except SchemaMismatchError as error:
+            return error
+
+    async def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
+        """Write the valid entries in one transaction. After an error nothing was written, unless
+        `committing` is set: then that is unknown. Raises RejectedKeysError for records that were
+        dropped or can't be read.
+        """
+        self.committing = False
+        for _ in range(_ROUNDS):
+            try:
+                async with self.connection.transaction():
+                    await self._pass_fence(operation)
+                    if write_plan.needs_read(operation):
+                        stored = await self._stored(operation, valid)
+                    else:
+                        stored = StoredState()
+                    plan = write_plan.plan_writes(self.codec, operation, valid, stored)
+                    await self._write(operation, plan)
+                    await operation.check_fence()
+                    self.committing = True
+            except ConcurrentChangeError:
+                continue
+            self.committing = False
+            return plan
+        if operation.conditions:
+            # Raises if a trigger of it drops rows.
+            await self._check_idempotency_table(may_be_missing=False)
+        problem = (
+            f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times"
+            " during the write."
+        )
+        step = (
+            "The request is retried; if it keeps failing, find out which other writers delete the"
+            " records."
+        )
+        raise TableUnavailableError(problem, step, table=self.codec.table)
+
+    async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
+        """Write the batch in one transaction, with errors as in `write`; return the outcomes of its
+        entries.
+
+        Returns None, and writes nothing, if not all records were written: which ones is found out
+        row by row.
+        """
+        shape = batch.shape
+        self.committing = False
+        if shape.conditions.newest_by is not None:
+            self.codec.check_order(shape.conditions.newest_by)
+        statements = self._statements.staging(shape)
+        if statements.name not in self._staging:
+            await self.connection.execute(statements.settings)
+            await self.connection.execute(statements.create, ())
+            self._staging.add(statements.name)
+        missing: list[int] = []
+        expected = batch.rows
+        try:
+            async with self.connection.transaction():
+                await self._pass_fence(operation)
+                cursor = self.connection.cursor()
+                async with cursor.copy(statements.copy, ()) as copy:
+                    await copy.write(batch.csv)
+                if not (shape.inserts or shape.conditions):
+                    # To lock the records in key order, as every request does, and to find the
+                    # missing ones.
+                    await cursor.execute(statements.lock, (), binary=True)
+                    present = {place for (place,) in await cursor.fetchall()}
+                    missing = batch.missing(present) if len(present) < batch.rows else []
+                    expected = len(present)
+                await cursor.execute(statements.write, batch.constants, binary=True)
+                found = None
+                if cursor.description:
+                    found = await cursor.fetchone()
+                written, begun, skipped = found or _NOTHING
+                if written + len(skipped) < expected:
+                    raise _RowByRowError
+                await operation.check_fence()
+                self.committing = True
+        except _RowByRowError:
+            return None
+        self.committing = False
+        keys = operation.entries.keys if missing else []
+        problems = {
+            p: Problem(State.MISSING, record_not_found_error([keys[p]], self.codec.table))
+            for p in missing
+        }
+        problems |= dict.fromkeys(skipped, Problem(State.SKIPPED))
+        return Outcomes(len(operation), problems=problems, defaults_put=begun)
+
+    async def forget(self, older_than: float, most: int | None = None) -> int:
+        return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
+
+    async def _pass_fence(self, operation: Operation[Any]) -> None:
+        if operation.fence is not None and operation.fenced:
+            await self._bookkeeping().pass_fence(self.codec.table, operation.fence)
+
+    async def inspect(self) -> Presence:
+        return await self._bookkeeping().presence()
+
+    async def begin_run(self, fence: Fence | None) -> None:
+        from psycopg.errors import InsufficientPrivilege
+
+        bookkeeping = self._bookkeeping()
+        try:
+            if self._declared.create:
+                await bookkeeping.create()
+            await bookkeeping.count_run()
+        except InsufficientPrivilege:  # a table that others have created has none
+            if fence is not None:
+                raise
+        if fence is not None:
+            async with self.connection.transaction():
+                await bookkeeping.pass_fence(self.codec.table, fence)
+
+    def _bookkeeping(self) -> PostgresBookkeeping:
+        from dagster_adjunct.resources.table_backends.postgres_bookkeeping import (
+            PostgresBookkeeping,
+        )
+
+        return PostgresBookkeeping(self.connection, self._statements.schema, self._statements.table)
+
+    async def open_idempotency_table(self, *, create: bool) -> None:
+        from dagster_adjunct.resources.table_backends.postgres_statements import create_table
+
+        schema = self._statements.schema
+        casts = self._statements.casts
+        key = self.codec.key
+        name = write_plan.idempotency_table_name(self._statements.table, key)
+        if create:
+            types = (
+                {part: casts[part] for part in key}
+                | dict.fromkeys(COLUMNS, "text")
+                | {"applied": "jsonb"}
+            )
+            await create_table(
+                self.connection,
+                schema,
+                name,
+                {**types, "at": "timestamp with time zone NOT NULL"},
+                key,
+            )
+        await self._check_idempotency_table(may_be_missing=False)
+        self.has_idempotency_table = True
+
+    async def check(self, use: TableUse) -> None:
+        key = self.codec.key
+        names = self.codec.names
+        kinds = use.kinds
+        begins = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
+        changed = set(use.columns) & set(names) if OperationKind.UPDATE in kinds else set[str]()
+        if OperationKind.PUT in kinds:
+            changed |= set(names)
+        wanted = {("SELECT", name) for name in (names if use.reads else key)}
+        wanted |= {("INSERT", name) for name in names if begins}
+        wanted |= {("UPDATE", name) for name in changed - set(key) or changed}
+        await self._check_rights(
+            f"{self._statements.schema}.{self._statements.table}", wanted, writes=use.writes
+        )
+        if begins:
+            await self._check_required_columns()
+        if use.writes and use.conditions:
+            await self._check_idempotency_table(may_be_missing=self._declared.create)
+
+    async def _check_required_columns(self) -> None:
+        from dagster_adjunct.resources.table_backends.postgres_statements import REQUIRED_COLUMNS
+
+        statements = self._statements
+        cursor = await self.connection.execute(
+            REQUIRED_COLUMNS, (statements.schema, statements.table)
+        )
+        (required,) = await cursor.fetchone() or (None,)
+        check_required_columns(self.codec.table, required or (), self.codec.names)
+
+    async def _check_rights(
+        self, table: str, wanted: set[tuple[str, str]], *, writes: bool
+    ) -> None:
+        """Raise TableAccessError without the rights (privilege, column) on the table, or in a
+        read-only session.
+        """
+        from dagster_adjunct.resources.table_backends.postgres_statements import MISSING_RIGHTS
+
+        statements = self._statements
+        privileges, columns = zip(*sorted(wanted), strict=True)
+        named = (statements.schema, statements.table)
+        cursor = await self.connection.execute(
+            MISSING_RIGHTS, (list(privileges), list(columns), *named)
+        )
+        user, missing, read_only = await cursor.fetchone() or ("", None, False)
+        if missing:
+            rights = ", ".join(missing)
+            problem = f"{self.codec.table}: user {user} has no right to {rights} in {table}."
+            raise TableAccessError(
+                problem, f"GRANT {rights} ON {table} TO {user}.", table=self.codec.table
+            )
+        if writes and read_only:
+            problem = f"{self.codec.table}: the session is read-only."
+            raise TableAccessError(problem, READ_ONLY_STEP, table=self.codec.table)
+
+    async def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
+        from psycopg import sql
+
+        from dagster_adjunct.resources.table_backends.postgres_statements import DROPS_ROWS
+
+        schema = self._statements.schema
+        key = self.codec.key
+        name = write_plan.idempotency_table_name(self._statements.table, key)
+        cursor = await self.connection.execute(
+            """SELECT a.attname FROM pg_attribute a
+               WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped""",
+            (sql.Identifier(schema, name).as_string(self.connection),),
+        )
+        columns = [column for (column,) in await cursor.fetchall()]
+        if may_be_missing and not columns:
+            return
+        write_plan.check_idempotency_columns(self.codec.table, name, list(key), columns)
+        cursor = await self.connection.execute(
+            DROPS_ROWS, (sql.Identifier(schema, name).as_string(self.connection),)
+        )
+        (reason,) = await cursor.fetchone() or (None,)
+        if reason is not None:
+            problem = (
+                f"{self.codec.table}: {name!r}, the table for its conditions, has {reason}, which"
+                " may drop rows."
+            )
+            raise TableAccessError(
+                problem, f"Remove it from {schema}.{name}.", table=self.codec.table
+            )
+
+    async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
+        statements = self._statements
+        codec = self.codec
+        keys = valid.keys
+        arrays = statements.arrays(codec.key, keys)
+        applied: dict[Row, Applied] = {}
+        if operation.conditions:
+            await self.connection.execute(statements.claim, arrays)
+            cursor = await self.connection.execute(statements.applied, arrays)
+            newest_by = operation.conditions.newest_by
+            for place, *texts in await cursor.fetchall():
+                applied[keys[place - 1]] = write_plan.applied_from_texts(
+                    codec, newest_by, tuple(texts)
+                )
+            if len(applied) < len(keys):
+                # A row was purged after `claim`: an update of it would store no mark.
+                raise ConcurrentChangeError
+        names = write_plan.columns_to_read(operation, valid.entries)
+        found = await self._read(statements.lock(names), names, keys)
+        records: dict[Row, dict[str, Any]] = {}
+        unreadable: dict[Row, AdjunctError] = {}
+        for place, record in found.items():
+            if isinstance(record, AdjunctError):
+                unreadable[keys[place - 1]] = record
+            else:
+                records[keys[place - 1]] = record
+        if unreadable:
+            raise RejectedKeysError(unreadable)
+        return StoredState(records, applied)
+
+    async def _write(self, operation: Operation[Any], plan: WritePlan) -> None:
+        statements = self._statements
+        codec = self.codec
+        execute = self.connection.execute
+        dropped: dict[Row, str] = {}
+        if plan.puts:
+            unwritten = await self._places(statements.upsert, self._whole(plan.puts))
+            dropped |= dict.fromkeys(_keys_at(list(plan.puts), unwritten), "put the record")
+        if plan.begins:
+            keys = list(plan.begins)
+            unwritten = await self._places(statements.insert, self._whole(plan.begins))
+            absent = _keys_at(keys, unwritten)
+            if absent and await self._places(
+                statements.lock(()), statements.arrays(codec.key, absent)
+            ):
+                raise ConcurrentChangeError
+            dropped |= dict.fromkeys(absent, "create the record")
+        if plan.deletes:
+            keys = list(plan.deletes)
+            arrays = statements.arrays(codec.key, keys)
+            if not write_plan.needs_read(operation):
+                await execute(statements.lock(()), arrays)
+            left = await self._places(statements.delete, [*arrays])
+            dropped |= dict.fromkeys(_keys_at(keys, left), "delete the record")
+        for sets, append, rows in plan.groups():
+            names = (*sets, *append, *codec.key)
+            changed = await self._places(
+                statements.update(sets, append), statements.arrays(names, rows)
+            )
+            unchanged = set(range(1, len(rows) + 1)) - changed
+            dropped |= dict.fromkeys(
+                (rows[place - 1][-len(codec.key) :] for place in unchanged), "update the record"
+            )
+        if dropped:
+            raise RejectedKeysError(
+                {key: dropped_error(codec.table, key, what) for key, what in dropped.items()}
+            )
+        if plan.applied:
+            newest_by = operation.conditions.newest_by
+            texts = [
+                (*key, *write_plan.applied_to_texts(codec, newest_by, applied))
+                for key, applied in plan.applied.items()
+            ]
+            width = len(codec.key)
+            arrays = statements.arrays(codec.key, texts)
+            arrays += [
+                format_array(row[place] for row in texts) for place in range(width, width + 4)
+            ]
+            await execute(statements.remember, arrays)
+
+    async def _places(self, statement: sql.SQL, parameters: Sequence[Any]) -> set[int]:
+        """The places, from 1, that a statement returns."""
+        cursor = await self.connection.execute(statement, parameters, binary=True)
+        return {place for (place,) in await cursor.fetchall()}
+
+    def _whole(self, records: dict[Row, dict[str, Any]]) -> list[Any]:
+        names = self.codec.names
+        return self._statements.arrays(
+            names, [tuple(map(record.get, names)) for record in records.values()]
+        )
+
+
+def _keys_at(keys: Sequence[Row], places: set[int]) -> list[Row]:
+    """The keys at these places, which are counted from 1."""
+    return [keys[place - 1] for place in sorted(places)]
+
+
+@validated
+class PostgresTable(SqlTable[PostgresRequests]):
+    """Read and write function for one table of a PostgreSQL server.
+
+    Each event loop has up to `connections` connections, so that many requests run at a time.
+
+    `dsn_env` names an environment variable with the DSN (read when connecting, never stored),
+    `connect` has libpq's keywords without secrets (`service`, `host`, …), and the rest comes from
+    libpq's own environment, service and password files. `key`, `columns`, `create` and
+    `forget_after` are as in `SqliteTable`.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        key: str | Sequence[str],
+        *,
+        dsn_env: str | None = None,
+        connect: Mapping[str, str | int] | None = None,
+        schema: str = "public",
+        columns: Mapping[str, str] | None = None,
+        create: bool = False,
+        connections: int = 4,
+        forget_after: float | None = None,
+    ) -> None:
+        self.table = check_identifier("table", table)
+        self.schema = check_identifier("schema", schema)
+        self._label = f"PostgreSQL table {schema}.{table}"
+        self._declare(table, key, columns, create=create)
+        self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
+        self.connect = postgres_connection.check_keywords(connect or {})
+        self.connections = connections
+        self.forget_after = forget_after
+        what = f"PostgreSQL table {table!r} has"
+        whole = "a whole number, at least 1"
+        check_whole_number(
+            connections, f"{what} connections={connections!r}", whole, argument="connections"
+        )
+        check_seconds(
+            forget_after,
+            f"{what} forget_after={forget_after!r}",
+            argument="forget_after",
+            none=True,
+        )
+        self._pools = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
+
+    def __repr__(self) -> str:
+        source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
+        return f"PostgresTable({self.table!r}, key={self.key}, schema={self.schema!r}, {source})"
+
+    async def _write_entries(
+        self, requests: PostgresRequests, operation: Operation[Any]
+    ) -> Outcomes:
+        outcomes = Outcomes(len(operation))
+        unsent: Problem | None = None
+        for places, part in split_repeated_keys(operation):
+            if unsent is None:
+                batch = stage_batch(requests.codec, part)
+                later = None
+                if batch is not None:
+                    later = await self._write_batch(requests, part, batch)
+                later = later or await super()._write_entries(requests, part)
+                unsent = next(
+                    (
+                        problem.unsent
+                        for problem in later.problems.values()
+                        if is_retryable(problem)
+                    ),
+                    None,
+                )
+            else:
+                # It would overtake the entries that are retried.
+                later = Outcomes.all(len(part), unsent)
+            outcomes = later if places is None else outcomes.with_retried(places, later)
+        return outcomes
+
+    async def _write_batch(
+        self, requests: PostgresRequests, operation: Operation[Any], batch: StagedBatch
+    ) -> Outcomes | None:
+        """Write the batch and return its outcomes.
+
+        Returns None, and writes nothing, if it must be written row by row to find rejected or
+        missing rows.
+        """
+        await operation.check_fence()
+        try:
+            outcomes: Outcomes | None = await self._run(
+                requests, requests.write_batch, operation, batch
+            )
+        except RunLeaseLostError:
+            raise
+        except AdjunctError as error:
+            problem = self.problem_of(error, sent=requests.committing)
+            if problem.may_pass:
+                return Outcomes.all(len(operation), problem)
+            return None
+        skipped = [] if outcomes is None else outcomes.places(State.SKIPPED)
+        if outcomes is not None and skipped and batch.shape.adds and operation.applies_late_changes:
+            # The statement skips late entries entirely. No other entry of the batch has their keys,
+            # so they can be written after it.
+            late = operation.with_entries(operation.entries.take(skipped))
+            outcomes = outcomes.with_retried(skipped, await super()._write_entries(requests, late))
+        return outcomes
+
+    async def _check_creation(self) -> None:
+        from dagster_adjunct.resources.table_backends.postgres_statements import MAY_CREATE
+
+        postgres_connection.require_driver(self._label)
+        settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
+        connection = await postgres_connection.connect_async(self._label, settings)
+        try:
+            with self._translated():
+                cursor = await connection.execute(MAY_CREATE, {"schema": self.schema})
+                user, may_create, read_only = await cursor.fetchone() or ("", True, False)
+        finally:
+            await connection.close()
+        if not may_create or read_only:
+            why = "the session is read-only"
+            if not may_create:
+                why = f"user {user} may not create it"
+            if may_create:
+                step = READ_ONLY_STEP
+            else:
+                step = f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
+            raise TableAccessError(
+                f"{self._label} does not exist, and {why}.", step, table=self._label
+            )
+
+    async def _run(
+        self, requests: PostgresRequests, request: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        with self._translated():
+            return await postgres_connection.run_cancellable(
+                requests.connection, request(*arguments)
+            )
+
+    def _is_data_error(self, error: BaseException | None) -> bool:
+        import psycopg
+
+        if not isinstance(error, psycopg.Error):
+            return False
+        if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            return True
+        return (error.sqlstate or "").startswith("P0") or postgres_connection.is_against_policy(
+            error
+        )
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn errors of the driver in the `with` block into ours."""
+        import psycopg
+
+        try:
+            yield
+        except psycopg.Error as error:
+            raise postgres_connection.translate_error(error, self._label, self.place) from error
+
+    async def _connected(self, create: bool) -> PostgresRequests:
+        postgres_connection.require_driver(self._label)
+        from dagster_adjunct.resources.table_backends import postgres_statements
+        from dagster_adjunct.resources.table_backends.postgres_bookkeeping import (
+            PostgresBookkeeping,
+        )
+
+        settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
+        self.place = postgres_connection.format_address(settings)
+        connection = await postgres_connection.connect_async(self._label, settings)
+        try:
+            with self._translated():
+                where = (
+                    connection,
+                    self._label,
+                    self.place,
+                    self.schema,
+                    self.table,
+                    self.key,
+                    self._declared,
+                )
+                try:
+                    columns, casts = await postgres_statements.read_postgres_columns(*where)
+                except TableNotFoundError:
+                    if not create:
+                        raise
+                    types = {
+                        column.name: postgres_statements.column_type(column)
+                        for column in self._declared
+                    }
+                    await PostgresBookkeeping(
+                        connection, self.schema, self.table
+                    ).create_with_table(types, self.key)
+                    columns, casts = await postgres_statements.read_postgres_columns(*where)
+            codec = RowCodec(
+                self._label,
+                self.key,
+                columns,
+                check=postgres_checker,
+                encode=postgres_encoder,
+                decode=postgres_decoder,
+            )
+            statements = postgres_statements.Statements(self.schema, self.table, codec, casts)
+        except BaseException:
+            await connection.close()
+            raise
+        return PostgresRequests(connection, statements, self)

@@ -1,0 +1,335 @@
+"""`SqlTable`: what SQLite's and PostgreSQL's tables share: connection pools, and outcomes of
+failed requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, TableNotFoundError
+from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.table_backends import store, write_plan
+from dagster_adjunct.resources.table_backends.store import StoreTable
+from dagster_adjunct.resources.table_backends.write_plan import (
+    BisectRejected,
+    RejectedKeysError,
+    Row,
+    RowCodec,
+    ValidEntries,
+)
+from dagster_adjunct.resources.tables.functions import TableUse
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+)
+from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
+
+
+class SqlRequests(Protocol):
+    """A connection, for one caller at a time, with the requests that can be sent over it (through
+    `SqlTable._run`).
+
+    If a write fails while `committing`, its outcome is unknown. An `outdated` connection is
+    replaced before a request.
+    """
+
+    codec: RowCodec
+    committing: bool
+    has_idempotency_table: bool
+
+    @property
+    def outdated(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def get(self, keys: Sequence[Row]) -> Any:
+        """The record of each key, None for missing ones, an error for those that can't be read."""
+
+    def write(self, operation: Operation[Any], valid: ValidEntries) -> Any:
+        """Write the valid entries in one transaction; return the `WritePlan`. After an error
+        nothing was written.
+
+        Raises RejectedKeysError for records that are not stored as they were sent, or can't be
+        read.
+        """
+
+    def forget(self, older_than: float, most: int = ...) -> Any:
+        """Purge what was last applied to keys more than `older_than` seconds ago, for at most
+        `most` keys.
+
+        Returns the number of keys.
+        """
+
+    def check(self, use: TableUse) -> Any:
+        """Raise if requests for this use would be rejected: for a missing right, or as
+        read-only.
+        """
+
+    def inspect(self) -> Any:
+        """The `Presence` of the table."""
+
+    def begin_run(self, fence: Fence | None) -> Any:
+        """Count a run in the table's book-keeping, after creating that if the table is declared
+        with `create`.
+
+        If its writes are fenced, also store its epoch, or raise RunLeaseLostError.
+        """
+
+    def open_idempotency_table(self, *, create: bool) -> Any:
+        """Check the idempotency table, after creating it if `create`.
+
+        TableAccessError if it is missing or has other columns.
+        """
+
+    async def close(self) -> None: ...
+
+    def finish(self) -> Any:
+        """Close the connection without waiting, after its event loop was closed."""
+
+
+R = TypeVar("R", bound=SqlRequests)
+
+
+class Pool(Generic[R]):
+    """A pool of at most `size` connections. `connect` makes one if none is idle; its argument:
+    create the table.
+
+    If `connect` fails, because the login is rejected, the table is missing or the server is down,
+    the request that needs the connection gets the error at once. A library's pool would report only
+    a timeout.
+    """
+
+    def __init__(self, size: int, connect: Callable[[bool], Awaitable[R]]) -> None:
+        self._size = size
+        self._connect = connect
+        self._places = asyncio.Semaphore(size)
+        self._closing = asyncio.Lock()
+        self._idle: list[R] = []
+        self.is_connected = False  # whether a connection was made since the last one was lost
+
+    @asynccontextmanager
+    async def connection(self, *, create: bool = False) -> AsyncIterator[R]:
+        """Lend a connection for a `with` block. The block must end all its transactions, or close
+        the connection.
+
+        `create`: if the pool has to connect, a missing table is created.
+        """
+        async with self._places:
+            requests = self._idle.pop() if self._idle else await self._connect(create)
+            if requests.outdated:
+                await requests.close()
+                requests = await self._connect(False)
+            self.is_connected = True
+            try:
+                yield requests
+            finally:
+                if requests.closed:
+                    await self._drop()
+                    self.is_connected = False
+                else:
+                    self._idle.append(requests)
+
+    async def close(self) -> None:
+        """Close all connections after their requests."""
+        # One call at a time: two could each hold places that the other needs.
+        async with self._closing, AsyncExitStack() as places:
+            for _ in range(self._size):
+                await places.enter_async_context(self._places)
+            await self._drop()
+
+    def finish(self) -> None:
+        """Close the idle connections without waiting, after the event loop was closed."""
+        while self._idle:
+            self._idle.pop().finish()
+
+    async def _drop(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+
+class SqlTable(StoreTable, Generic[R]):
+    """A table of a database, with a pool of connections per event loop.
+
+    Threads may share it, each with a `BlockingTable` of its own. What `newest_by` and `idempotent`
+    need is stored in the table `<table>__adjunct`; `forget` purges old rows of it. With
+    `forget_after` (seconds) each process does so once an hour, before a write with conditions.
+    """
+
+    table: str
+    forget_after: float | None
+    place: str = ""  # the server's address, once connected
+    _pools: PerLoop[Pool[R]]
+
+    @abstractmethod
+    async def _run(self, requests: R, request: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `request`, a method of `requests`, and return its result; the driver's errors
+        become ours.
+        """
+
+    @abstractmethod
+    def _is_data_error(self, error: BaseException | None) -> bool:
+        """Whether the driver's error rejects values of a request, so that its other entries may
+        be valid.
+        """
+
+    async def stored_types(self) -> dict[str, str] | None:
+        try:
+            async with self._pools.here().connection() as requests:
+                return requests.codec.types
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            return self.column_types()
+
+    async def inspect(self) -> Presence:
+        try:
+            async with self._pools.here().connection() as requests:
+                presence: Presence = await self._run(requests, requests.inspect)
+                return presence
+        except TableNotFoundError:
+            return NO_TABLE
+
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        async with self._pools.here().connection(create=create and self.create) as requests:
+            if marks and not requests.has_idempotency_table:
+                await self._run(
+                    requests, partial(requests.open_idempotency_table, create=self.create)
+                )
+            await self._run(requests, requests.begin_run, fence)
+            presence: Presence = await self._run(requests, requests.inspect)
+            return presence
+
+    async def open(self) -> None:
+        """Connect. A missing table with `create` is no error: the first write creates it."""
+        if not self._pools.here().is_connected:
+            await self.stored_types()
+
+    async def check(self, use: TableUse) -> None:
+        try:
+            async with self._pools.here().connection() as requests:
+                await self._run(requests, requests.check, use)
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            if use.writes:
+                await self._check_creation()
+
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        try:
+            async with self._pools.here().connection(create=self.create) as requests:
+                return write_plan.validate_entries(requests.codec, operation).problems
+        except AdjunctError:
+            return {}  # the request will tell it
+
+    @abstractmethod
+    async def _check_creation(self) -> None:
+        """Raise if the first write could not create the missing table; creates nothing."""
+
+    async def close(self) -> None:
+        """Close the running event loop's connections after its requests."""
+        await self._pools.here().close()
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        reads = operation.kind is OperationKind.GET
+        count = len(operation)
+        creates = self.create and operation.may_create
+        connected = False
+        try:
+            async with self._pools.here().connection(create=creates and not reads) as requests:
+                connected = True
+                outcomes = await (self._get if reads else self._write)(requests, operation)
+                if any(
+                    problem.of_request and not problem.may_pass
+                    for problem in outcomes.problems.values()
+                ):
+                    # The table may have changed since this connection read its columns.
+                    await requests.close()
+                return outcomes
+        except AdjunctError as error:
+            if connected:
+                raise
+            if reads and self.create and isinstance(error, TableNotFoundError):
+                return Outcomes(count, [None] * count)
+            return self._failed(count, error)
+
+    async def forget(self, older_than: float) -> int:
+        """Purge what was last applied to keys, including deleted ones, more than `older_than`
+        seconds ago.
+
+        Returns the number of keys. A message that old is applied again if it arrives again.
+        """
+        try:
+            async with self._pools.here().connection() as requests:
+                await self._run(
+                    requests, partial(requests.open_idempotency_table, create=self.create)
+                )
+                purged: int = await self._run(requests, requests.forget, older_than)
+                return purged
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            return 0
+
+    def _failed(self, count: int, error: AdjunctError) -> Outcomes:
+        """The outcomes of a request that had no effect, for a reason that does not concern
+        single entries.
+        """
+        return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
+
+    async def _get(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        valid = write_plan.validate_entries(requests.codec, operation)
+        try:
+            stored = await self._run(requests, requests.get, [entry.key for entry in valid.entries])
+        except AdjunctError as error:
+            return self._failed(len(operation), error)
+        return valid.outcomes(len(operation), stored)
+
+    async def _write(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        if operation.conditions:
+            try:
+                await self._prepare_conditions(
+                    requests, create=self.create and operation.may_create
+                )
+            except AdjunctError as error:
+                return self._failed(len(operation), error)
+        return await self._write_entries(requests, operation)
+
+    async def _prepare_conditions(self, requests: R, *, create: bool) -> None:
+        """Check or create the idempotency table if this connection has not, and purge it if that
+        is due.
+        """
+        if not requests.has_idempotency_table:
+            await self._run(requests, partial(requests.open_idempotency_table, create=create))
+        place = f"{self._label} {self.place}"
+        if store.is_purge_due(place, self.forget_after):
+            purged = await self._run(
+                requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE
+            )
+            store.continue_purge(place, purged)
+
+    async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
+        while (part := bisect.next()) is not None:
+            await operation.check_fence()
+            try:
+                bisect.done(await self._run(requests, requests.write, operation, part))
+            except RunLeaseLostError:
+                raise
+            except RejectedKeysError as rejected:
+                bisect.rejected(rejected.errors)
+            except AdjunctError as error:
+                # Without a commit it had no effect.
+                problem = self.problem_of(error, sent=requests.committing)
+                by_data = self._is_data_error(error.__cause__)
+                bisect.failed(replace(problem, of_request=not by_data), by_data=by_data)
+        return bisect.outcomes(len(operation))
