@@ -30,13 +30,13 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
     arrow_type,
     decimal_digits,
     is_missing,
-    is_widening,
     quote_name,
     to_exact_array,
 )

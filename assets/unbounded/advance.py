@@ -61,12 +61,8 @@ from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetO
 from dagster_adjunct.resources.lazy_modules import F, pa, pq
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
-from dagster_adjunct.resources.schemas.schema import (
-    Schema,
-    is_widening,
-    named_column,
-    repeated_names,
-)
+from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, repeated_names
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import (

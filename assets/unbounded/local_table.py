@@ -65,7 +65,8 @@ from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import sum_counters
-from dagster_adjunct.resources.schemas.schema import Schema, incompatible_changes
+from dagster_adjunct.resources.schemas.evolution import incompatible_changes
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:

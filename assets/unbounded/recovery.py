@@ -58,7 +58,8 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_commit
-from dagster_adjunct.resources.schemas.schema import Schema, incompatible_changes
+from dagster_adjunct.resources.schemas.evolution import incompatible_changes
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import order_keys_step
 
 

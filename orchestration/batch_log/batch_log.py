@@ -23,19 +23,27 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pydantic import Field as Default
-from pydantic import PlainSerializer, PlainValidator, ValidationError
+from pydantic import ValidationError
 
-from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
+from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.batch_log.partition_values import (
+    Epochs,
+    Offsets,
+    Partition,
+    of_stream,
+    without_stream,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import require_reason
 from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import sum_counters
-from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.times import subtract_span
 from dagster_adjunct.resources.validation import validated
 
@@ -44,49 +52,6 @@ from dagster_adjunct.resources.validation import validated
 _MAX_TAKEN = 20
 # How often a commit that other commits precede is tried, at most.
 _MAX_ATTEMPTS = 5
-
-
-def _parse_partition(stored: object) -> SystemStreamPartition:
-    if isinstance(stored, SystemStreamPartition):
-        return stored
-    try:
-        return SystemStreamPartition.parse(str(stored))
-    except errors.InvalidNameError as error:
-        raise ValueError(error.problem) from error
-
-
-# A stream partition, stored as its text: "lake.flights.3".
-Partition = Annotated[
-    SystemStreamPartition, PlainValidator(_parse_partition), PlainSerializer(str, return_type=str)
-]
-
-
-T = TypeVar("T")
-Offsets = dict[SystemStreamPartition, str]
-Ranges = dict[SystemStreamPartition, OffsetRange]
-Epochs = dict[SystemStreamPartition, int]
-
-
-def of_stream(
-    by_partition: Mapping[SystemStreamPartition, T], stream: str
-) -> dict[SystemStreamPartition, T]:
-    """Return the values of the partitions of one stream ("lake.flights")."""
-    found = {}
-    for ssp, value in by_partition.items():
-        if ssp.qualified_stream == stream:
-            found[ssp] = value
-    return found
-
-
-def without_stream(
-    by_partition: Mapping[SystemStreamPartition, T], stream: str
-) -> dict[SystemStreamPartition, T]:
-    """Return the values of the partitions of all other streams."""
-    others = {}
-    for ssp, value in by_partition.items():
-        if ssp.qualified_stream != stream:
-            others[ssp] = value
-    return others
 
 
 class RequestedPosition(StoredDocument):
@@ -379,72 +344,6 @@ Counters = dict[str, dict[str, int]]
 KIND = "application"
 NAMES = "applications/_names"
 """The folder in the lake with an empty object for each application that has a batch log."""
-
-
-class JoinedVersions(StoredDocument):
-    """The dataset versions that the joins of a batch read.
-
-    - `versions`: the version of each dataset; None if there is none to read.
-    - `over_time`: all versions of each bounded dataset that is joined by time.
-    - `reading`: which versions the joins use; `JoinVersions` describes the choices.
-    """
-
-    versions: dict[str, str | None] = Default(default_factory=dict)
-    over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
-    reading: JoinVersions = AS_OF
-
-    def list_all(self) -> dict[str, tuple[str, ...]]:
-        """Return all versions that are read, by dataset; () for one without a version."""
-        read: dict[str, tuple[str, ...]] = {}
-        for name, version in self.versions.items():
-            known = () if version is None else (version,)
-            read[name] = tuple(dict.fromkeys((*known, *self.over_time.get(name, ()))))
-        return read
-
-
-class Intent(StoredDocument):
-    """What one batch is going to do, committed before it reads anything.
-
-    - `ranges`: the offsets that it reads of each partition.
-    - `joined`: the dataset versions that it reads.
-    - `startpoints`: the ids of the startpoints that it applies.
-    - `epochs`: the epoch of each partition's records; 0 for partitions that are not listed.
-    - `lost`: offsets that retention deleted before they were read, of inputs that declare on_lost.
-    - `replays`: the ids of the replays that it reads. Such a batch reads nothing else and moves no
-      checkpoint.
-    - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
-    - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
-      count as idle.
-    - `cut`: whether retention deleted some of its records before it finished. Outputs that were
-      written before that keep all of its records.
-    """
-
-    batch: int
-    run: str
-    clock: datetime
-    ranges: dict[Partition, OffsetRange]
-    joined: JoinedVersions = JoinedVersions()
-    startpoints: dict[Partition, str] = Default(default_factory=dict)
-    epochs: dict[Partition, int] = Default(default_factory=dict)
-    lost: dict[Partition, OffsetRange] = Default(default_factory=dict)
-    replays: dict[Partition, str] = Default(default_factory=dict)
-    tasks: int | None = None
-    waiting: tuple[Partition, ...] = ()
-    cut: bool = False
-
-    @property
-    def versions(self) -> dict[str, str | None]:
-        """The version that the batch reads of each dataset; None if there is none to read."""
-        return self.joined.versions
-
-    @property
-    def streams(self) -> set[str]:
-        """The streams that the batch reads."""
-        return {ssp.qualified_stream for ssp in self.ranges}
-
-    def ranges_of(self, stream: str) -> Ranges:
-        """Return the offsets that the batch reads of one stream."""
-        return of_stream(self.ranges, stream)
 
 
 class ClosedBatch(StoredDocument):

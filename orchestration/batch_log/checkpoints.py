@@ -14,15 +14,14 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     AppliedStartpoint,
     BatchLog,
-    Epochs,
-    Intent,
     LoggedState,
-    Offsets,
     ResolvedStartpoint,
     TimeState,
     check_application_known,
     check_not_renamed,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.batch_log.partition_values import Epochs, Offsets
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake

@@ -14,12 +14,13 @@ import click
 
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent, describe_similar_names
+from dagster_adjunct.orchestration.batch_log.batch_log import describe_similar_names
 from dagster_adjunct.orchestration.batch_log.checkpoints import (
     Checkpoint,
     CheckpointChange,
     CheckpointManager,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.cli.options import (
     app_reference,
     audit_options,

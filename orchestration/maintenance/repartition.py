@@ -19,8 +19,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     list_application_states,
     list_applications,
-    of_stream,
 )
+from dagster_adjunct.orchestration.batch_log.partition_values import of_stream
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
 from dagster_adjunct.orchestration.maintenance.expire import needed_versions
 from dagster_adjunct.orchestration.startpoints.positions import (

@@ -154,16 +154,3 @@ def build_event_time(
         expected = "a Spark SQL expression, or ARRIVAL"
         raise argument_error(found, expected, argument="event_time", stream=stream)
     return EventTime(event_time, delay, idle_after, max_lag)
-
-
-@dataclass(frozen=True, slots=True)
-class Watermarks:
-    """The watermarks of an operator: it has received all records with earlier event times, except
-    late ones.
-
-    `before` is the watermark at the start of the batch; `after` includes the records of the batch,
-    and is committed with it. None: no watermark yet.
-    """
-
-    before: datetime | None
-    after: datetime | None

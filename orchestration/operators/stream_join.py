@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_by,
 )
 from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
-from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS
 from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
 from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
@@ -53,6 +53,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     merge_flows,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
+from dagster_adjunct.orchestration.operators.watermarks import Watermarks
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name

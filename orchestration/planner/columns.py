@@ -51,12 +51,8 @@ from dagster_adjunct.orchestration.planner.advances import check_order_paths
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.schemas.schema import (
-    Schema,
-    check_key_types,
-    evolve_schema,
-    incompatible_changes,
-)
+from dagster_adjunct.resources.schemas.evolution import evolve_schema, incompatible_changes
+from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,

@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
-from dagster_adjunct.orchestration.operators.watermark_delays import watermark_inputs
+from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
 from dagster_adjunct.orchestration.planner.planned import (
     FedJoin,

@@ -32,7 +32,6 @@ from dagster_adjunct.orchestration.application.lineage import find_input_streams
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
-    Offsets,
     OffsetState,
     Replay,
     ResolvedStartpoint,
@@ -41,6 +40,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     list_application_states,
     replay_id,
 )
+from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,

@@ -13,15 +13,17 @@ from typing import Any, Literal, TypeAlias
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
-    Epochs,
-    Intent,
-    Offsets,
     OffsetState,
-    Ranges,
     Replay,
     ResolvedStartpoint,
-    of_stream,
     replay_id,
+)
+from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.batch_log.partition_values import (
+    Epochs,
+    Offsets,
+    Ranges,
+    of_stream,
     without_stream,
 )
 from dagster_adjunct.orchestration.operators.records import InputSpec

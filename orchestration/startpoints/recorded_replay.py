@@ -36,12 +36,10 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
-    Intent,
-    JoinedVersions,
-    Offsets,
-    Ranges,
     application_state,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
+from dagster_adjunct.orchestration.batch_log.partition_values import Offsets, Ranges
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import AskedApplication, offset_error

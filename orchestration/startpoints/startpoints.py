@@ -16,12 +16,12 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
-    Offsets,
     Replay,
     application_state,
     check_not_renamed,
     describe_similar_names,
 )
+from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
 from dagster_adjunct.orchestration.batch_log.run_lease import may_be_running
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for

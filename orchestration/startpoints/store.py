@@ -25,10 +25,10 @@ from typing import Any, Literal, TypeGuard
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
-    Offsets,
     application_state,
     check_application_known,
 )
+from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
     FanOutState,

@@ -29,16 +29,13 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     ClosedBatch,
     Counters,
-    Epochs,
-    Intent,
-    JoinedVersions,
     LoggedState,
-    Offsets,
-    Ranges,
     Replay,
     TimeState,
     add_counters,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
+from dagster_adjunct.orchestration.batch_log.partition_values import Epochs, Offsets, Ranges
 from dagster_adjunct.orchestration.batch_log.run_lease import RunLease
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan

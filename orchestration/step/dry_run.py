@@ -24,7 +24,8 @@ from dagster_adjunct.assets.sources.entries import (
     entries_from_frame,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent, Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers

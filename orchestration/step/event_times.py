@@ -19,17 +19,13 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.batch_log.batch_log import (
-    Intent,
-    PartitionTimes,
-    Ranges,
-    TimeState,
-    of_stream,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
+from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.batch_log.partition_values import Ranges, of_stream
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.watermark_delays import required_retention
+from dagster_adjunct.orchestration.operators.watermarks import Watermarks, required_retention
 from dagster_adjunct.orchestration.startpoints.positions import check_same_stream
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import (

@@ -26,15 +26,14 @@ from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
-    Intent,
-    Offsets,
     PartitionTimes,
     TimeState,
-    of_stream,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.batch_log.partition_values import Offsets, of_stream
 from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.records import InputSpec
-from dagster_adjunct.orchestration.operators.watermark_delays import watermark_inputs
+from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name

@@ -44,12 +44,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     ClosedBatch,
     Counters,
-    Intent,
     LoggedState,
-    Ranges,
     add_counters,
     check_not_renamed,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.batch_log.partition_values import Ranges
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.step.check_stores import check_stores
 from dagster_adjunct.orchestration.step.context import (

@@ -18,10 +18,10 @@ from cachetools import LRUCache
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
     arrow_type,
-    is_widening,
     quote_name,
     quote_text,
     type_from_arrow,

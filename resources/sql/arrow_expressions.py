@@ -20,7 +20,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from dagster_adjunct.resources.lazy_modules import exp, pa, pc, pt
-from dagster_adjunct.resources.schemas.schema import arrow_type, is_storable, is_widening
+from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.schema import arrow_type, is_storable
 from dagster_adjunct.resources.sql.expression import (
     QUOTED,
     UNSURE,

@@ -15,7 +15,8 @@ from typing import Any
 
 from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatchesInProcess

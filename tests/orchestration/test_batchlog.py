@@ -15,12 +15,11 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,
-    Intent,
-    JoinedVersions,
     add_counters,
     application_state,
     served_versions,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
 from dagster_adjunct.orchestration.step.plan_batch import share_by_lag
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
 from dagster_adjunct.resources.objects import commit_log

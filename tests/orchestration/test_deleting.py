@@ -14,7 +14,8 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, join_version_set
 from dagster_adjunct.assets.versions.leases import Lease, release_versions, retain_version
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, JoinedVersions
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
 from dagster_adjunct.orchestration.maintenance.delete import (
     DeletionReport,
     delete_dataset,

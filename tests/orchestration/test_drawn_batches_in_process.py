@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent
+from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatchesInProcess
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent
+from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.step.context import BatchInputs
 from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources.errors import (

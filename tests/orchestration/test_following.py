@@ -38,12 +38,8 @@ from dagster_adjunct.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.maintenance import delete_stream
-from dagster_adjunct.orchestration.batch_log.batch_log import (
-    BatchLog,
-    ClosedBatch,
-    Intent,
-    JoinedVersions,
-)
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
 from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key, describe_runner
 from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step import run as running

@@ -18,10 +18,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,
-    Intent,
-    JoinedVersions,
     list_applications,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
 from dagster_adjunct.orchestration.maintenance.expire import versions_in_open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake

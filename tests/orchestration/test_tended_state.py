@@ -19,7 +19,8 @@ from dagster_adjunct.assets.unbounded.local_table import (
     WritingBatch,
     declare_state_dataset,
 )
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent, JoinedVersions
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
 from dagster_adjunct.orchestration.step.plan_batch import maintain_state_tables
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore

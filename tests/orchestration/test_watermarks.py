@@ -16,15 +16,12 @@ from hypothesis import strategies as st
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
-    Intent,
     PartitionTimes,
     TimeState,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.operators.watermark_delays import (
-    required_retention,
-    watermark_inputs,
-)
+from dagster_adjunct.orchestration.operators.watermarks import required_retention, watermark_inputs
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.event_times import NEVER, PriorTimes, find_late_in_memory
 from dagster_adjunct.orchestration.step.progress import (

@@ -14,7 +14,6 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
-from dagster_adjunct.orchestration.operators.event_times import Watermarks
 from dagster_adjunct.orchestration.operators.made_records import (
     DELETED,
     EXCLUSION,
@@ -24,6 +23,7 @@ from dagster_adjunct.orchestration.operators.made_records import (
     REPLAYED_REASON,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
+from dagster_adjunct.orchestration.operators.watermarks import Watermarks
 from dagster_adjunct.orchestration.operators.windows.assignment import (
     PARTLY_LATE,
     Windows,

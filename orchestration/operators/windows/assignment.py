@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     STATE_COLUMNS,
     STORED_BEHIND,
 )
-from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS, Watermarks
+from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS
 from dagster_adjunct.orchestration.operators.functions import pickle_function, to_typed_array
 from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.operators.made_records import (
     NULL_TIME,
     exclusion_column,
 )
+from dagster_adjunct.orchestration.operators.watermarks import Watermarks
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Aggregate,
     Aggregation,

@@ -17,12 +17,12 @@ from dagster_adjunct.resources.bucketing.writer import check_readable, describe_
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
     arrow_type,
     fit_to_schema,
-    is_widening,
     named_column,
 )
 from dagster_adjunct.resources.spark.tasks import encode_task_errors

@@ -28,6 +28,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.schemas import schema as schemas
+from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams import system
@@ -317,7 +318,7 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
         column = schemas.named_column(name)
         if name in before:
             kind = before.field(name).type
-            if kind != given and schemas.is_widening(kind, given):
+            if kind != given and is_widening(kind, given):
                 column = column.try_cast(kind).alias(name)
         columns.append(column)
     return data.select(*columns)

@@ -28,7 +28,8 @@ from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import Schema, evolve_schema, incompatible_changes
+from dagster_adjunct.resources.schemas.evolution import evolve_schema, incompatible_changes
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake.append import LakeAppends
 from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, maintain

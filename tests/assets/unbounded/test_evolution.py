@@ -23,7 +23,8 @@ from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import check_evolution
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.schema import Schema, is_widening
+from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.assets.conftest import World
 
 NARROW = (

@@ -33,11 +33,11 @@ from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
-    Intent,
     OffsetState,
     Replay,
     ResolvedStartpoint,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.batch_log.run_lease import asked_key
 from dagster_adjunct.orchestration.code_location import sensors as new_records
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (

@@ -36,8 +36,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,
-    Intent,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.code_location.metadata import translate_errors
 from dagster_adjunct.orchestration.code_location.sensors import Restart, decide_restart

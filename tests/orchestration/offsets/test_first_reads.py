@@ -12,10 +12,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     AppliedStartpoint,
     ClosedBatch,
-    Intent,
-    JoinedVersions,
     OffsetState,
 )
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
 from dagster_adjunct.orchestration.startpoints.recorded_replay import (
     AskedOffsets,
     FirstReads,

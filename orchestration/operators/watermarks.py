@@ -1,13 +1,29 @@
-"""How long operators hold back watermarks, and how long records may be needed."""
+"""`Watermarks` of an operator, how long operators hold them back, and how long records may be
+needed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 
 _ZERO = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """The watermarks of an operator: it has received all records with earlier event times, except
+    late ones.
+
+    `before` is the watermark at the start of the batch; `after` includes the records of the batch,
+    and is committed with it. None: no watermark yet.
+    """
+
+    before: datetime | None
+    after: datetime | None
 
 
 def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
