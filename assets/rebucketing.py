@@ -331,9 +331,8 @@ def repartition_table(
         try:
             return log.rewrite(rewrite_once, slower="its table can be rewritten")
         except Exception:
-            if (
-                not is_requested
-            ):  # otherwise it may be committed; if not, a discard deletes the files
+            # otherwise it may be committed; if not, a discard deletes the files
+            if not is_requested:
                 for replacement in made.values():
                     log.drop(replacement.new)
             raise

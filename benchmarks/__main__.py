@@ -75,9 +75,8 @@ parser.add_argument(
     "--large", type=int, default=30_000_000, help="Rows of the large dataset; 0 leaves it out."
 )
 chosen = parser.parse_args()
-if unknown := [
-    what for what in chosen.what if what not in CHOICES
-]:  # argparse's own choices reject an empty list
+# argparse's own choices reject an empty list
+if unknown := [what for what in chosen.what if what not in CHOICES]:
     parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(CHOICES)}")
 for what in chosen.what or CHOICES:
     CHOICES[what](chosen)

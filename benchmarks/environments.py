@@ -46,9 +46,8 @@ class Environment:
         with TemporaryDirectory() as folder:
             for made in (
                 [str(python), "-m", "pip", "install", "--quiet", *self.packages],
-                self._command(
-                    python, folder
-                ),  # it ends with its input, once it has fetched the jars
+                # it ends with its input, once it has fetched the jars
+                self._command(python, folder),
             ):
                 done = subprocess.run(made, input="", capture_output=True, text=True, check=False)
                 if done.returncode:

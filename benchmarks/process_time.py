@@ -49,9 +49,8 @@ def timed_process(command: Sequence[str], environment: Mapping[str, str]) -> tup
     """Run a command until all its processes have ended; return its wall seconds, and the
     processor's of all.
     """
-    ctypes.CDLL(None).prctl(
-        _SUBREAPER, 1, 0, 0, 0
-    )  # what it leaves behind becomes ours, so that we are told its time
+    # what it leaves behind becomes ours, so that we are told its time
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     others, before, began = _children(), _of_children(), time.time()
     process = subprocess.Popen(
         command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -208,9 +208,8 @@ def _copy(
     names = ", ".join(case.columns)
     for batch in batches:
         part = batch.select(case.columns)
-        if (
-            as_csv and "at" in case.columns
-        ):  # the connection's time zone is UTC; a zone takes Arrow very long to write
+        # the connection's time zone is UTC; a zone takes Arrow very long to write
+        if as_csv and "at" in case.columns:
             part = part.set_column(
                 case.columns.index("at"), "at", part["at"].cast(pa.timestamp("us"))
             )

@@ -11,9 +11,8 @@ from __future__ import annotations
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-_MODULES = [
-    module.name for module in iter_modules(__path__) if not module.ispkg
-]  # also of a zip file
+# also of a zip file
+_MODULES = [module.name for module in iter_modules(__path__) if not module.ispkg]
 
 _NAMES = {  # what is imported below for type checkers; tests compare the two
     "dagster_adjunct.assets.advance_dataset": ("AdjunctDatasetManager", "advance_dataset"),

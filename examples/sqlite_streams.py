@@ -31,13 +31,8 @@ CREATE TABLE IF NOT EXISTS appends (stream, producer, sequence, digest, first, n
 CREATE TABLE IF NOT EXISTS records (stream, part, offset, time_ms, deleted, epoch, body,
                                     PRIMARY KEY (stream, part, offset)) WITHOUT ROWID;
 """
-KINDS = (
-    pa.int32(),
-    pa.int64(),
-    pa.timestamp("us", tz="UTC"),
-    pa.bool_(),
-    pa.int32(),
-)  # of RECORD_META
+# of RECORD_META
+KINDS = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
 
 
 class SqliteStreams(NumberedOffsets, StreamWriter):

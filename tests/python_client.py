@@ -37,9 +37,8 @@ def _main(folder: str, python: str, arguments: list[str]) -> None:
     with _connected(folder, python) as connection:
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
         connection.sendmsg([struct.pack("!i", len(text))], beside)
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, _PASSED_ON
-        )  # it may be ready, and signalled, before this one is
+        # it may be ready, and signalled, before this one is
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         connection.sendall(text)
         for number in _PASSED_ON:
             signal.signal(

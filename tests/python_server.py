@@ -166,9 +166,8 @@ def _become(request: dict[str, Any]) -> None:
     sys.modules["__main__"] = ModuleType("__main__")
     sys.executable = request["program"]
     multiprocessing.set_executable(sys.executable)
-    multiprocessing.process.ORIGINAL_DIR = request[
-        "folder"
-    ]  # what it spawns looks for its main module there
+    # what it spawns looks for its main module there
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]
 
 
 def _run(arguments: list[str]) -> None:

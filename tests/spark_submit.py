@@ -47,9 +47,8 @@ def _main(folder: Path, arguments: list[str]) -> None:
     beside.write_bytes(struct.pack("!ii", jvm["port"], len(secret)) + secret)
     beside.replace(told)
     sys.stdin.buffer.read()
-    with suppress(
-        Exception
-    ):  # at the end of the tests the JVM may be gone; else it is reset before it is lent again
+    # at the end of the tests the JVM may be gone; else it is reset before it is lent again
+    with suppress(Exception):
         _reset(gateway)
     place.close()
 

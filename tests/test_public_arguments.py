@@ -234,9 +234,8 @@ def _call(function: Any, parameters: list[inspect.Parameter], given: dict[str, A
             args.append(given[parameter.name])
         else:
             kwargs[parameter.name] = given[parameter.name]
-    if any(
-        parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters
-    ):  # what stands before it is given by position
+    # what stands before it is given by position
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         before = [
             parameter.name
             for parameter in parameters

@@ -321,9 +321,8 @@ def is_orderable(kind: str) -> bool:
 NUMBER_PATTERN = r"^[+-]?0*([0-9]{1,99})$"
 _LSN = re.compile(r"^[0-9A-Fa-f]{1,32}(:[0-9A-Fa-f]{1,32})+$")
 _POSTGRES_LSN = re.compile(r"^[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}$")
-_BINLOG = re.compile(
-    r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$"
-)  # not a time with a fraction
+# not a time with a fraction
+_BINLOG = re.compile(r"^([^\s:@]*[A-Za-z][^\s:@]*)\.[0-9]{1,20}(:[0-9]{1,20})?$")
 _GTID = re.compile(r"^([0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?::\w+)?):[0-9]{1,20}$")
 _MARIADB_GTID = re.compile(r"^([0-9]+)-[0-9]+-[0-9]{1,20}$")
 _PART = "0*([0-9]{1,20})"
@@ -593,10 +592,8 @@ def _needles(placeholder: str) -> tuple[str, ...]:
 def _elements(placeholder: str) -> tuple[str, ...]:
     """Return the possible forms of the placeholder as the only element of an array."""
     digest = hashlib.md5(_bytes(placeholder), usedforsecurity=False).digest()
-    return (
-        *_texts(placeholder),
-        str(uuid.UUID(bytes=digest, version=3)),
-    )  # as Java's UUID.nameUUIDFromBytes
+    # as Java's UUID.nameUUIDFromBytes
+    return (*_texts(placeholder), str(uuid.UUID(bytes=digest, version=3)))
 
 
 def _codes(placeholder: str) -> tuple[list[Any], ...]:

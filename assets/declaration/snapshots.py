@@ -279,11 +279,8 @@ def _given_position(spec: Named, what: str, position: Any) -> Any:
     return position
 
 
-_CONNECTION_ERRORS = {
-    "ConnectionError",
-    "TimeoutError",
-    "OperationalError",
-}  # the last one is that of PEP 249
+# the last one is that of PEP 249
+_CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "OperationalError"}
 
 
 def call_user_function(spec: Named, what: str, function: str, call: Callable[[], Any]) -> Any:

@@ -472,9 +472,8 @@ class FileCache:
             if known is not None:
                 self._values.move_to_end(key)
                 return known[0]
-        value, size = (
-            load()
-        )  # without the lock: two threads may load the same value, which only wastes work
+        # without the lock: two threads may load the same value, which only wastes work
+        value, size = load()
         with self._lock:
             if key not in self._values:
                 self._values[key] = (value, size)
@@ -625,9 +624,8 @@ class KeyFiles:
             if starts is None:
                 raise file.damaged("it does not list the first keys of its row groups")
             keys = tuple(map(self._plain_key, json.loads(starts)))
-            return Footer(metadata, keys), 4 * len(
-                tail
-            )  # parsed, it takes about four times its stored size
+            # parsed, it takes about four times its stored size
+            return Footer(metadata, keys), 4 * len(tail)
 
         return self._cache.get((self._place, file.file.bucket), load)
 

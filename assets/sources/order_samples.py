@@ -169,9 +169,8 @@ def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> 
     order = spec.following.ordering
     rows = rows.filter(pc.is_null(rows.column(PROBLEM)))
     places = rows.select([OFFSET, PARTITION])
-    times = pc.fill_null(
-        rows.column(TIMESTAMP).cast("int64"), change_values.LOWEST
-    )  # Spark sorts nulls first
+    # Spark sorts nulls first
+    times = pc.fill_null(rows.column(TIMESTAMP).cast("int64"), change_values.LOWEST)
     by = [(name, "ascending") for name in (TIMESTAMP, OFFSET, PARTITION)]
     rows = rows.take(pc.sort_indices(places.append_column(TIMESTAMP, times), sort_keys=by))
     values: list[str | None] = []

@@ -120,9 +120,8 @@ class BucketCompletion:
         These are the rows of all keys but the last one, which the next batch may continue.
         """
         self._waiting.append(batch)
-        if (
-            sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP
-        ):  # one read of stored rows for so many
+        # one read of stored rows for so many
+        if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:
             names = [name for name in batch.column_names if name != KEPT]
             return batch.slice(0, 0).select(names)
         rows = pa.concat_tables(self._waiting)
@@ -350,9 +349,8 @@ class BucketCompletion:
         by_offset = self._declared.by_offset
         for of, found in self._iterate_stored(keys, asked, schema, positions=not by_offset):
             position = found.column(POSITION).to_numpy()
-            newer = (
-                position > highest[of]
-            )  # at equal positions, the newer generation wins, which was read before
+            # at equal positions, the newer generation wins, which was read before
+            newer = position > highest[of]
             at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
             stored[of[newer]] = at[newer]
             highest[of[newer]] = position[newer]
@@ -406,9 +404,8 @@ class BucketCompletion:
             constants = {POSITION: 0}
         if not stored.file.stats.get("tombstones"):
             constants[TOMBSTONE] = False
-        constants |= dict.fromkeys(
-            set(schema.names) - set(file.schema_arrow.names)
-        )  # columns that were added later are null
+        # columns that were added later are null
+        constants |= dict.fromkeys(set(schema.names) - set(file.schema_arrow.names))
         read = []
         for name in whole.names:
             if name not in constants:

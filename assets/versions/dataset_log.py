@@ -112,9 +112,8 @@ class DatasetLog:
         try:
             return *self.read(), ""
         except errors.MalformedDocumentError as error:
-            head = (
-                self.log.head()
-            )  # raises again if the pointer is damaged: then the parent commit is unknown
+            # raises again if the pointer is damaged: then the parent commit is unknown
+            head = self.log.head()
             if head is None:
                 raise
             problem = error.problem.rstrip(".")

@@ -168,9 +168,8 @@ class Verdict(ManifestPart):
     severity: Literal["error", "warn"] = "error"
     message: str = ""
     facts: dict[str, Any] = Field(default_factory=dict)
-    without_values: str = Field(
-        default="", exclude=True
-    )  # the message without values of sensitive columns
+    # the message without values of sensitive columns
+    without_values: str = Field(default="", exclude=True)
 
 
 class VersionFacts(ManifestPart):

@@ -124,9 +124,8 @@ class TableCapture:
         """
         folder.mkdir(parents=True, exist_ok=True)
         position_file = folder / POSITION_FILE
-        position_file.unlink(
-            missing_ok=True
-        )  # it is written last: rows without it are of a snapshot that was cut off
+        # it is written last: rows without it are of a snapshot that was cut off
+        position_file.unlink(missing_ok=True)
         with self.slot.moment(self._schema.names) as (moment, rows):
             self._write(folder / "rows.parquet", rows)
             self.read(until=moment)

@@ -167,9 +167,8 @@ def require_capturable(facts: Facts, columns: Iterable[str], key: Iterable[str])
     _check_columns(facts, tuple(columns))
     _check_key(facts, tuple(key))
     _check_identity(facts.relation, frozenset(key))
-    for leaf in (
-        facts.leaves
-    ):  # each has a replica identity of its own, and is published under that of the table
+    # each has a replica identity of its own, and is published under that of the table
+    for leaf in facts.leaves:
         _check_identity(leaf, facts.relation.identity)
 
 

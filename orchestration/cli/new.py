@@ -20,9 +20,8 @@ from dagster_adjunct.resources.package_files import read_package_file, read_pack
 _MODULE = "new_project"
 _TITLE = "new-project"
 _COMPONENT = "defs/orders/defs.yaml"
-_IN_YAML = frozenset(
-    {"on", "off", "yes", "no", "true", "false", "null"}
-)  # YAML reads these as booleans or null
+# YAML reads these as booleans or null
+_IN_YAML = frozenset({"on", "off", "yes", "no", "true", "false", "null"})
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 

@@ -56,11 +56,8 @@ _SCRIPT = "--scriptLocation"  # takes precedence over the script of a Glue job
 _START = "--adjunct-start"  # identifies a start of a Glue job
 _GLUE_GOES_ON = ("WAITING", "STARTING", "RUNNING", "STOPPING")
 _TOO_MANY = re.compile("Throttling|ConcurrentRunsExceeded")
-_UNANSWERED = {
-    "HTTPClientError",
-    "ConnectionError",
-    "HTTPError",
-}  # base classes in botocore and urllib3
+# base classes in botocore and urllib3
+_UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}
 
 
 def check_no_secrets(settings: Mapping[str, str], what: str) -> None:
@@ -172,9 +169,8 @@ class EmrServerless(dg.Config):
             self.request, ("applicationId", "executionRoleArn", "jobDriver"), "request"
         )
         exchange.store.put(exchange.key(_DRIVER), read_package_file(_DRIVER_FILE).encode())
-        own = {
-            name: value for name, value in settings.items() if value.strip()
-        }  # the service rejects empty values
+        # the service rejects empty values
+        own = {name: value for name, value in settings.items() if value.strip()}
         overrides = self.request.get("configurationOverrides", {})
         if not isinstance(overrides, dict):
             raise ConfigurationError(
@@ -254,10 +250,8 @@ class EmrCluster(dg.Config):
                     lambda status: status["State"] not in ("PENDING", "RUNNING", "CANCEL_PENDING"),
                 )
             except BaseException:
-                with (
-                    suppress(AdjunctError),
-                    _translated_errors("EMR"),
-                ):  # else it misses the heartbeat
+                # else it misses the heartbeat
+                with suppress(AdjunctError), _translated_errors("EMR"):
                     service.cancel_steps(ClusterId=self.cluster_id, StepIds=[step_id])
                 raise
         if (state := status["State"]) == "COMPLETED":

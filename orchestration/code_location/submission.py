@@ -234,9 +234,8 @@ def _versions() -> dict[str, str]:
     """Return the versions, by package, that must be the same on both sides; unknown ones are
     left out.
     """
-    found = {
-        "Python": ".".join(platform.python_version_tuple()[:2])
-    }  # pickled functions contain bytecode
+    # pickled functions contain bytecode
+    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
     found["Spark"] = spark_release()  # the settings name jars for this version
     with suppress(PackageNotFoundError):
         found["dagster-adjunct"] = version("dagster-adjunct")

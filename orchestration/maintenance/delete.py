@@ -254,9 +254,8 @@ def _delete(
     require_reason(reason, f"{kind} {name!r}", "deleted")
     about: dict[str, Any] = {kind: f"lake.{name}" if kind == "stream" else name}
 
-    def decide() -> Callable[
-        [], DeletionReport
-    ]:  # called again after a conflict, because there may be a new reader
+    # called again after a conflict, because there may be a new reader
+    def decide() -> Callable[[], DeletionReport]:
         seen = target.read_commit()
         if seen is None:
             raise _not_found_error(lake, target, about)

@@ -140,9 +140,8 @@ class SparkDatasets:
             known = None if known_from is None else datetime_from_micros(known_from)
             return TimedRows(self._history_of(reader), reader.schema, known)
         declared = self.planned.app.dataset(dataset)
-        schema = schema_of_dataset(
-            self.planned, dataset, over_time=True
-        )  # no version yet: no rows, in its buckets
+        # no version yet: no rows, in its buckets
+        schema = schema_of_dataset(self.planned, dataset, over_time=True)
         layout = build_layout(
             schema, declared.key, declared.partition_by, declared.partitions, True, over_time=True
         )

@@ -153,9 +153,8 @@ def _unescaped(text: bytes) -> bytes:
     return text
 
 
-@lru_cache(
-    maxsize=16
-)  # with `newest_by` a time is encoded twice: for its column and for `adjunct_time`
+# with `newest_by` a time is encoded twice: for its column and for `adjunct_time`
+@lru_cache(maxsize=16)
 def _moment(moment: datetime) -> bytes:
     return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # without the +00:00 of UTC
 

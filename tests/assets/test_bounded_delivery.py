@@ -206,9 +206,8 @@ def test_versions_of_a_stream_that_grows_seal_in_order_and_whole(
     point in time.
     """
     partitions = 1
-    logs: list[list[str | None]] = [
-        [] for _ in range(5)
-    ]  # of each partition: None is a record, a text a marker
+    # of each partition: None is a record, a text a marker
+    logs: list[list[str | None]] = [[] for _ in range(5)]
     expected: list[tuple[str, dict[int, int]]] = []
     sent: list[tuple[int, str, int, int]] = []
     for number, (grows, records) in enumerate(steps):

@@ -202,9 +202,8 @@ class BoundedMachine(RuleBasedStateMachine):
             act(faulty(self.world, Fault("*", crash[0], crash[1])) if crash else self.world.lake)  # type: ignore[arg-type]
         except Crash:
             for lease in list_leases(self.world.lake, "planes"):
-                if (
-                    lease.holder != "a reader"
-                ):  # of an advance that died while it judged: it runs out
+                # of an advance that died while it judged: it runs out
+                if lease.holder != "a reader":
                     self.world.lake.store.delete(lease.key)
             seen = self._seen()
             self.model = next(
@@ -254,9 +253,8 @@ class BoundedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.delivered)
     @rule(back=BACK, crash=CRASHES)
     def drop(self, back: int, crash: tuple[int, str] | None) -> None:
-        self.advance(
-            None
-        )  # what came again before the drop and was not read yet would be the new version
+        # what came again before the drop and was not read yet would be the new version
+        self.advance(None)
         self._operate(
             back,
             crash,

@@ -160,9 +160,8 @@ def test_a_bounded_dataset_goes_on_between_versions() -> None:
         whole(3),
     ]
     assert [entry.action for entry in store.history()][:2] == ["seal", "carry"]
-    world.send(
-        PLANES_NAME, [("a", 99)], version="v2"
-    )  # again, under a name that was taken: dropped and told
+    # again, under a name that was taken: dropped and told
+    world.send(PLANES_NAME, [("a", 99)], version="v2")
     report = world.advance(PLANES)
     assert any("was delivered again" in warning for warning in report.warnings)
     assert served(world.lake) == whole(3)

@@ -489,7 +489,6 @@ def _raised(error: DatasetError) -> str:
 
     with pytest.raises(RuntimeError) as raised:
         list(encode_task_errors(task()))
-    assert (
-        raised.value.__suppress_context__
-    )  # or Spark's log would show the error before it, with what it says
+    # or Spark's log would show the error before it, with what it says
+    assert raised.value.__suppress_context__
     return str(raised.value)

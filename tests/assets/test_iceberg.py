@@ -486,8 +486,7 @@ def test_a_catalogue_that_does_not_answer_may_do_so_later(
         register_in_iceberg(planes.publish([plane(1)]), catalog, TABLE)
     for name, value in {"TYPE": "sql", "URI": place}.items():
         monkeypatch.setenv(f"PYICEBERG_CATALOG__GONE__{name}", value)
-    monkeypatch.setattr(
-        pyiceberg.catalog, "_ENV_CONFIG", Config()
-    )  # it is read once, when this is imported
+    # it is read once, when this is imported
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
     with pytest.raises(TransientError, match="'gone' does not answer"):
         IcebergTable(TABLE, "gone").open()

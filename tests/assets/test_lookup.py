@@ -442,9 +442,8 @@ def damage(view: VersionReader, change: Any) -> None:
 def test_a_flipped_bit_is_an_error_or_harmless_and_never_another_value() -> None:
     entry = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100).get(7)
     problems = []
-    for at in range(
-        4, 240
-    ):  # pages of all columns, with their headers, whose statistics nobody needs
+    # pages of all columns, with their headers, whose statistics nobody needs
+    for at in range(4, 240):
         view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100)
         damage(view, lambda data, at=at: data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
         try:

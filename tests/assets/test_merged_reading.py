@@ -130,9 +130,8 @@ def entries_in(frame: DataFrame) -> dict[Key, int]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(
-        value, dt.datetime
-    ):  # Spark gives them in the session's time zone, without saying so
+    # Spark gives them in the session's time zone, without saying so
+    if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC)
     return bytes(value) if isinstance(value, bytearray) else value
 

@@ -37,9 +37,8 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.faulty_store import Crash, Fault, FaultyStore
 
-Row = tuple[
-    str, int | None, int
-]  # key, value (None deletes it), and the minute at which it is gone
+# key, value (None deletes it), and the minute at which it is gone
+Row = tuple[str, int | None, int]
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SPEC = StateSpec(Schema.of(k="string", v="bigint", until="timestamp"), ("k",), ("k",), 2, "until")
 
@@ -200,10 +199,8 @@ def test_a_created_state_table_rejects_the_first_commit_of_an_abandoned_batch(la
     create_state(writing(lake), dataset())
     create_state(writing(lake), dataset())
     assert held(lake, 0) == {}
-    for number in (
-        1,
-        2,
-    ):  # the first has sent rows when it is given up, the second sends them afterwards
+    # the first has sent rows when it is given up, the second sends them afterwards
+    for number in (1, 2):
         with LocalTableWriter(
             lake, dataset(), None, WritingBatch("app", number, "dead"), ARROW
         ) as writes:

@@ -275,9 +275,10 @@ def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: 
             for ref in store(world, name).versions()
             if ref.state == "revoked"
         }
+        # takes no lease
         served = {
             (name, it.version) for name, it in current_versions(world.lake, NAMES).items() if it
-        }  # takes no lease
+        }
         assert not served & revoked
     publish(world, (99, 99))
     for name in NAMES:

@@ -121,9 +121,8 @@ class Model:
             return
         self.numbers += 1
         gone = [v.entries for v in self.versions.values() if (v.name, v.state) == (name, "revoked")]
-        if (
-            not refused and entries in gone
-        ):  # what was revoked comes again as it was, and takes no name
+        # what was revoked comes again as it was, and takes no name
+        if not refused and entries in gone:
             self.take(name, self.numbers, free=True)
             self.freed.add(name)
             self.versions[self.numbers] = Version(name, entries, "rejected")

@@ -55,9 +55,8 @@ def race(
 
     def meet(event: StageEvent) -> None:
         if event.stage == "validate":
-            with suppress(
-                BrokenBarrierError
-            ):  # the other one came too late, and found nothing left to do
+            # the other one came too late, and found nothing left to do
+            with suppress(BrokenBarrierError):
                 built.wait(5)
 
     for _ in range(rounds):

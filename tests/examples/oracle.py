@@ -80,9 +80,8 @@ def _flights(every: int) -> Sequence[dict[str, str]]:
     return sorted(_rows("flights"), key=lambda flight: flight["time_hour"])[::every]
 
 
-_some_flights = lru_cache(maxsize=4)(
-    _flights
-)  # all of them would take half a gigabyte for as long as the tests run
+# all of them would take half a gigabyte for as long as the tests run
+_some_flights = lru_cache(maxsize=4)(_flights)
 
 
 def _text(value: str) -> str | None:

@@ -18,9 +18,8 @@ DAY = timedelta(days=1)
 def of_aircraft(flights: Iterable[Row], landings: Iterable[Row]) -> Counter[tuple[Any, ...]]:
     """Return each flight with the last landing of its aircraft at or before its time."""
     places: dict[str, list[tuple[datetime, str, str]]] = defaultdict(list)
-    for row in sorted(
-        landings, key=lambda row: row["since"]
-    ):  # of one moment the later record counts
+    # of one moment the later record counts
+    for row in sorted(landings, key=lambda row: row["since"]):
         places[row["tailnum"]].append((row["since"], row["operator"], row["airport"]))
     outputs: Counter[tuple[Any, ...]] = Counter()
     for flight in flights:

@@ -26,9 +26,8 @@ OUTPUTS = {"flights-of-aircraft": OF_AIRCRAFT, "flights-instead": INSTEAD, "airp
 @pytest.mark.parametrize(
     ("every", "batch"),
     [
-        pytest.param(
-            48, 3_000, id="every 48th", marks=pytest.mark.long
-        ),  # test_main_job_elsewhere runs it, too
+        # test_main_job_elsewhere runs it, too
+        pytest.param(48, 3_000, id="every 48th", marks=pytest.mark.long),
         pytest.param(1, 60_000, id="all", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
     ],
 )
@@ -68,9 +67,8 @@ def test_each_flight_joins_its_own_time_and_a_replay_gives_the_same(
     run("replay")
     counted = application_state(lake, app.name).totals
     again = [counters.get("again") for counters in counted.values() if "again" in counters]
-    assert sum(again) >= 2 * sum(
-        first.values()
-    )  # the window leaves each out, and the two sides of the join
+    # the window leaves each out, and the two sides of the join
+    assert sum(again) >= 2 * sum(first.values())
     after = {stream: outputs(lake, stream, columns) for stream, columns in OUTPUTS.items()}
     assert after.pop("flights-of-aircraft") - before.pop("flights-of-aircraft") == first
     assert after == before

@@ -72,9 +72,8 @@ class PausedWorld:
     clocks: Skewed = field(default_factory=Skewed)
     paused: bool = False
     rounds: int = 0
-    number: int = field(
-        default_factory=lambda: next(_numbers)
-    )  # names what it stores outside the lake
+    # names what it stores outside the lake
+    number: int = field(default_factory=lambda: next(_numbers))
 
     def __post_init__(self) -> None:
         self.lake = lake_in(self.store)
@@ -118,9 +117,8 @@ class PausedWorld:
         while True:
             self.clocks.by += 3600
             self.expire_lease()
-            with suppress(
-                ApplicationBusyError
-            ):  # another thread of the paused run was not stopped yet, and renewed it
+            # another thread of the paused run was not stopped yet, and renewed it
+            with suppress(ApplicationBusyError):
                 self.run("second")
                 break
         self.send()

@@ -103,10 +103,8 @@ def test_a_join_says_in_one_form_what_it_compares_and_adds(app):
         "p_",
     )
     assert second.id == "join-3-hourly"
-    assert second.spec.on == (
-        ("origin", "origin"),
-        ("hour", "time_hour"),
-    )  # in the order of the dataset's key
+    # in the order of the dataset's key
+    assert second.spec.on == (("origin", "origin"), ("hour", "time_hour"))
     assert second.spec.selection(("origin", "time_hour", "temp")) == (
         SelectedColumn("temp", "temp"),
     )

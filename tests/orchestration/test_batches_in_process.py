@@ -229,9 +229,8 @@ def test_merged_looked_up_and_rejected_records_are_the_same(world: StepWorld) ->
         with sqlite3.connect(one.folder / "small.sqlite") as connection:
             stored = connection.execute("SELECT k, v FROM small ORDER BY k").fetchall()
         letters = rows(one, "letters")
-        assert all(
-            "CHECK constraint" in letter.pop("problem") for letter in letters
-        )  # and names the file
+        # and names the file
+        assert all("CHECK constraint" in letter.pop("problem") for letter in letters)
         left.append((rows(one, "merged"), letters, digest, stored, report.counters))
     assert len(left[0][0]) == 6
     assert sorted(letter["key"] for letter in left[0][1]) == ['"b"', '"c"']
@@ -306,10 +305,8 @@ def test_a_batch_of_many_records_is_left_to_spark(world: StepWorld) -> None:
     app.few_records = 1
     with pytest.raises(AssertionError, match="a session was started"):
         run_step(world.context(app))
-    app, world = (
-        declare(world, exact_table(world)),
-        without_spark(world),
-    )  # which has nobody to leave it to
+    # which has nobody to leave it to
+    app, world = (declare(world, exact_table(world)), without_spark(world))
     app.few_records = 1
     assert run_step(world.context(app)).in_process_batches == 1
 

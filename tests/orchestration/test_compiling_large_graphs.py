@@ -82,10 +82,8 @@ def rehearsed(context: StepContext, inputs: BatchInputs) -> None:
 @pytest.mark.parametrize("compiled", [run, rehearsed])
 def test_twice_the_operators_take_twice_the_steps(tmp_path: Path, compiled: Compiled) -> None:
     few, many = (steps(tmp_path / str(count), compiled, count) for count in (40, 160))
-    assert many / few < 5, (
-        few,
-        many,
-    )  # 16 times as many, if each operator looked at all the others
+    # 16 times as many, if each operator looked at all the others
+    assert many / few < 5, (few, many)
 
 
 def steps(folder: Path, compiled: Compiled, count: int) -> int:

@@ -167,9 +167,8 @@ def test_what_is_made_anew_while_the_old_one_is_swept_is_left_alone() -> None:
         sent(streams, 1, 2)
 
         def anew(streams: LakeStreams = streams, done: list[bool] = done) -> None:
-            if (
-                not streams.list_streams()
-            ):  # the pointer says that it is deleted, its objects are being deleted
+            # the pointer says that it is deleted, its objects are being deleted
+            if not streams.list_streams():
                 sent(streams, 7)
                 done.append(True)
 

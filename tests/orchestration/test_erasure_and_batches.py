@@ -44,9 +44,8 @@ def test_a_crashed_batch_is_run_again_with_the_version_it_was_begun_with(
         world.run(app, on_event=crash)
     because = {"reason": "request 7", "by": "ada"}
     lease = world.lake.store.list("datasets/planes/leases/")
-    world.lake.store.delete_many(
-        [item.key for item in lease]
-    )  # of the run that died; it would expire
+    # of the run that died; it would expire
+    world.lake.store.delete_many([item.key for item in lease])
 
     report = erase_keys(world.lake, "planes", ["N1"], **because)
     assert {pending.reason for pending in report.pending} == {"open batch 1 of application app"}

@@ -251,9 +251,8 @@ def test_a_mended_function_ends_the_batch_and_adds_nothing_to_an_output_that_has
         world.run(application("(v - 23)"))
     assert len(world.rows("first")) == 40
     with pytest.raises(ProducerConflictError, match="adjunct checkpoint abandon app --reason"):
-        world.run(
-            application("(v + 1)", first="v + 1")
-        )  # mends one output, and changes the one that is written
+        # mends one output, and changes the one that is written
+        world.run(application("(v + 1)", first="v + 1"))
     report = world.run(application("(v + 1)"))
     assert report.counters["lake.first"] == {"rows": 40, "duplicate_batches": 1}
     assert (len(world.rows("first")), len(world.rows("out"))) == (40, 40)

@@ -191,9 +191,8 @@ def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(world: 
 
 def test_undoing_a_batch_after_a_repartition_is_rejected_with_what_to_do(world: World) -> None:
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
-    repartition_dataset(
-        world.lake, "counts", 3, reason="more", by="me"
-    )  # nobody knows yet that batch 2 is given up
+    # nobody knows yet that batch 2 is given up
+    repartition_dataset(world.lake, "counts", 3, reason="more", by="me")
     with pytest.raises(
         DatasetError, match="has 2 partitions, and the table was repartitioned to 3 since"
     ) as caught:

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 VERSION, CHANGES, STARTPOINT = 20, 5, 15  # in batches: how often they come
-SEGMENTS = (
-    2 * FAN_OUT
-)  # the most that a stream's manifest has, which a batch holds; others are in pages
+# the most that a stream's manifest has, which a batch holds; others are in pages
+SEGMENTS = 2 * FAN_OUT
 
 
 def declare(world: StepWorld, engine: Any) -> Application:

@@ -155,9 +155,8 @@ def test_records_that_a_table_can_not_take_are_told_before_a_batch(
     step_world: StepWorld, tmp_path: Path
 ) -> None:
     things = step_world.table()
-    nowhere = SqliteTable(
-        tmp_path / "send-to-table-2-absent.sqlite", "nothing", "k"
-    )  # which the error tells, too
+    # which the error tells, too
+    nowhere = SqliteTable(tmp_path / "send-to-table-2-absent.sqlite", "nothing", "k")
     absent = RemoteTable("absent", key="k", read_function=nowhere, write_function=nowhere)
     cases: list[tuple[Callable[[Any, Any], Any], type[Exception], str]] = [
         (

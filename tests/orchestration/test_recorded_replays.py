@@ -331,9 +331,8 @@ def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(
 def test_a_version_that_goes_all_the_same_is_refused_at_the_start(trips: Trips) -> None:
     trips.first_run()
     trips.again("lake.trips.0", 0, 2)
-    discard_sparing(
-        trips.lake, "planes", PLANES.discard, by="test"
-    )  # as an erasure, which heeds no replay
+    # as an erasure, which heeds no replay
+    discard_sparing(trips.lake, "planes", PLANES.discard, by="test")
     with pytest.raises(VersionDiscardedError) as failure:
         trips.run()
     assert failure.value.dataset == "planes"

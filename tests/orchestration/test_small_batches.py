@@ -350,7 +350,5 @@ def test_tables_are_given_as_tasks_may_use_them(
     made = counting(monkeypatch)
     run_step(world.context(app))
     assert made == ["app"]
-    assert given == [
-        ("things", world.spark()),
-        ("others", world.spark()),
-    ]  # the first stays open for large batches
+    # the first stays open for large batches
+    assert given == [("things", world.spark()), ("others", world.spark())]

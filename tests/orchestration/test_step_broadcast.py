@@ -82,9 +82,8 @@ def test_every_task_gets_every_record_once(world: StepWorld) -> None:
     last = {row["rule"]: (row["made"], row["task"]) for row in order(expected())}
     assert world.records() == last
     assert report.counters["lake.alike"]["rows"] == len(expected())
-    assert (
-        report.state.records == len(RULES) + 6
-    )  # the input is counted once, however many tasks read it
+    # the input is counted once, however many tasks read it
+    assert report.state.records == len(RULES) + 6
     world.send("rules", ("e", 3))
     world.run(application(world))
     assert order(world.rows("alike")) == order([*expected(), *expected([("e", 3)])])

@@ -96,9 +96,8 @@ def test_the_latest_results_equal_those_of_the_last_read_of_each_record(
     world.send("names", *[(f"k{i}", f"name {i}") for i in range(5)], version="one")
     world.send("numbers", *[(f"k{i % 7}", i) for i in range(24)])
     at = placed(world)
-    least = [
-        dict.fromkeys(numbers, 5) for numbers in at
-    ]  # what the filter was when a record was read last
+    # what the filter was when a record was read last
+    least = [dict.fromkeys(numbers, 5) for numbers in at]
 
     def check() -> None:
         kept = [

@@ -52,9 +52,8 @@ def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_go
     chance, app = random.Random(3), meeting(130, "full", late=True)
     send(step_world, chance, 0, 60)
     with pytest.raises(Crash):
-        step_world.run(
-            app, run="dies", on_event=crash_at("outputs")
-        )  # its output and its state are in, and it is open
+        # its output and its state are in, and it is open
+        step_world.run(app, run="dies", on_event=crash_at("outputs"))
     step_world.run(app, run="goes on")
     first = expected(step_world, "full")[0]
     assert joined_rows(step_world, "full") == first

@@ -57,9 +57,8 @@ def send(world: StepWorld, chance: random.Random, now: int, count: int, *, awake
                             rows.append((KEYS[SILENT][0], number, at(now + 100 + index)))
                         continue
                     _, _, time = drawn(chance, number, now + part * count // 2 + index, 1)
-                    nobody = (
-                        partition == 0 and chance.random() < 0.1
-                    )  # no key lies where 42, the hash's seed, does
+                    # no key lies where 42, the hash's seed, does
+                    nobody = partition == 0 and chance.random() < 0.1
                     rows.append(
                         (None if nobody else chance.choice(KEYS[partition][:2]), number, time)
                     )

@@ -113,9 +113,8 @@ def test_replays_of_an_application_with_a_window(step_world: StepWorld) -> None:
         assert len(rows) == 5
         read += 5
         assert world.rows("windows") == windows, versions
-    world.send(
-        "sales", (6, "a", hour(7.5)), (7, "a", hour(8.5)), (8, "a", hour(9))
-    )  # 6 is late: 8 was before it
+    # 6 is late: 8 was before it
+    world.send("sales", (6, "a", hour(7.5)), (7, "a", hour(8.5)), (8, "a", hour(9)))
     world.run(app, run="r3")
     assert [(row["window_start"], row["n"], row["sum"]) for row in world.rows("windows")][3:] == [
         (hour(8), 2, 198)

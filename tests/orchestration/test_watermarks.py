@@ -283,9 +283,8 @@ def test_what_was_passed_over_is_what_no_batch_has_read(reads: list[tuple[int, i
 def test_offsets_without_records_count_as_read_with_those_before_them() -> None:
     app, one = application(), ssp(0)
     times = times_at_batch_start(app, ApplicationState(), intent(1, at(1), one))
-    for number in range(
-        5, 200
-    ):  # from offset 50 on, and with the end of a transaction behind each nine records
+    # from offset 50 on, and with the end of a transaction behind each nine records
+    for number in range(5, 200):
         seen = Measured({0: number * 1_000_000}, {0: 10 * number + 9})
         times = times_after_batch(
             app, times, {"lake.clicks": seen}, at(number), {one: (10 * number, 10 * number + 10)}

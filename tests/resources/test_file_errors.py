@@ -164,9 +164,8 @@ def test_an_export_that_has_no_room_leaves_nothing(tmp_path: Path) -> None:
 def test_delivered_files_that_are_not_given_refuse_no_version(tmp_path: Path) -> None:
     folder = tmp_path / "incoming" / "v1"
     folder.mkdir(parents=True)
-    (folder / "a.csv").symlink_to(
-        "/proc/self/mem"
-    )  # which is there, and gives an error where it is read
+    # which is there, and gives an error where it is read
+    (folder / "a.csv").symlink_to("/proc/self/mem")
     (folder / "_SUCCESS").touch()
     source = FileSource(str(tmp_path / "incoming"), "csv", SCHEMA)
     spec = bounded_dataset("files", input=source, key="k", broadcast=True)
@@ -196,9 +195,8 @@ def test_a_folder_that_may_not_be_listed_is_no_empty_one(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(
-        os, "scandir", refused
-    )  # whoever runs the tests may be allowed to list anything
+    # whoever runs the tests may be allowed to list anything
+    monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(ConfigurationError, match="Permission denied") as told:
         tree.list()
     assert told.value.url == str(tmp_path / "v1")
@@ -246,9 +244,8 @@ def test_a_full_disk_of_sparks_own_is_told(said: str) -> None:
     assert isinstance(told, StoreUnavailableError)
     assert "spark.local.dir" in told.next_step
     assert told.url == ("/tmp/blockmgr-1/0e" if "blockmgr" in said else None)
-    unnamed = find_adjunct_error(
-        OSError(errno.ENOSPC, "No space left on device")
-    )  # also of a full standard output
+    # also of a full standard output
+    unnamed = find_adjunct_error(OSError(errno.ENOSPC, "No space left on device"))
     assert isinstance(unnamed, StoreUnavailableError)
     assert "or the output of this command" in unnamed.problem
     other: AdjunctError | None = find_adjunct_error(

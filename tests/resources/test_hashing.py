@@ -56,18 +56,8 @@ def rows() -> list[dict[str, object]]:
         )
     for name in SCHEMA.names:  # a null in every column, and all nulls at once
         made.append({**made[5], name: None})
-    for length in (
-        253,
-        254,
-        255,
-        256,
-        257,
-        259,
-        260,
-        261,
-        1_003,
-        70_001,
-    ):  # around the length that is hashed natively
+    # around the length that is hashed natively
+    for length in (253, 254, 255, 256, 257, 259, 260, 261, 1_003, 70_001):
         made.append(
             {
                 **made[5],

@@ -43,9 +43,8 @@ class Jvm:
 def test_the_first_jvm_leaves_its_classes_to_the_next_whole_or_not_at_all(
     java: str, tmp_path: Path
 ) -> None:
-    assert "Archive" not in quick_jvm_options(
-        java
-    )  # who does not end its JVM leaves nothing half written
+    # who does not end its JVM leaves nothing half written
+    assert "Archive" not in quick_jvm_options(java)
     first = quick_jvm_options(java, keep_classes=True)
     stop_jvm(Jvm(first, cut_off=True), first)
     assert "ArchiveClassesAtExit" in quick_jvm_options(java, keep_classes=True)

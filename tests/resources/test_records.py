@@ -177,9 +177,8 @@ def test_one_column_alone_is_no_frame(streams: LakeStreams, data: Any) -> None:
         streams.append("s", data, producer="p", sequence=1)
     assert refused.value.facts == {"argument": "data"}
     assert refused.value.argument == "data"
-    streams.append(
-        "s", pl.DataFrame([A]).to_struct("whole"), producer="p", sequence=1
-    )  # a column of whole records
+    # a column of whole records
+    streams.append("s", pl.DataFrame([A]).to_struct("whole"), producer="p", sequence=1)
     assert stored(streams) == [A]
 
 

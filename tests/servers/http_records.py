@@ -22,9 +22,8 @@ class RecordService:
 
     port: int = 0
     records: dict[str, Any] = field(default_factory=dict)
-    seen: list[tuple[str, str, dict[str, str]]] = field(
-        default_factory=list
-    )  # method, path and query, headers
+    # method, path and query, headers
+    seen: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     most_at_once: int = 0
     delay: float = 0.0
     bend: Callable[[str, str], Answer | None] = lambda method, path: None

@@ -9,9 +9,8 @@ from __future__ import annotations
 import random
 import socket
 
-_PORTS = range(
-    15_000, 32_000
-)  # Linux gives those from 32,768 on, other systems those from 49,152 on
+# Linux gives those from 32,768 on, other systems those from 49,152 on
+_PORTS = range(15_000, 32_000)
 _chosen = random.SystemRandom()  # a seed would have all processes take the same
 _given: set[int] = set()
 

@@ -151,12 +151,8 @@ def policed_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicedS3Se
     # The path of a socket has to be short.
     with tempfile.TemporaryDirectory(prefix="iam-") as short:
         socket, port, iam_port = f"{short}/iam.sock", free_port(), free_port()
-        iam = [
-            "--port",
-            f"127.0.0.1:{iam_port}",
-            "--health",
-            "/health",
-        ]  # its root leads to a page elsewhere
+        # its root leads to a page elsewhere
+        iam = ["--port", f"127.0.0.1:{iam_port}", "--health", "/health"]
         iam += ["iam", "--dir", str(folder / "users"), "--private-ports", socket]
         gateway = [
             "--port",

@@ -125,9 +125,8 @@ class StandIn(ABC):
         path = os.pathsep.join(map(str, [ROOT, *self.modules]))
         image = {"PATH": os.environ["PATH"], "HOME": str(place), "PYTHONPATH": path}
         image |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        image["JAVA_TOOL_OPTIONS"] = os.environ[
-            "SPARK_SUBMIT_OPTS"
-        ]  # hurries no less than the tests' other JVMs
+        # hurries no less than the tests' other JVMs
+        image["JAVA_TOOL_OPTIONS"] = os.environ["SPARK_SUBMIT_OPTS"]
         with (place / "log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 command,

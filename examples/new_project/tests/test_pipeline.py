@@ -31,11 +31,8 @@ def test_orders_get_price_and_town_and_are_added_up(test):
     priced = {
         row["order_id"]: (row["amount"], row["town"]) for row in result.output("lake.priced-orders")
     }
-    assert priced == {
-        1: (1.5, "Leeds"),
-        2: (2.0, "York"),
-        3: (None, "Leeds"),
-    }  # no edition has cheese yet
+    # no edition has cheese yet
+    assert priced == {1: (1.5, "Leeds"), 2: (2.0, "York"), 3: (None, "Leeds")}
     assert result.table("spending")["ann"]["spent"] == 1.5
 
 

@@ -30,9 +30,8 @@ PARTITIONS = 2
 KEYS = ("a", "b", "c", "d", "e")
 BY_HAND = DeltaCompaction(inside_commit=False)
 PROBLEM = "__problem"
-Fact = tuple[
-    str | None, int, int | None
-]  # (key, position, value); no value deletes, no key is a bad change
+# (key, position, value); no value deletes, no key is a bad change
+Fact = tuple[str | None, int, int | None]
 Content = dict[str, int]
 # A declaration that is corrected: n counts ten times as much.
 TENFOLD = PythonExtractor(

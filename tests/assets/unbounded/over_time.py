@@ -23,9 +23,8 @@ NAME = "prices"
 COLUMNS = Schema.of(k="string", since="timestamp", n="int")
 KEYS = ("a", "b", "c", "d")
 BY_HAND = DeltaCompaction(inside_commit=False)
-Change = tuple[
-    str, int, int | None
-]  # (key, second since which it is valid, value); no value deletes
+# (key, second since which it is valid, value); no value deletes
+Change = tuple[str, int, int | None]
 LAST = 40
 
 

@@ -153,9 +153,8 @@ def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(
     send(sparkling, [envelope(3, "u", one, moved)])
     sparkling.advance(spec)
     assert rows(sparkling, spec) == {2: 7, 3: 3}
-    send(
-        sparkling, [envelope(1, "c", None, one)]
-    )  # again, as a connector that was started anew sends it
+    # again, as a connector that was started anew sends it
+    send(sparkling, [envelope(1, "c", None, one)])
     sparkling.advance(spec)
     assert rows(sparkling, spec) == {2: 7, 3: 3}, "older changes that come again bring nothing back"
 

@@ -210,9 +210,8 @@ def test_a_minor_compaction_makes_one_delta_and_keeps_its_tombstones(quick: Worl
     [
         ("quick", "partitioned"),
         ("quick", "broadcast"),
-        pytest.param(
-            "sparkling", "partitioned", marks=pytest.mark.long
-        ),  # by both engines: test_engines.py
+        # by both engines: test_engines.py
+        pytest.param("sparkling", "partitioned", marks=pytest.mark.long),
         pytest.param("sparkling", "broadcast", marks=pytest.mark.long),
     ],
 )

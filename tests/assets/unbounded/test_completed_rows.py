@@ -299,9 +299,8 @@ class History:
         changes = (drawn_unwrapped if self.of_debezium else drawn)(
             self.draw, self.draw.choice([1, 4, 15])
         )
-        if (
-            self.draw.random() < 0.2
-        ):  # what was delivered comes again, as of a producer that does not know
+        # what was delivered comes again, as of a producer that does not know
+        if self.draw.random() < 0.2:
             changes = [
                 (key, op, named) for key, op, named in self.sent[again : again + 6]
             ] or changes

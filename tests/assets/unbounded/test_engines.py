@@ -46,10 +46,8 @@ from tests.assets.unbounded.facts import (
 
 CASES: dict[str, dict[str, Any]] = {
     "by offset": {},
-    "by a column, late changes counted": {
-        "order_by": "at",
-        "keep_tombstones": 4,
-    },  # with dead letters it is the next
+    # with dead letters it is the next
+    "by a column, late changes counted": {"order_by": "at", "keep_tombstones": 4},
     "dead letters": {
         "order_by": "at",
         "keep_tombstones": 4,

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.assets.reading.dataset import Dataset
 
-Interval = tuple[
-    str, int, int, int | None
-]  # (key, value, first second, the second after the last or none)
+# (key, value, first second, the second after the last or none)
+Interval = tuple[str, int, int, int | None]
 
 
 @pytest.fixture

@@ -108,9 +108,8 @@ def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
     world, oracle = plain_world(), Oracle()
     for number, facts in enumerate(batches):
         sent = [*facts, *batches[0]] if number in replays and number else facts
-        if (
-            number in replays and number
-        ):  # what was sent first comes again: it changes nothing that is newer
+        # what was sent first comes again: it changes nothing that is newer
+        if number in replays and number:
             sent = [
                 fact
                 for fact in sent
@@ -141,9 +140,8 @@ def test_by_spark_too_with_deletions_replays_and_compactions(sparkling: World) -
             for _ in range(12)
         ]
         facts += chance.sample(sent, min(len(sent), 4))
-        facts = list(
-            {(fact[0], fact[1]): fact for fact in facts}.values()
-        )  # one fact for each position of a key
+        # one fact for each position of a key
+        facts = list({(fact[0], fact[1]): fact for fact in facts}.values())
         facts = [fact for fact in facts if all(fact == old or fact[:2] != old[:2] for old in sent)]
         sent += facts
         send(world, facts)

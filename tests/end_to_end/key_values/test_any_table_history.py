@@ -241,10 +241,8 @@ class TableMachine(RuleBasedStateMachine):
     @rule(page_size=st.integers(1, 5), with_values=st.booleans())
     def iterate_all(self, page_size: int, with_values: bool) -> None:
         met: list[Any] = []
-        for partition in (
-            0,
-            1,
-        ):  # PDP-39 says which of the two; here it is enough that each key is in one
+        # PDP-39 says which of the two; here it is enough that each key is in one
+        for partition in (0, 1):
             given = {"partitions": [partition], "page_size": page_size}
             met += self.pages(
                 lambda t, state, g=given: (t.all_entries if with_values else t.all_keys)(

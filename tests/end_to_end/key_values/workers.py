@@ -63,9 +63,8 @@ class _Actor:
     def __init__(self, table: Blocking, name: str, notes: Notes) -> None:
         self.table, self.notes = table, notes
         self.random = random.Random(name)
-        self.known: dict[str, KeyVersion | None] = dict.fromkeys(
-            KEYS
-        )  # what it last knew of each key
+        # what it last knew of each key
+        self.known: dict[str, KeyVersion | None] = dict.fromkeys(KEYS)
 
     def act(self, value: str, at_one_moment: bool) -> None:
         key, choice = self.random.choice(KEYS), self.random.random()

@@ -221,9 +221,8 @@ def test_mistakes_of_sql_are_the_same_beside_a_session_and_after_it(
     asked = [("n > 1", False), ("n >", False), ("select n from t", True), ("selec n from t", True)]
     beside = syntax_errors(asked)
     assert [bool(mistake) for mistake in beside] == [False, True, False, True]
-    monkeypatch.setattr(
-        SparkContext, "_active_spark_context", None
-    )  # what PySpark put over py4j stays
+    # what PySpark put over py4j stays
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
     assert syntax_errors(asked) == beside
 
 

@@ -98,6 +98,5 @@ def test_a_quick_command_loads_neither_dagster_nor_spark(
     command: tuple[str, ...], lake: Lake
 ) -> None:
     found = loaded(lake, *command) & (HEAVY | {"child"})
-    assert (
-        found - ({"pandas"} if command[0] == "plan" else set()) == set()
-    )  # pyarrow imports it for a literal
+    # pyarrow imports it for a literal
+    assert found - ({"pandas"} if command[0] == "plan" else set()) == set()

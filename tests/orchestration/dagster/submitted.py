@@ -36,9 +36,8 @@ def charged(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     folder = Path(record["item"])
     if not (folder / "begun").exists():
         writing = folder / f"writing-{os.getpid()}"
-        writing.write_text(
-            str(parent_of(os.getppid()))
-        )  # the executor: that of the daemon of Python's workers
+        # the executor: that of the daemon of Python's workers
+        writing.write_text(str(parent_of(os.getppid())))
         writing.replace(folder / "begun")
     deadline = time.monotonic() + 120
     while not (folder / "go").exists() and time.monotonic() < deadline:

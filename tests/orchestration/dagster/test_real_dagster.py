@@ -76,9 +76,8 @@ def lake(folder: Path) -> Lake:
     small.append(lake, "items", 1, small.ITEMS, marker="v1")
     small.append(lake, "rates", 1, small.RATES)
     small.append(lake, "orders", 1, FIRST)
-    for number, day in enumerate(
-        (DAYS[0], DAYS[2]), 1
-    ):  # the second and the fourth are not delivered
+    # the second and the fourth are not delivered
+    for number, day in enumerate((DAYS[0], DAYS[2]), 1):
         small.append(lake, "prices", number, [("a", float(number))], marker=day)
     return lake
 

@@ -462,9 +462,8 @@ def test_a_restart_stays_as_the_run_would_have_that_a_sensor_or_a_condition_laun
     lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], job: str
 ) -> None:
     config = {"ops": {"copy_step": {"config": {"follow_seconds": 600.0}}}}
-    more = (
-        {"report": {"config": {"day": 3}}} if job == "__ASSET_JOB" else {}
-    )  # of an asset that is not restarted
+    # of an asset that is not restarted
+    more = {"report": {"config": {"day": 3}}} if job == "__ASSET_JOB" else {}
     run = DagsterRun(
         job,
         run_config={"ops": {**config["ops"], **more}},

@@ -156,9 +156,8 @@ def test_metadata_tells_rows_schemas_versions_offsets_and_counters(
 
     small.append(lake, "rates", 2, [("GBP", 1.2)])
     changed = made(run(lake, app))
-    assert (
-        "dagster/row_count" not in changed["datasets/rates_dataset"]
-    )  # a delta: rows are not known without a merge
+    # a delta: rows are not known without a merge
+    assert "dagster/row_count" not in changed["datasets/rates_dataset"]
     assert changed["datasets/rates_dataset"]["adjunct/version"] != rates["adjunct/version"]
 
     again = run(lake, app, Unwanted())

@@ -193,9 +193,8 @@ def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
         "ADJUNCT_SPARK_MASTER": master,
     }
     environment |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
-    dagster = str(
-        Path(sys.executable).with_name("dagster")
-    )  # unlike python -m, it has no folder of its own on the path
+    # unlike python -m, it has no folder of its own on the path
+    dagster = str(Path(sys.executable).with_name("dagster"))
     command = [dagster, "job", "execute", "-d", "code", "-m", "location", "-j", "charges"]
     with (tmp_path / "run.log").open("w") as log:
         op = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)

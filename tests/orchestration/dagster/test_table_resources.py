@@ -46,9 +46,8 @@ def use(context: AssetExecutionContext, machines: TableResource) -> MaterializeR
         table.put("m1", {"machine": "m1", "temperature": 21.5})
         record = table.get("m1")
     context.log.info("asked %r by %r, that is %r", table.table, machines, record)
-    print(
-        machines, machines.function(), table.table.write_function.to_dict()
-    )  # in the run's captured output
+    # in the run's captured output
+    print(machines, machines.function(), table.table.write_function.to_dict())
     (Path(context.instance.root_directory) / "pickled").write_bytes(
         pickle.dumps((machines.function(), table.table))
     )

@@ -114,9 +114,8 @@ def test_an_action_on_a_member_of_a_version_set_is_reported_for_all_members(lab:
 @pytest.mark.lengthy
 def test_discarding_follows_each_datasets_policy_and_a_dry_run_only_lists(lab: Lab) -> None:
     deliver(lab, lab.definitions(ITEMS), 3)
-    defs = lab.definitions(
-        NEWEST_ONLY, PRICES
-    )  # prices was never delivered: there is nothing to discard in it
+    # prices was never delivered: there is nothing to discard in it
+    defs = lab.definitions(NEWEST_ONLY, PRICES)
     dry = job(lab, defs, "shop_discard", "discard_shop", dry_run=True)
     assert dry.success
     assert [version["name"] for version in report(dry)["discarded"]] == ["v1", "v2"]

@@ -209,9 +209,8 @@ def _start(
     pending: dict[str, tuple[str, Request]] = {}
     done: dict[tuple[str, str], str] = {}
     for (task, ssp), request in fanned_out.items():
-        if (
-            ssp in setting.tasks.get(task, ()) and left.get((task, ssp)) == request.id
-        ):  # else it was taken back
+        # else it was taken back
+        if ssp in setting.tasks.get(task, ()) and left.get((task, ssp)) == request.id:
             pending[ssp] = (task, request)
     resolved = {
         s: resolution

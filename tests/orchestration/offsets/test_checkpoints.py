@@ -86,10 +86,8 @@ def test_an_open_batch_and_a_stored_startpoint_are_shown_and_move_nothing(
     assert checkpoint.resolved[S0].offset == "@1"
     assert checkpoint.open is not None
     assert (checkpoint.open.batch, checkpoint.open.run) == (2, "run-2")
-    assert (checkpoint.batch, checkpoint.by) == (
-        1,
-        "run-2",
-    )  # run 2 has stored the startpoint's offset
+    # run 2 has stored the startpoint's offset
+    assert (checkpoint.batch, checkpoint.by) == (1, "run-2")
     json = checkpoint.to_json()
     assert (json["offsets"]["fake.s.0"], json["open"]["batch"]) == ("@4", 2)
 

@@ -367,9 +367,8 @@ def test_a_startpoint_requested_again_rewinds_a_dataset_again(world: World) -> N
     for _ in range(2):
         startpoints = manager(world)
         write_startpoint(startpoints, ssp("one", 0), startpoint, **WHO)
-        write_startpoint(
-            startpoints, ssp("one", 0), startpoint, **WHO
-        )  # nothing new while it waits
+        # nothing new while it waits
+        write_startpoint(startpoints, ssp("one", 0), startpoint, **WHO)
         fan_out_requests(startpoints, world.systems, app, None, OffsetState())
         assert [outcome.action for outcome in apply(world, app, startpoints).reports] == ["rewound"]
         assert fan_out_requests(startpoints, world.systems, app, None, OffsetState()).tasks == {}

@@ -304,9 +304,8 @@ def test_one_that_was_resolved_before_a_crash_is_taken_back_with_its_offset(
     world.run(app)
     asked(world, app, StartpointSpecific(offset="@4"), 0)
 
-    def die(
-        event: StepEvent,
-    ) -> None:  # the first one, "startpoint", is heard when its offset is stored
+    # the first one, "startpoint", is heard when its offset is stored
+    def die(event: StepEvent) -> None:
         raise Crash
 
     with pytest.raises(Crash):

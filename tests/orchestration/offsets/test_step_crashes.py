@@ -189,9 +189,8 @@ def test_an_abandoned_batch_is_read_under_another_number_or_skipped(
     world.fake.write("s", 1, 4)
     (batch,) = world.delivered(app)
     assert batch.number == 3
-    assert batch.epochs == {
-        S0: 1 if skip else 2
-    }  # outputs may have what the abandoned batch read, in epoch 1
+    # outputs may have what the abandoned batch read, in epoch 1
+    assert batch.epochs == {S0: 1 if skip else 2}
     assert batch.read() == {S1: ("@3", "@4")} | ({} if skip else {S0: ("@1", "@3")})
     assert world.fanned_out(app) == {}
     notes = [state.note for _, state in BatchLog(world.lake, "app").history(None) if state.note]

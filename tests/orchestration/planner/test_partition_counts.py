@@ -127,9 +127,8 @@ def test_cases_1_and_2_hold_for_side_inputs_with_the_count_of_the_dataset():
     app = application()
     side = app.table(dataset("t", 8))
     app.input_stream("lake.s2").partition_by("k").join(side, on="k")
-    planned = build_plan(
-        app, catalog(s2=4, t=3)
-    )  # the side input has 3; the dataset is bucketed into 8 all the same
+    # the side input has 3; the dataset is bucketed into 8 all the same
+    planned = build_plan(app, catalog(s2=4, t=3))
     edge = planned.stream("lake.t")
     assert (edge.role, edge.partitions, edge.dataset, edge.count_from) == (
         "side-input",

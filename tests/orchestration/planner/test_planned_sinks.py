@@ -55,9 +55,8 @@ def test_a_system_that_spreads_records_itself_only_needs_a_key_in_one_task():
     assert to_output(16, ["k", "x"], name="kafka.out") == ()
     assert len(to_output(16, "x", name="kafka.out")) == 1
     facts = (StreamFacts("kafka.out", 16, ("k",), "kafka-murmur2"),)
-    assert (
-        to_output(16, "k", name="kafka.out", facts=facts) == ()
-    )  # records that lie by key in Spark's partitions
+    # records that lie by key in Spark's partitions
+    assert to_output(16, "k", name="kafka.out", facts=facts) == ()
 
 
 def to_table(key, prepare=lambda s: s, facts=()):

@@ -53,9 +53,8 @@ def test_a_task_owns_several_partitions_and_the_buckets_that_go_with_them(count)
             int(name.rpartition(".")[2]) for name in task.buckets if name.startswith("d.")
         } == numbers
         assert {ssp.partition for ssp in task.ssps if ssp.stream == "rules"} == {0, 1}
-    assert (
-        execution_plan.operator("input-5").partitions == count
-    )  # one copy of what all tasks read for each of them
+    # one copy of what all tasks read for each of them
+    assert execution_plan.operator("input-5").partitions == count
     assert execution_plan.partitions_by_task()["Task 0"] == frozenset(execution_plan.tasks[0].ssps)
 
 

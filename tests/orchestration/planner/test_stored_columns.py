@@ -70,9 +70,8 @@ def test_what_records_that_are_there_can_not_be_read_with_is_refused(
     expressions: tuple[str, ...], message: str
 ) -> None:
     if expressions == ("k", "x as v"):
-        build_plan(
-            sending(*expressions), world(k="string", v="int")
-        )  # every int is a double: it is widened
+        # every int is a double: it is widened
+        build_plan(sending(*expressions), world(k="string", v="int"))
         expressions, message = ("k", "cast(x as string) as v"), "v is string, was int"
     with pytest.raises(PlanningError, match=message) as caught:
         build_plan(sending(*expressions), world(k="string", v="int"))

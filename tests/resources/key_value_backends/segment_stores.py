@@ -33,9 +33,8 @@ class SegmentStore:
     """`backend()` is a new object each time, as another process would make it."""
 
     backend: Callable[[], SegmentBackend]
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what another process needs to reach it
+    # what another process needs to reach it
+    environment: Mapping[str, str] = field(default_factory=dict)
     in_loop: bool = True  # whether its segments are awaited in an event loop
 
     @contextmanager

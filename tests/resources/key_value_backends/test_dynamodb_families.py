@@ -333,9 +333,8 @@ def test_a_lost_write_is_applied_once_though_families_are_purged_meanwhile(
         await write(segment, key("learns"))
         if trouble == "lost-after":
             await write(other, key("learns"))
-            with pytest.raises(
-                ReplyLostError
-            ):  # who has not sent it does not know its term, and does not guess
+            # who has not sent it does not know its term, and does not guess
+            with pytest.raises(ReplyLostError):
                 await write(other, key("f"), b"mine", ABSENT, token=token, repeated=True)
         version = await write(segment, key("f"), b"mine", ABSENT, token=token, repeated=True)
         (found,) = await segment.get([key("f")])

@@ -520,9 +520,8 @@ def test_deleting_may_be_repeated_and_meet_nothing(backend):
 # Where it lives, and whoever asks
 
 
-@pytest.mark.parametrize(
-    "segment_store", SEGMENT_STORES, indirect=True
-)  # the others are classes of the tests
+# the others are classes of the tests
+@pytest.mark.parametrize("segment_store", SEGMENT_STORES, indirect=True)
 def test_a_backend_is_made_anew_from_its_description_and_its_pickle(
     segment_store, backend, table, handle, run
 ):

@@ -274,9 +274,8 @@ def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)  # the crash, in another thread
+# the crash, in another thread
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_crash_at_any_request_leaves_whole_requests_and_a_table_that_goes_on(run):
     for nth in range(1, 200, rounds(14, 7)):
         for kind in ("crash-before", "crash-after"):

@@ -177,9 +177,8 @@ def test_after_a_repeat_with_a_failed_condition_a_late_first_attempt_does_nothin
     assert handle.stored() == {}
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind != "batch of removals"]
-)  # which waits for nobody
+# which waits for nobody
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "batch of removals"])
 def test_a_first_attempt_that_still_waits_for_a_lock_and_its_repeat_are_done_once(
     kind, segment_store, table, handle, troubled, proxy, postgres_server
 ):

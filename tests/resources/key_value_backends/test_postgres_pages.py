@@ -182,9 +182,8 @@ def test_iterations_that_are_left_leave_nothing_behind(
             kept.append(pages)  # never asked again, and never closed
     assert at_rest(postgres_server) == 1
     assert iterated.call("get", "000", family=FAMILY).value == "a value"
-    iterated.backend.delete(
-        iterated.id, 1
-    )  # it waits for no lock of theirs, which would be held for ever
+    # it waits for no lock of theirs, which would be held for ever
+    iterated.backend.delete(iterated.id, 1)
     with pytest.raises(KeyValueTableNotFoundError):
         iterated.call("get", "000", family=FAMILY)
 

@@ -201,9 +201,8 @@ def test_writers_of_a_table_that_is_deleted_meet_the_error_and_nothing_else(
             surely(
                 handle, Request.of([insert(of(b"%d of %d" % (turn, number))), remove(of(b"none"))])
             )
-            with suppress(
-                TableUnavailableError
-            ):  # a server may be at a loss while a table vanishes
+            # a server may be at a loss while a table vanishes
+            with suppress(TableUnavailableError):
                 handle.get(of(b"0 of 1"))
             under_way.release()
 

@@ -187,9 +187,8 @@ def test_the_first_key_columns_may_be_the_family_and_the_rest_is_the_key(lake: L
     for function in (one, several):
         send(function, Operation(OperationKind.PUT, RowEntries(keys, [{"n": 1}, {"n": 2}])))
         assert numbers(function, *keys) == [1, 2]
-        assert numbers(function, ("LHR", date(2013, 7, 1), Decimal("12.500"), 7)) == [
-            1
-        ]  # an equal key
+        # an equal key
+        assert numbers(function, ("LHR", date(2013, 7, 1), Decimal("12.500"), 7)) == [1]
     assert list(stored(lake, "one")) == [
         ("LHR", '["2013-07-01","0.00",-1]'),
         ("LHR", '["2013-07-01","12.50",7]'),

@@ -241,9 +241,8 @@ def test_collecting_deletes_what_no_namespace_reaches_and_nothing_else(
     reached = {page.key for name in (named(lake), others) for page in name.read().document.pages}
     assert pages > reached
 
-    assert (
-        MetadataStore(lake).collect() == 0
-    )  # it is all too young: somebody may be about to commit it
+    # it is all too young: somebody may be about to commit it
+    assert MetadataStore(lake).collect() == 0
     deleted = MetadataStore(
         on_clock(lake, lambda: datetime.now(UTC) + timedelta(hours=2))
     ).collect()

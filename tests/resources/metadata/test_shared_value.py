@@ -47,9 +47,8 @@ def test_a_change_costs_one_request_where_nobody_else_made_one() -> None:
     assert asked == ["get", "put_if_absent", *["put_if_match"] * 4]
     mine.forget()
     assert mine.transact(add_one) == 6
-    assert (
-        mine.transact(lambda data: (None, json.loads(data or b"{}")["count"])) == 6
-    )  # nothing written
+    # nothing written
+    assert mine.transact(lambda data: (None, json.loads(data or b"{}")["count"])) == 6
 
 
 def test_of_changes_at_once_none_is_lost(tmp_path: Path) -> None:
@@ -108,7 +107,6 @@ def test_runs_that_lease_at_once_get_stretches_that_do_not_meet(
     ordered = sorted(leased, key=lambda stretch: stretch.start)
     assert len(ordered) > 5
     assert all(one.end <= other.start + 1e-6 for one, other in pairwise(ordered))
-    assert (
-        sum(one.end - one.start for one in ordered) <= 1.5 + 1e-6
-    )  # half a second that came in, and one ahead
+    # half a second that came in, and one ahead
+    assert sum(one.end - one.start for one in ordered) <= 1.5 + 1e-6
     assert [item.key for item in lake.store.list("metadata/")] == ["metadata/budgets/b/write.json"]

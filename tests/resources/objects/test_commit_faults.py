@@ -234,9 +234,8 @@ def test_a_folder_that_can_not_be_synced_after_the_swap_is_a_commit(
     written = os.fsync
     calls: list[int] = []
 
-    def failing(
-        file: int,
-    ) -> None:  # the fourth is the folder of the pointer, which has its name by then
+    # the fourth is the folder of the pointer, which has its name by then
+    def failing(file: int) -> None:
         calls.append(file)
         if len(calls) == 4:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

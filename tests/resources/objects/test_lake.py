@@ -425,11 +425,8 @@ def test_a_lost_reply_to_the_first_write_is_no_store_without_conditional_writes(
     for nth in (1, 2, 3):
         inner = InMemoryStore()
         lake = lake_in(FaultyStore(inner, [Fault(request_, nth, kind)]))
-        if (request_, nth, kind) == (
-            "put_if_absent",
-            3,
-            "lost-before",
-        ):  # the document itself: nothing is made
+        # the document itself: nothing is made
+        if (request_, nth, kind) == ("put_if_absent", 3, "lost-before"):
             with pytest.raises(StoreUnavailableError):
                 lake.store.put("x", b"1")
         lake.store.put("x", b"1")

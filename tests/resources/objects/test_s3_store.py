@@ -130,9 +130,8 @@ def test_a_commit_gets_through_trouble_exactly_once(
     log = CommitLog(store, "streams/x", "stream")
     last = None
     for n in range(3):
-        troubled.next(
-            "PUT", *([None, trouble] if n else [trouble])
-        )  # at the pointer, or at the manifest
+        # at the pointer, or at the manifest
+        troubled.next("PUT", *([None, trouble] if n else [trouble]))
         last = log.commit(last, {"n": n}, by="tests")
     assert [commit.body["n"] for commit in log.history()] == [2, 1, 0]
 

@@ -144,9 +144,8 @@ def test_two_that_append_the_same_sequence_with_old_and_new_columns_add_it_once(
     new.race = lambda: old.append("s", less, producer="app", sequence=1)
     assert new.append("s", more, producer="app", sequence=1).duplicate
     old.race = lambda: new.append("s", more, producer="app", sequence=2)
-    with pytest.raises(
-        SchemaMismatchError
-    ):  # it knows no note: whether that is the same nobody can tell
+    # it knows no note: whether that is the same nobody can tell
+    with pytest.raises(SchemaMismatchError):
         old.append("s", less, producer="app", sequence=2)
     assert [row[3] for row in read(new)] == [None, "x"]
 

@@ -340,9 +340,8 @@ def test_what_replaced_dropped_appends_is_known_after_retention(world: World, cl
     world.streams.configure("out", retention=Retention(max_age=timedelta(days=1)), compaction=None)
     world.batch("app", [(0, 0, 4, 1)], [0])
     clock.forward(days=2)
-    world.batch(
-        "app", [(0, 0, 4, 0)], [1]
-    )  # the main position came to what a bounded replay had read ahead
+    # the main position came to what a bounded replay had read ahead
+    world.batch("app", [(0, 0, 4, 0)], [1])
     world.streams.maintain("out")
     assert world.latest() == world.expected() == []
 

@@ -108,9 +108,8 @@ def test_only_runs_of_small_neighbours_are_merged() -> None:
     sizes = [10, 10, 10, 90, 10, 10, 90, 40, 40, 40, 10, 10]
     segments = [segment(i, size) for i, size in enumerate(sizes)]
     runs = [[s.id for s in run] for run in plan_merges(segments, policy)]
-    assert runs == [
-        [0, 1, 2]
-    ]  # 90 is no small one; two are too few; 40 outweighs the 10 and 10 after it
+    # 90 is no small one; two are too few; 40 outweighs the 10 and 10 after it
+    assert runs == [[0, 1, 2]]
     assert plan_merges(segments, None) == []
 
 

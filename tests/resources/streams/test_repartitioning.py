@@ -121,9 +121,8 @@ def test_a_rewritten_stream_holds_the_same_of_each_key_and_version(
         rows = [(key, 100 * number + at) for at, key in enumerate(keys)]
         if what in ("send", "version"):
             send(streams, number, *rows, version=f"v{number}" if what == "version" else None)
-        elif (
-            what == "marks"
-        ):  # partition after partition, with records of the next version in between
+        # partition after partition, with records of the next version in between
+        elif what == "marks":
             for p in range(before):
                 sequence = 1000 + number * 10 + p
                 streams.append_markers(

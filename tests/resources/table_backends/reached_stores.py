@@ -46,9 +46,8 @@ class Reached:
     stop: Callable[[], None] = lambda: None
     start: Callable[[], None] = lambda: None
 
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what another process needs to reach it
+    # what another process needs to reach it
+    environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Callable[[str], dict[str, Any]] | None = (
         None  # of a function that can't be described as it is here
     )

@@ -132,9 +132,8 @@ def test_an_increment_whose_answer_was_lost_counts_once(reached, proxy):
 
     async def writing():
         async with table_over(reached.store(name, proxy.port), idempotent=True) as table:
-            await done(
-                table, counting(messages(5, keys=1)["lake.clicks.0"][:1])
-            )  # it is connected, and there
+            # it is connected, and there
+            await done(table, counting(messages(5, keys=1)["lake.clicks.0"][:1]))
             proxy.next("lost-after", holding=reached.commits[0])
             await done(table, counting([message for message in batch if message.key != "k0"]))
             return table.metrics.retries

@@ -168,10 +168,8 @@ def _operations(draw, conditions):
             _values["n"] if conditions.newest_by == "n" else st.integers(0, 9).map(_late)
         )
         entries = dataclasses.replace(entries, marks=marks, newest=newest)
-        if conditions.newest_by and kind in (
-            PUT,
-            ABSENT,
-        ):  # the time stands in the record, as a stream has it
+        # the time stands in the record, as a stream has it
+        if conditions.newest_by and kind in (PUT, ABSENT):
             entries = dataclasses.replace(
                 entries,
                 values=[
@@ -631,9 +629,8 @@ def test_two_processes_count_exactly_while_the_server_is_killed_and_started(new_
         adding = [pool.submit(_add_through_restarts, *each) for each in given]
         kills = 0
         while futures.wait(adding, 0.1).not_done and kills < 4:
-            if send(table, Operation(GET, RowEntries(["k0"])))[0].records != [
-                None
-            ]:  # they have begun
+            # they have begun
+            if send(table, Operation(GET, RowEntries(["k0"])))[0].records != [None]:
                 server.restart(kill=True)
                 kills += 1
         assert sum(each.result(120) for each in adding) > 0, "a kill has hit requests under way"

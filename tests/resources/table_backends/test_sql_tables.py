@@ -386,9 +386,8 @@ def _count(declaration: bytes, writer: int) -> int:
             )
             for _ in range(2):
                 outcomes = await store.send(operation)
-                while any(
-                    problem.may_pass for problem in outcomes.problems.values()
-                ):  # as the retry layer does
+                # as the retry layer does
+                while any(problem.may_pass for problem in outcomes.problems.values()):
                     outcomes = await store.send(operation)
                 begun += outcomes.defaults_put
         return begun

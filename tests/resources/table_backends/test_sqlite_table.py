@@ -413,9 +413,8 @@ def test_a_change_of_the_table_by_others_is_seen_after_one_error(tmp_path):
         with sqlite3.connect(tmp_path / "t.sqlite") as connection:
             connection.execute("ALTER TABLE t RENAME id TO key")
         with pytest.raises(TableError, match="no such column: id"):
-            table.delete(
-                "id"
-            )  # which would equal the key of every row, if SQLite took the name for a text
+            # which would equal the key of every row, if SQLite took the name for a text
+            table.delete("id")
 
 
 def test_a_pickled_function_opens_the_same_file_from_another_folder(tmp_path, monkeypatch):

@@ -149,9 +149,8 @@ def test_a_demand_whose_task_is_gone_is_not_served(serve: Callable[..., CreditSe
         await asyncio.sleep(0.5)
         asking.cancel()
         await greedy.close()
-        await asyncio.wait_for(
-            modest.acquire(budget, 10), 120
-        )  # the other's demand would take 1,000 s
+        # the other's demand would take 1,000 s
+        await asyncio.wait_for(modest.acquire(budget, 10), 120)
         await modest.close()
 
     asyncio.run(work())

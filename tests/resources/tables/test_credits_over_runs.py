@@ -94,9 +94,8 @@ def test_what_nobody_uses_expires() -> None:
     world.pass_(20)
     woke = world.now
     world.pass_(1)
-    assert (
-        sum(credits for time, credits in world.spent if time > woke) <= 100 + 50 + 10
-    )  # and not 20 s of them
+    # and not 20 s of them
+    assert sum(credits for time, credits in world.spent if time > woke) <= 100 + 50 + 10
 
 
 def test_stretches_of_time_are_never_leased_twice_whatever_clocks_say() -> None:

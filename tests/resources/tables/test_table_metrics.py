@@ -96,9 +96,8 @@ def test_counting_is_a_few_calls_whatever_was_counted_before():
             count()
         finally:
             sys.setprofile(None)
-        return (
-            sum(event in ("call", "c_call") for event in made) - 2
-        )  # of `count` itself, and of ending the profile
+        # of `count` itself, and of ending the profile
+        return sum(event in ("call", "c_call") for event in made) - 2
 
     assert calls(lambda: None) == 0
     assert calls(lambda: meter.add("retries")) <= 3

@@ -197,9 +197,8 @@ def test_a_function_that_cannot_put_if_absent_gets_no_defaults_in_silence():
         table_over(function, defaults_may_overwrite=True).update_messages(message, WITH_DEFAULTS)
     )
     assert function.records == {"a": {"m": 0, "n": 1}}
-    asyncio.run(
-        table.update_messages([("a", UpdateMessage({"n": 2}))], WITH_DEFAULTS)
-    )  # nothing to put
+    # nothing to put
+    asyncio.run(table.update_messages([("a", UpdateMessage({"n": 2}))], WITH_DEFAULTS))
     assert function.records == {"a": {"m": 0, "n": 2}}
 
 

@@ -254,11 +254,8 @@ def test_a_tombstone_has_its_key_and_nothing_else() -> None:
     topic = KafkaTopic(value=Json("tailnum STRING, seats INT"), key=KeyText("tailnum"))
     given = [b'{"tailnum":"N1","seats":3}', None, b'{"seats":4}']
     batch = create_decoder(topic, STREAM)(batch_of(given, keys=[b"other", b"N2", b"N3"]))
-    assert batch.column("tailnum").to_pylist() == [
-        "N1",
-        "N2",
-        None,
-    ]  # the value wins, where there is one
+    # the value wins, where there is one
+    assert batch.column("tailnum").to_pylist() == ["N1", "N2", None]
     assert batch.column("seats").to_pylist() == [3, None, 4]
     assert batch.column("__tombstone").to_pylist() == [False, True, False]
 

@@ -261,9 +261,8 @@ def test_a_bounded_dataset_is_made_of_the_versions_on_a_topic(
 
     zero = SystemStreamPartition("kafka", "planes", 0)
     begins = int(system.upcoming([zero])[zero])
-    read = (
-        StoredVersions(system.lake, planes).require_manifest().offsets[str(zero)]
-    )  # before a transaction's own record
+    # before a transaction's own record
+    read = StoredVersions(system.lake, planes).require_manifest().offsets[str(zero)]
     fleet = {f"N{number}": number for number in range(20)}
     send(4, "v3", **fleet)
     cut = TopicPartition(declared.topic, 0, begins + 1)  # one record of v3, in one partition
