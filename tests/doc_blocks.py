@@ -99,7 +99,7 @@ class PageReader:
         self._folder = folder
         self._log = log.open("w", encoding="utf-8")
         self._session: subprocess.Popen[str] | None = None
-        self._said: str | None = None
+        self._message: str | None = None
         ours = ("ADJUNCT_", "AWS_", "DAGSTER")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         self._environment = {
@@ -129,16 +129,16 @@ class PageReader:
     def follow(self, block: Block) -> None:
         """Do what a reader does with this block; fails with what went wrong, and where."""
         if not block.run:
-            self._said = None
+            self._message = None
         elif block.file is not None:
             (self._folder / block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
-            self._said = self._typed(block)
+            self._message = self._typed(block)
         elif block.language in ("console", "sh"):
-            self._said = self._commanded(block)
-        elif block.language == "text" and self._said is not None:
-            assert printed(block.text, self._said), (
-                f"{block.place}: the page shows\n{block.text}\nand this was printed\n{self._said}"
+            self._message = self._commanded(block)
+        elif block.language == "text" and self._message is not None:
+            assert printed(block.text, self._message), (
+                f"{block.place}: the page shows\n{block.text}\nand this was printed\n{self._message}"
             )
 
     def _commanded(self, block: Block) -> str:
@@ -183,9 +183,9 @@ class PageReader:
         return str(output)
 
 
-def printed(shown: str, output: str) -> bool:
+def printed(displayed: str, output: str) -> bool:
     """Whether what a page shows was printed; spaces count as one, and `…` stands for anything."""
-    parts = [re.escape(_flat(part)).strip() for part in shown.split("…")]
+    parts = [re.escape(_flat(part)).strip() for part in displayed.split("…")]
     return re.search(r"\s*.*?\s*".join(parts), _flat(output), re.DOTALL) is not None
 
 

@@ -165,10 +165,10 @@ class FaultyStore:
             if self._crashed:
                 raise Crash(f"{request} {key} after the crash")
             self.requests.append((request, key))
-            met = [fault for fault in self.plan if fault.is_of(request, key)]
+            matched = [fault for fault in self.plan if fault.is_of(request, key)]
             return [
                 fault
-                for fault in met
+                for fault in matched
                 if sum(fault.is_of(*made) for made in self.requests) == fault.nth
             ]
 

@@ -22,8 +22,8 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 
 
 def _main(folder: str, python: str, arguments: list[str]) -> None:
-    told = arguments[0] if arguments else "-"
-    if told.startswith("-") and told not in {"-c", "-m"}:
+    reported = arguments[0] if arguments else "-"
+    if reported.startswith("-") and reported not in {"-c", "-m"}:
         os.execv(python, [python, *arguments])
     files = [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208
     files = [file for file in files if _is_open(file)]
@@ -35,8 +35,8 @@ def _main(folder: str, python: str, arguments: list[str]) -> None:
     }
     text = json.dumps({**asked, "program": f"{folder}/bin/python"}).encode()
     with _connected(folder, python) as connection:
-        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
-        connection.sendmsg([struct.pack("!i", len(text))], beside)
+        nearby = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
+        connection.sendmsg([struct.pack("!i", len(text))], nearby)
         # it may be ready, and signalled, before this one is
         signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         connection.sendall(text)
@@ -83,8 +83,8 @@ def _connected(folder: str, python: str) -> socket.socket:
 def _start(python: str) -> None:
     if os.path.exists(_SOCKET):  # noqa: PTH110
         return
-    with open("environment.json", encoding="utf-8") as told:  # noqa: PTH123
-        environment = json.load(told)
+    with open("environment.json", encoding="utf-8") as reported:  # noqa: PTH123
+        environment = json.load(reported)
     if not os.fork():
         os.setsid()
         log = os.open("pythons.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -95,9 +95,9 @@ def _serve() -> dict[str, Any]:
                     with suppress(OSError):
                         connection.sendall(struct.pack("!i", signal.SIGKILL))
                 sys.exit()
-            elif told := asking[key.data].recv(4):
+            elif reported := asking[key.data].recv(4):
                 with suppress(ProcessLookupError):
-                    os.kill(key.data, *struct.unpack("!i", told))
+                    os.kill(key.data, *struct.unpack("!i", reported))
             else:
                 _kill(key.data)
                 selector.unregister(key.fileobj)
@@ -105,8 +105,8 @@ def _serve() -> dict[str, Any]:
 
 def _received(connection: socket.socket) -> dict[str, Any]:
     files = array.array("i")
-    data, beside, *_ = connection.recvmsg(4, socket.CMSG_SPACE(_MOST_FILES * files.itemsize))
-    for _, _, sent in beside:
+    data, nearby, *_ = connection.recvmsg(4, socket.CMSG_SPACE(_MOST_FILES * files.itemsize))
+    for _, _, sent in nearby:
         files.frombytes(sent)
     (length,) = struct.unpack("!i", data)
     text = b""

@@ -41,11 +41,11 @@ def _main(folder: Path, arguments: list[str]) -> None:
         os.execv(f"{real}/bin/spark-submit", ["spark-submit", *arguments])
     place, jvm = claimed
     gateway = _prepared(jvm, asked)
-    told = Path(os.environ["_PYSPARK_DRIVER_CONN_INFO_PATH"])
+    reported = Path(os.environ["_PYSPARK_DRIVER_CONN_INFO_PATH"])
     secret = jvm["secret"].encode()
-    beside = told.with_name("being-written")
-    beside.write_bytes(struct.pack("!ii", jvm["port"], len(secret)) + secret)
-    beside.replace(told)
+    nearby = reported.with_name("being-written")
+    nearby.write_bytes(struct.pack("!ii", jvm["port"], len(secret)) + secret)
+    nearby.replace(reported)
     sys.stdin.buffer.read()
     # at the end of the tests the JVM may be gone; else it is reset before it is lent again
     with suppress(Exception):
@@ -79,10 +79,10 @@ def _jvm_of(file: Path, folder: Path, real: str) -> dict[str, Any]:
             return jvm
         with suppress(ProcessLookupError):
             os.kill(jvm["pid"], signal.SIGKILL)
-    told = file.with_suffix(".told")
-    told.unlink(missing_ok=True)
+    reported = file.with_suffix(".told")
+    reported.unlink(missing_ok=True)
     environment: dict[str, str] = json.loads((folder / "environment.json").read_text("utf-8"))
-    environment["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(told)
+    environment["_PYSPARK_DRIVER_CONN_INFO_PATH"] = str(reported)
     process = subprocess.Popen(
         [f"{real}/bin/spark-submit", "pyspark-shell"],
         stdin=os.open(folder / "lifeline", os.O_RDONLY),
@@ -92,11 +92,11 @@ def _jvm_of(file: Path, folder: Path, real: str) -> dict[str, Any]:
         cwd=folder,
         start_new_session=True,
     )
-    while not told.exists():
+    while not reported.exists():
         if process.poll() is not None:
             sys.exit(f"a JVM for tests did not start: see {file.with_suffix('.log')}")
         time.sleep(0.02)
-    data = told.read_bytes()
+    data = reported.read_bytes()
     port, length = struct.unpack("!ii", data[:8])
     jvm = {"pid": process.pid, "port": port, "secret": data[8 : 8 + length].decode()}
     file.write_text(json.dumps(jvm), "utf-8")

@@ -62,16 +62,16 @@ def expected(backend: SegmentBackend) -> dict[str, int | None]:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_the_page_tells_the_limits_of_each_backend(name: str) -> None:
+def test_the_page_reports_the_limits_of_each_backend(name: str) -> None:
     (_, *names), _, *rows = rows_of("Limits")
     place = names.index(name) + 1
-    told = {
+    reported = {
         row[0]: None if row[place] == "any" else int(row[place].replace(",", "")) for row in rows
     }
-    assert told == expected(BACKENDS[name]())
+    assert reported == expected(BACKENDS[name]())
 
 
-def test_the_page_tells_the_most_partitions() -> None:
+def test_the_page_reports_the_most_partitions() -> None:
     KeyValueTableConfiguration(65_536)
     with pytest.raises(ConfigurationError):
         KeyValueTableConfiguration(65_537)
@@ -80,10 +80,10 @@ def test_the_page_tells_the_most_partitions() -> None:
 def test_the_bytes_that_the_page_shows_are_those_that_are_stored() -> None:
     lines = [match for line in PAGE.splitlines() if (match := GOLDEN.match(line))]
     assert len(lines) == 6
-    for shown in lines:
-        family, key = shown["family"].strip(), shown["key"].strip().encode()
+    for displayed in lines:
+        family, key = displayed["family"].strip(), displayed["key"].strip().encode()
         prefix = b"" if family == "None" else family_prefix(family)
         stored = table_key(prefix, key)
-        assert stored == bytes.fromhex(shown["stored"])
-        assert partition_of(prefix or stored, 16) == int(shown["of_16"])
-        assert partition_of(prefix or stored, 2**52) == int(shown["hash"], 16)
+        assert stored == bytes.fromhex(displayed["stored"])
+        assert partition_of(prefix or stored, 16) == int(displayed["of_16"])
+        assert partition_of(prefix or stored, 2**52) == int(displayed["hash"], 16)

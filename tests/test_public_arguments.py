@@ -519,7 +519,7 @@ def test_a_mistake_inside_of_a_setting_is_at_the_users_line() -> None:
     assert str(caught.value).startswith(f"{__file__}:")  # the working directory is another one
 
 
-def test_values_of_variables_that_name_a_secret_are_shown() -> None:
+def test_values_of_variables_that_name_a_secret_are_displayed() -> None:
     with pytest.raises(ConfigurationError, match="password_env is 5"):
         public.RedisTable("t", key="id", columns={"id": "int"}, password_env=5)
 

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
-def test_code_of_users_has_the_types_that_it_says_and_mistakes_are_told() -> None:
+def test_code_of_users_has_the_types_that_it_says_and_mistakes_are_reported() -> None:
     # An expected error that is not told is an unused comment, which --strict reports.
     command = [sys.executable, "-m", "mypy", "--strict", "tests/typing"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    reported = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert reported.returncode == 0, reported.stdout + reported.stderr

@@ -88,7 +88,7 @@ def test_a_truncated_version_whose_marker_states_no_count_is_never_complete() ->
     assert answer == ({P0: 10, P1: 10}, ("v2",))
 
 
-def test_what_is_lost_is_not_told_before_every_partition_says_what_it_has_next() -> None:
+def test_what_is_lost_is_not_reported_before_every_partition_says_what_it_has_next() -> None:
     offsets, oldest = {P0: 0, P1: 0}, {P0: 6, P1: 0}
     assert resumed(offsets, oldest, [marker(P1, 5, "v1")], {}) == IncompleteVersion(None, (P0,))
     ahead = [marker(P0, 9, "v2", 3), marker(P1, 5, "v1")]
@@ -154,7 +154,7 @@ class History:
     """
 
     rows: tuple[tuple[int, ...], ...]
-    told: tuple[bool, ...]
+    reported: tuple[bool, ...]
     read: int
     cut: tuple[float, ...]
 
@@ -173,7 +173,9 @@ class History:
             if version >= len(rows) or oldest > begins:
                 return False
             proof = (
-                self.told[version] or oldest < begins or oldest <= self.begins(partition, self.read)
+                self.reported[version]
+                or oldest < begins
+                or oldest <= self.begins(partition, self.read)
             )
             if not proof:
                 return False
@@ -202,7 +204,7 @@ def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(
     history = replace(history, read=min(history.read, *map(len, history.rows)))
     ssps = [SystemStreamPartition("lake", "planes", p) for p in range(len(history.rows))]
     markers = [
-        marker(ssp, history.begins(p, n) + rows, f"v{n}", rows if history.told[n] else None)
+        marker(ssp, history.begins(p, n) + rows, f"v{n}", rows if history.reported[n] else None)
         for p, ssp in enumerate(ssps)
         for n, rows in enumerate(history.rows[p])
         if history.begins(p, n) + rows >= history.oldest(p)
@@ -400,7 +402,7 @@ def test_a_marker_that_comes_again_alone_is_no_version_without_records(
 
 
 @pytest.mark.parametrize("versions", [1, 3], ids=["as long as the first", "longer than the first"])
-def test_a_stream_made_anew_is_refused_however_long_it_is(aging: Aging, versions: int) -> None:
+def test_a_stream_recreated_is_refused_however_long_it_is(aging: Aging, versions: int) -> None:
     deliver(aging, 1)
     aging.advance(PLANES)
     aging.lake.store.delete_many([item.key for item in aging.lake.store.list(f"streams/{NAME}/")])
@@ -413,7 +415,7 @@ def test_a_stream_made_anew_is_refused_however_long_it_is(aging: Aging, versions
     assert served(aging.lake) == whole(1)
 
 
-def test_a_stream_made_anew_with_other_partitions_is_refused_as_another_stream(
+def test_a_stream_recreated_with_other_partitions_is_refused_as_another_stream(
     aging: Aging,
 ) -> None:
     deliver(aging, 1)
@@ -437,11 +439,11 @@ def test_a_redelivery_of_equal_size_is_reported_with_the_way_to_publish_it(aging
         {"redelivered": 4},
         whole(1),
     )
-    told = (
+    reported = (
         "v1' was delivered again: its 4 record(s) are dropped, and it is unknown whether they equal"
         " the first delivery"
     )
-    assert told in report.summary()
+    assert reported in report.summary()
     assert "new version name" in report.summary()
     assert next(iter(StoredVersions(aging.lake, NAME).history(limit=1))).reason == "; ".join(
         report.warnings
@@ -450,7 +452,7 @@ def test_a_redelivery_of_equal_size_is_reported_with_the_way_to_publish_it(aging
     deliver(aging, 2)
     report = aging.advance(PLANES)
     assert (report.action, served(aging.lake)) == ("sealed", whole(2))
-    assert told in report.summary(), "also where a new version comes behind it"
+    assert reported in report.summary(), "also where a new version comes behind it"
 
 
 def test_a_delivery_with_equal_checksums_in_all_markers_is_known_to_be_equal(aging: Aging) -> None:

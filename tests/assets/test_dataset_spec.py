@@ -29,7 +29,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameErro
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 
 
-def test_a_bounded_dataset_is_partitioned_by_its_whole_key_unless_told():
+def test_a_bounded_dataset_is_partitioned_by_its_whole_key_unless_reported():
     planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8)
     assert (planes.kind, planes.key, planes.partition_by, planes.partitions) == (
         "bounded",
@@ -204,7 +204,7 @@ def test_a_snapshot_that_can_not_work_is_rejected(declare, argument):
     assert caught.value.argument == argument
 
 
-def test_a_bulk_snapshot_can_be_declared_anew_with_another_field():
+def test_a_bulk_snapshot_can_be_declared_again_with_another_field():
     snapshot = ParquetSnapshot("x", position={"0": 1, "1": "2"})
     assert replace(snapshot, url="y") == ParquetSnapshot("y", position={"0": "1", "1": "2"})
 

@@ -52,7 +52,9 @@ def test_datasets_are_listed_and_described_from_what_is_stored(world: World) -> 
     json.dumps(described)
 
 
-def test_a_dataset_whose_manifest_can_not_be_read_is_listed_beside_the_others(world: World) -> None:
+def test_a_dataset_whose_manifest_can_not_be_read_is_listed_next_to_the_others(
+    world: World,
+) -> None:
     sealed(world)
     world.stream("crews", Schema.of(tailnum="string", seats="int"), ["tailnum"], 2)
     world.advance(bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2))

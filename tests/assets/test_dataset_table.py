@@ -184,7 +184,7 @@ def test_a_join_with_a_dataset_by_another_key_is_refused_before_a_batch(world: W
     assert application_state(world.lake, "seats").open is None
 
 
-def test_what_is_not_there_is_said_and_comes_when_it_is_published(world: World) -> None:
+def test_what_is_not_there_is_reported_and_comes_when_it_is_published(world: World) -> None:
     function = DatasetTable(world.lake, "nosuch")
     with of(function) as table, pytest.raises(DatasetNotFoundError):
         table.get("N1")

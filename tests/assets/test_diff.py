@@ -158,7 +158,7 @@ def keys(table: pa.Table, key: list[str]) -> set[Row]:
     return {tuple(entry.values()) for entry in table.select(key).to_pylist()}
 
 
-def test_a_key_that_stands_twice_is_refused() -> None:
+def test_a_key_that_is_there_twice_is_refused() -> None:
     store = InMemoryStore()
     rows: list[Row] = [("N1", 1, "x"), ("N1", 2, "x"), ("N2", 2, "x")]
     twice = view_of(store, rows, schema=PLANES, key=["tailnum"], number=1)

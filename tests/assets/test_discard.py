@@ -113,7 +113,7 @@ def manifest_of(
     doomed: tuple[str, ...] = (),
 ) -> DatasetManifest:
     by_number = {version.number: version for version in refs}
-    shown = by_number[pinned or head]
+    displayed = by_number[pinned or head]
     pin = Pin(version=by_number[pinned].id, reason="audit", by="ada", at=NOW) if pinned else None
     declaration = DatasetDeclaration(
         kind="bounded",
@@ -126,9 +126,9 @@ def manifest_of(
         order=order,
     )
     sealed = SealedVersion(
-        id=shown.id,
-        number=shown.number,
-        name=shown.name,
+        id=displayed.id,
+        number=displayed.number,
+        name=displayed.name,
         sealed_at=LONG_AGO,
         columns=Schema.of(k="string"),
         key=("k",),
@@ -137,7 +137,7 @@ def manifest_of(
         positioned=False,
         rows=0,
         offsets={},
-        generations=(Generation(shown.number, shown.folders[0], ()),),
+        generations=(Generation(displayed.number, displayed.folders[0], ()),),
     )
     return BoundedManifest(
         name="planes", declaration=declaration, version=sealed, head=by_number[head].id, pin=pin,
@@ -357,11 +357,11 @@ def test_an_expired_pin_ends_with_the_discard_and_a_running_one_does_not(planes:
     assert discard(planes.lake, NAME, AT_ONCE, by="test").unpinned is None
     assert served(planes.lake) == whole(1)
     pin_that_has_ended(store, "v1")
-    told = discard(planes.lake, NAME, AT_ONCE, by="test", dry_run=True)
-    assert told.unpinned == old
+    reported = discard(planes.lake, NAME, AT_ONCE, by="test", dry_run=True)
+    assert reported.unpinned == old
     assert store.require_manifest().pin is not None
     report = discard(planes.lake, NAME, AT_ONCE, by="test")
-    assert (report.unpinned, report.discarded) == (old, told.discarded)
+    assert (report.unpinned, report.discarded) == (old, reported.discarded)
     assert (served(planes.lake), retained(planes)) == (whole(2), ["v2"])
     assert [(entry.action, entry.version, entry.reason) for entry in store.history()][2] == (
         "unpin",
@@ -424,23 +424,27 @@ def everything(world: World) -> tuple[str, ...]:
 
 
 @pytest.mark.lengthy
-def test_a_dry_run_tells_what_would_go_and_why_and_changes_nothing(planes: World) -> None:
+def test_a_dry_run_reports_what_would_go_and_why_and_changes_nothing(planes: World) -> None:
     everything(planes)
     before = objects(planes.lake)
-    told = discard(planes.lake, NAME, AT_ONCE, by="test", dry_run=True)
+    reported = discard(planes.lake, NAME, AT_ONCE, by="test", dry_run=True)
     after = objects(planes.lake)
     clock = f"datasets/{NAME}/clock"
     after.pop(clock)
     assert after == before
-    assert told.dry_run
-    assert "would discard 4 version(s); 1 leftover(s)" in told.summary()
+    assert reported.dry_run
+    assert "would discard 4 version(s); 1 leftover(s)" in reported.summary()
     done = discard(planes.lake, NAME, AT_ONCE, by="test")
-    assert (done.discarded, done.kept, done.garbage) == (told.discarded, told.kept, told.garbage)
-    told_json = told.to_json()
-    assert {version["name"]: version["reason"] for version in told_json["discarded"]}[
+    assert (done.discarded, done.kept, done.garbage) == (
+        reported.discarded,
+        reported.kept,
+        reported.garbage,
+    )
+    reported_json = reported.to_json()
+    assert {version["name"]: version["reason"] for version in reported_json["discarded"]}[
         "v6"
     ] == "rejected, older than 0:00:00"
-    assert told_json["dry_run"] is True
+    assert reported_json["dry_run"] is True
 
 
 @pytest.mark.lengthy
@@ -650,7 +654,7 @@ def test_two_discards_at_once_do_what_one_does(planes: World) -> None:
             break
 
 
-def test_what_is_doomed_and_leased_is_spared_told_and_deleted_later(planes: World) -> None:
+def test_what_is_doomed_and_leased_is_spared_reported_and_deleted_later(planes: World) -> None:
     old, _ = publish(planes, 1, 2)
     view, held = StoredVersions(planes.lake, NAME).version(old), []
     # Between the reading of leases for the decision and the commit of the doomed.

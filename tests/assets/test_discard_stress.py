@@ -57,7 +57,7 @@ def publish_and_discard_under_readers(
     deliver(world, 1)
     assert world.advance(SPEC).action == "sealed"
     with ExitStack() as running:
-        readers, met = running.enter_context(reading(url, env, READERS, pause))
+        readers, matched = running.enter_context(reading(url, env, READERS, pause))
         gone: queue.Queue[str] = queue.Queue()
         problems = [running.enter_context(discarding(url, gone)) for _ in range(collectors)]
         for first in range(2, VERSIONS + 1, 2):
@@ -65,7 +65,7 @@ def publish_and_discard_under_readers(
             for number in numbers:
                 deliver(world, number)
             assert len(world.advance(SPEC).sealed) == len(numbers)
-            while met.get(timeout=PATIENCE) not in {*numbers, -1}:
+            while matched.get(timeout=PATIENCE) not in {*numbers, -1}:
                 pass
         discarded = [gone.get(timeout=PATIENCE) for _ in range(1, VERSIONS)]
     assert [seen.problem for seen in readers] == [""] * len(READERS)

@@ -108,7 +108,7 @@ def test_a_rejected_version_that_comes_again_with_other_counts_stops_nothing(pla
     assert plain.advance(PRICES).action == "sealed"
 
 
-def test_a_version_that_was_refused_before_it_was_built_is_not_said_to_be_forceable(
+def test_a_version_that_was_refused_before_it_was_built_is_not_reported_as_forceable(
     plain: World,
 ) -> None:
     plain.mark("prices", "v1", [0, 1], {0: 7, 1: 7})

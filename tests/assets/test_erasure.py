@@ -311,10 +311,10 @@ def test_history_goes_on_telling_who_did_what_without_the_key(people: World) -> 
     store_of(people).rollback(reason="v2 is wrong", by="bob")
     report = erase_keys(people.lake, "people", [SECRET], **WHY)
     assert report.redacted >= 3
-    told = [(entry.action, entry.by) for entry in store_of(people).history()]
-    assert told[:2] == [("expire", "ada"), ("erase", "ada")]
-    assert ("rollback", "bob") in told
-    assert len([action for action, _ in told if action == "seal"]) == 2
+    reported = [(entry.action, entry.by) for entry in store_of(people).history()]
+    assert reported[:2] == [("expire", "ada"), ("erase", "ada")]
+    assert ("rollback", "bob") in reported
+    assert len([action for action, _ in reported if action == "seal"]) == 2
     entry = store_of(people).history()[1]
     assert entry.reason == "request 4711"
     assert entry.version == report.rewritten[0].new
@@ -404,7 +404,7 @@ def test_a_build_on_record_is_named_and_goes_when_it_is_off_record(people: World
     assert erase_keys(people.lake, "people", [SECRET], **WHY).complete
 
 
-def test_a_stray_file_beside_a_version_s_own_is_found_and_left_to_a_human(people: World) -> None:
+def test_a_stray_file_next_to_a_version_s_own_is_found_and_left_to_a_human(people: World) -> None:
     deliver(people, "v1", entries(1, "ada"))
     folder = store_of(people).versions()[0].folders[0]
     key = plant(people, folder, [SECRET])
@@ -723,8 +723,8 @@ def test_a_key_that_looks_like_a_count_or_a_request_is_forgotten(
         assert find_keys(world.lake, "people", [key]).found
         report = erase_keys(world.lake, "people", [key], reason=reason, by="ada")
         assert report.complete, report.summary()
-    told = [(entry.action, entry.reason) for entry in store_of(world).history(limit=4)]
-    assert told.count(("erase", reason)) == len(held), "the history keeps the reasons"
+    reported = [(entry.action, entry.reason) for entry in store_of(world).history(limit=4)]
+    assert reported.count(("erase", reason)) == len(held), "the history keeps the reasons"
     again = erase_keys(world.lake, "people", held, reason=reason, by="ada")
     assert (again.complete, again.rewritten) == (True, ())
 

@@ -475,9 +475,9 @@ def test_no_value_of_a_sensitive_column_is_in_an_error(returned: str) -> None:
     assert "the record at offset 12 of partition 3" in caught.value.problem
     assert "N-secret" not in str(caught.value)
     assert "N-secret" in str(open_.value) or "ZeroDivisionError" in str(open_.value)
-    told = f"RuntimeError: {_raised(caught.value)}\n at org.apache"
-    assert "N-secret" not in told
-    error = decode_error(told)
+    reported = f"RuntimeError: {_raised(caught.value)}\n at org.apache"
+    assert "N-secret" not in reported
+    error = decode_error(reported)
     assert isinstance(error, DatasetError)
     assert error.problem == caught.value.problem
 

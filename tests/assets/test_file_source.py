@@ -200,7 +200,7 @@ def test_a_folder_with_hidden_files_only_has_begun_and_waits(place: Place) -> No
     assert in_order(dataset(place))[1].version == "v1"
 
 
-def test_a_relative_folder_that_is_missing_is_told_with_its_whole_path(
+def test_a_relative_folder_that_is_missing_is_reported_with_its_whole_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -349,7 +349,7 @@ def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(
     assert StoredVersions(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
 
 
-def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(
+def test_a_copy_of_a_delivered_folder_next_to_it_is_left_out_and_reported(
     place: Place, world: World
 ) -> None:
     spec = dataset(place)
@@ -383,7 +383,7 @@ def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(
     assert "part-0.csv was written after" in report.summary()
 
 
-def test_a_folder_completed_twice_in_a_second_with_other_contents_is_told(
+def test_a_folder_completed_twice_in_a_second_with_other_contents_is_reported(
     place: Place, world: World
 ) -> None:
     place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
@@ -419,7 +419,7 @@ def test_a_partition_is_the_folder_of_exactly_its_name(place: Place) -> None:
         )
 
 
-def test_a_partition_is_built_again_when_it_was_completed_anew_or_is_not_retained(
+def test_a_partition_is_built_again_when_it_was_completed_again_or_is_not_retained(
     place: Place,
 ) -> None:
     place.csv("v1", {"N1": 1})
@@ -929,7 +929,7 @@ def refused(manifest: DatasetManifest, delivery: Delivery, at: dt.datetime) -> D
     return manifest.after(versions=(*manifest.versions, ref), delivered=(*manifest.delivered, done))
 
 
-def test_a_refused_version_is_tried_again_when_it_was_completed_anew(place: Place) -> None:
+def test_a_refused_version_is_tried_again_when_it_was_completed_again(place: Place) -> None:
     now = dt.datetime.now(dt.UTC)
     place.csv("v1", {"N1": 1}, done=None)
     place.put("v1/_SUCCESS", modified=(now - dt.timedelta(minutes=5)).timestamp())

@@ -116,10 +116,12 @@ def test_the_files_of_any_rows_are_sparks(spark: SparkSession, tmp_path: Path) -
         table = table_of([BY_HAND, *rows])
         lake = open_lake(tmp_path / f"{next(numbered)}")
         options = WriteOptions("d", last_per_key=True)
-        told = {"order_by": ("k", "offset"), "partitioned": False}
-        by_arrow = ARROW(table, lake.store, FOLDER, LAYOUT, options, **told)  # type: ignore[arg-type]
+        reported = {"order_by": ("k", "offset"), "partitioned": False}
+        by_arrow = ARROW(table, lake.store, FOLDER, LAYOUT, options, **reported)  # type: ignore[arg-type]
         elsewhere = open_lake(tmp_path / f"{next(numbered)}").store
-        by_spark = SPARK(spark.createDataFrame(table), elsewhere, FOLDER, LAYOUT, options, **told)  # type: ignore[arg-type]
+        by_spark = SPARK(
+            spark.createDataFrame(table), elsewhere, FOLDER, LAYOUT, options, **reported
+        )  # type: ignore[arg-type]
         assert [file.to_json() for file in by_arrow] == [file.to_json() for file in by_spark]
 
     same()

@@ -315,7 +315,7 @@ class Racing:
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("filled", [True, False])
-def test_of_two_that_register_at_once_one_is_told_to_do_it_again(
+def test_of_two_that_register_at_once_one_is_reported_to_do_it_again(
     planes: Published, filled: bool
 ) -> None:
     if filled:

@@ -86,14 +86,14 @@ def do(
     by: str = "run",
 ) -> tuple[bool, list[Held]]:
     """Do a batch; return whether it was in before, and what its joins met after each send."""
-    met = []
+    matched = []
     with LocalTableWriter(
         lake, spec or counts(), begun, WritingBatch("app", number, by), ARROW
     ) as writes:
         for sent in sends:
             writes.send(rows(*sent), order_by=("__offset",), partitioned=False)
-            met.append(dict(writes.reader().items()))
-        return writes.commit()[1], met
+            matched.append(dict(writes.reader().items()))
+        return writes.commit()[1], matched
 
 
 def held(lake: Lake, spec: AdjunctDataset | None = None) -> dict[str, int]:
@@ -131,8 +131,8 @@ def test_a_later_batch_wins_whatever_offsets_its_records_have(lake: Lake) -> Non
 
 def test_sends_of_one_batch_win_in_their_order_and_what_follows_one_meets_it(lake: Lake) -> None:
     batch(lake, 1, [("a", 0)])
-    _, met = batch(lake, 2, [("a", 1), ("b", 1)], [("a", None), ("b", 2)])
-    assert [{key: entry["v"] for key, entry in one.items()} for one in met] == [
+    _, matched = batch(lake, 2, [("a", 1), ("b", 1)], [("a", None), ("b", 2)])
+    assert [{key: entry["v"] for key, entry in one.items()} for one in matched] == [
         {"a": 1, "b": 1},
         {"b": 2},
     ]
@@ -165,8 +165,8 @@ def test_a_batch_that_comes_again_adds_nothing_and_reads_what_it_was_begun_with(
     begun = pinned(lake, counts())
     assert do(lake, 2, [("b", 2)], begun=begun)[0] is False
     after = pinned(lake, counts())
-    again, met = do(lake, 2, [("b", 2)], begun=begun, by="another run")
-    assert (again, met) == (True, [{"a": {"k": "a", "v": 1}, "b": {"k": "b", "v": 2}}])
+    again, matched = do(lake, 2, [("b", 2)], begun=begun, by="another run")
+    assert (again, matched) == (True, [{"a": {"k": "a", "v": 1}, "b": {"k": "b", "v": 2}}])
     assert pinned(lake, counts()) == after
 
 
@@ -183,7 +183,7 @@ def test_another_content_of_the_same_batch_is_refused(lake: Lake, other: list[li
     assert held(lake) == {"a": 1, "b": 2}
 
 
-def test_rows_that_nothing_tells_from_others_are_not_taken_for_those_that_are_in(
+def test_rows_that_nothing_reports_from_others_are_not_taken_for_those_that_are_in(
     lake: Lake,
 ) -> None:
     def without_digests(*given: Any, **options: Any) -> list[BucketFile]:
@@ -243,8 +243,10 @@ def test_a_crash_at_any_request_and_the_batch_again_leave_each_change_once(lake:
             )
         except Crash:
             died = True
-        _, met = do(lake, 2, *sends, begun=begun)
-        assert met[0] == {key: {"k": key, "v": v} for key, v in {"a": 2, "b": 1, "c": 2}.items()}
+        _, matched = do(lake, 2, *sends, begun=begun)
+        assert matched[0] == {
+            key: {"k": key, "v": v} for key, v in {"a": 2, "b": 1, "c": 2}.items()
+        }
         assert held(lake) == {"a": 2, "c": 2}
         if not died:
             assert nth > 8
@@ -265,9 +267,9 @@ def test_a_compaction_between_a_crash_and_the_batch_again_changes_nothing(lake: 
         compact_dataset(lake, "counts", spark=IN_PROCESS, by="me", level="major").action
         == "compacted"
     )
-    again, met = do(lake, 5, [("a", 5)], begun=begun)
+    again, matched = do(lake, 5, [("a", 5)], begun=begun)
     assert again
-    assert met[0]["a"]["v"] == 5
+    assert matched[0]["a"]["v"] == 5
     batch(lake, 6, [("k1", None)])
     assert held(lake) == {"a": 5, "k2": 2, "k3": 3, "k4": 4}
 
@@ -411,7 +413,7 @@ def test_a_batch_that_was_begun_without_a_table_adds_nothing_to_one_that_has_ent
     assert held(lake) == {"a": 1}
 
 
-def test_a_dataset_in_versions_under_the_name_is_told_as_another_declaration() -> None:
+def test_a_dataset_in_versions_under_the_name_is_reported_as_another_declaration() -> None:
     bounded = bounded_dataset("counts", input="lake.counts", key="k", partitions=2)
     stored = BoundedManifest(
         name="counts", declaration=declaration_from_spec(bounded, COLUMNS), offsets={}

@@ -175,9 +175,9 @@ def test_every_key_is_found_and_every_range_is_what_a_dict_has(
     other = data.draw(st.tuples(*[KEY_VALUES[schema.field(name).type] for name in key]))
     assert view.get(other) == rows.get(other)
 
-    shown = [k if len(key) > 1 else k[0] for k in sorted(rows)]
+    displayed = [k if len(key) > 1 else k[0] for k in sorted(rows)]
     assert list(view.items()) == [
-        (k, rows[full]) for k, full in zip(shown, sorted(rows), strict=True)
+        (k, rows[full]) for k, full in zip(displayed, sorted(rows), strict=True)
     ]
     bounds = st.sampled_from(sorted(rows) or [other]).flatmap(
         lambda full: st.integers(1, len(full)).map(lambda n: full[:n])
@@ -458,16 +458,16 @@ def test_a_flipped_bit_is_an_error_or_harmless_and_never_another_value() -> None
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [(lambda data: None, "is missing"), (lambda data: data[:60], "ends before its row group 0")],
 )
-def test_a_missing_or_short_file_is_named_by_get_and_by_items(change: Any, told: str) -> None:
+def test_a_missing_or_short_file_is_named_by_get_and_by_items(change: Any, reported: str) -> None:
     view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100)
     damage(view, change)
-    with pytest.raises(ManifestMismatchError, match=told) as caught:
+    with pytest.raises(ManifestMismatchError, match=reported) as caught:
         view.get(7)
     assert caught.value.key == file_of(view)
-    with pytest.raises(ManifestMismatchError, match=told) as caught:
+    with pytest.raises(ManifestMismatchError, match=reported) as caught:
         list(view.items())
     assert caught.value.key == file_of(view)
 

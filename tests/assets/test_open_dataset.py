@@ -88,7 +88,7 @@ def test_a_frame_keeps_its_version_until_the_dataset_is_closed(planes: World) ->
 
 
 @pytest.mark.spark
-def test_a_version_discarded_before_spark_reads_it_is_told(planes: World) -> None:
+def test_a_version_discarded_before_spark_reads_it_is_reported(planes: World) -> None:
     publish(planes, 1)
     served, chosen = (
         open_dataset(planes.lake, "planes"),
@@ -163,12 +163,12 @@ def test_the_damaged_version_is_that_of_the_file_and_not_one_that_the_cause_name
     publish(plain, 2)
     readers = [StoredVersions(plain.lake, "planes").version(name) for name in ("v1", "v2")]
     one, two = (reader.sealed.generations[0] for reader in readers)
-    said = (
+    said_messages = (
         "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file"
         f" file:///lake/{two.folder}/{two.files[0].name}.  SQLSTATE: KD001\nCaused by:"
         f" java.io.EOFException: unlike /{one.folder}/{one.files[0].name}\n\tat a.B.c(B.java:1)\n"
     )
-    unread = find_unreadable_version(PySparkException(said), readers)
+    unread = find_unreadable_version(PySparkException(said_messages), readers)
     assert unread is not None
     assert unread[1] is readers[1]
     about = {
@@ -177,7 +177,7 @@ def test_the_damaged_version_is_that_of_the_file_and_not_one_that_the_cause_name
         "key": f"{two.folder}/{two.files[0].name}",
     }
     assert unread[0].facts | about == unread[0].facts
-    assert find_unreadable_version(PySparkException(said), readers[:1]) is None
+    assert find_unreadable_version(PySparkException(said_messages), readers[:1]) is None
 
 
 # -- by other engines, and by key

@@ -54,23 +54,23 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
     world = planes_in(open_lake(url))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.assets.reading", "tests.assets.writing"])
-    start, built, told = context.Barrier(WRITERS + 1), context.Barrier(WRITERS), context.Queue()
+    start, built, reported = context.Barrier(WRITERS + 1), context.Barrier(WRITERS), context.Queue()
     writers = [
-        context.Process(target=writing.race, args=(url, dict(env), ROUNDS, start, built, told))
+        context.Process(target=writing.race, args=(url, dict(env), ROUNDS, start, built, reported))
         for _ in range(WRITERS)
     ]
     for writer in writers:
         writer.start()
-    met = 0
+    matched = 0
     try:
         for number in range(1, ROUNDS + 1):
             deliver(world, number)
             start.wait(writing.PATIENCE)
             outcomes = sorted(
-                (told.get(timeout=writing.PATIENCE) for _ in writers),
+                (reported.get(timeout=writing.PATIENCE) for _ in writers),
                 key=lambda report: report.action,
             )
-            met += outcomes[0].action == "conflict"
+            matched += outcomes[0].action == "conflict"
             assert [report.action for report in outcomes] in (
                 ["conflict", "sealed"],
                 ["sealed", "up-to-date"],
@@ -92,7 +92,7 @@ def seal_in_two_processes(url: str, env: Mapping[str, str]) -> None:
         for writer in writers:
             writer.join(60)
             writer.kill()
-    assert met > ROUNDS // 2, "they did race"
+    assert matched > ROUNDS // 2, "they did race"
     for ref in StoredVersions(world.lake, NAME).versions():
         assert content(StoredVersions(world.lake, NAME).version(ref.id)) == whole(ref.number)
     assert objects(world.lake, f"datasets/{NAME}/attempts/") == {}

@@ -302,9 +302,9 @@ def test_a_refresh_that_fails_leaves_the_reader_where_it_is(planes: Planes) -> N
 # -- watching
 
 
-def eventually(met: Callable[[], Any]) -> None:
+def eventually(matched: Callable[[], Any]) -> None:
     end = time.monotonic() + 60
-    while not met():
+    while not matched():
         assert time.monotonic() < end, "not met within 60 s"
         time.sleep(0.005)
 
@@ -545,7 +545,7 @@ def test_iterations_and_readers_keep_the_lease_of_a_dropped_dataset(planes: Plan
     assert planes.leased() == [first], "an engine reads it later"
 
 
-def test_a_reader_that_may_not_write_is_told_what_to_do(planes: Planes) -> None:
+def test_a_reader_that_may_not_write_is_reported_what_to_do(planes: Planes) -> None:
     planes.publish(1)
 
     def refuse() -> None:

@@ -132,7 +132,7 @@ def test_a_version_known_from_long_ago_is_dropped_whatever_its_markers_say(world
     assert (waiting.redelivered, waiting.idle) == (3, True)
 
 
-def test_a_stream_that_ends_before_what_was_read_was_made_anew(world: World) -> None:
+def test_a_stream_that_ends_before_what_was_read_was_recreated(world: World) -> None:
     planes(world)
     source = opened(world)
     manifest = source.first_manifest().after(offsets={"lake.planes.0": "5", "lake.planes.1": "0"})
@@ -141,7 +141,7 @@ def test_a_stream_that_ends_before_what_was_read_was_made_anew(world: World) -> 
     assert (failure.value.partition, failure.value.offset, failure.value.upcoming) == (0, "5", "0")
 
 
-def test_another_writer_that_read_on_since_we_looked_is_no_stream_made_anew(world: World) -> None:
+def test_another_writer_that_read_on_since_we_looked_is_no_stream_recreated(world: World) -> None:
     planes(world)
     source = opened(world)
     world.send("planes", [("N1", 1), ("N2", 1), ("N3", 1), ("N4", 1)], version="v1")
@@ -229,7 +229,7 @@ def test_a_checksum_does_not_depend_on_order_or_other_columns_and_sees_every_val
     assert checksum(rows) == f"r2-{sum(hashes) % 2**64:016x}"
 
 
-def test_a_checksum_tells_where_nulls_stand_whatever_the_values(spark: SparkSession) -> None:
+def test_a_checksum_reports_where_nulls_stand_whatever_the_values(spark: SparkSession) -> None:
     schema = Schema.of(k="int", a="int", b="int")
     # All of these values; among them are the numbers of the columns themselves.
     rows = set(itertools.permutations((1, 2, None))) | set(itertools.permutations((0, None, None)))

@@ -310,18 +310,18 @@ MISTAKES = [
 def test_a_mistake_in_a_validator_refuses_nothing_and_says_where_it_is(error: Exception) -> None:
     with pytest.raises(ValidatorError) as raised:
         evaluate([min_rows(99), custom("mine", raising(error))], candidate())
-    told = raised.value
-    assert told.__cause__ is error
-    assert (told.dataset, told.validator) == ("planes", "mine")
-    assert told.problem.startswith(
+    reported = raised.value
+    assert reported.__cause__ is error
+    assert (reported.dataset, reported.validator) == ("planes", "mine")
+    assert reported.problem.startswith(
         "dataset 'planes', version 'v2': validator 'mine' can't be evaluated: "
     )
-    assert told.problem.endswith(f"{type(error).__name__}: {said_first(error)}")
-    assert "Correct the validator and advance again" in told.next_step
-    assert "adjunct dataset abandon planes v2 --reason" in told.next_step
+    assert reported.problem.endswith(f"{type(error).__name__}: {first_message(error)}")
+    assert "Correct the validator and advance again" in reported.next_step
+    assert "adjunct dataset abandon planes v2 --reason" in reported.next_step
 
 
-def said_first(error: Exception) -> str:
+def first_message(error: Exception) -> str:
     return (
         error.problem if isinstance(error, AdjunctError) else str(error).strip().partition("\n")[0]
     )
@@ -357,10 +357,10 @@ def test_what_is_raised_about_the_data_refuses_the_version(error: Exception) -> 
 def test_a_warning_that_can_t_be_evaluated_stops_nothing(error: Exception) -> None:
     (verdict,) = evaluate([custom("mine", raising(error), severity="warn")], candidate())
     assert (verdict.passed, verdict.severity) == (False, "warn")
-    told = str(error) if isinstance(error, AdjunctError) else said_first(error)
+    reported = str(error) if isinstance(error, AdjunctError) else first_message(error)
     if isinstance(error, JavaError):
-        told = "org.apache.spark.SparkException: job aborted"
-    assert verdict.message == f"{type(error).__name__}: {told}"
+        reported = "org.apache.spark.SparkException: job aborted"
+    assert verdict.message == f"{type(error).__name__}: {reported}"
 
 
 def test_what_may_work_later_says_nothing_of_the_version() -> None:
@@ -472,7 +472,7 @@ def declared(*validators: Any) -> None:
     )
 
 
-def test_a_dataset_refuses_validators_that_can_t_be_told_apart_or_are_none() -> None:
+def test_a_dataset_refuses_validators_that_cant_be_distinguished_or_are_none() -> None:
     declared(unique_keys(), min_rows(1))
     with pytest.raises(ConfigurationError) as caught:
         declared(min_rows(1), unique_keys(), min_rows(2))

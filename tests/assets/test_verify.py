@@ -64,13 +64,13 @@ def test_every_missing_changed_and_stray_object_is_named() -> None:
     other[50] ^= 1
     view.store.put(flipped, bytes(other))
     view.store.put(f"{generation.folder}/part-00000-stray.parquet", b"")
-    told = problems(view)
-    assert [problem.partition(":")[0] for problem in told[:3]] == [gone, cut, flipped]
-    assert "it is missing" in told[0]
-    assert f"it has {len(data) - 1:,} bytes, the manifest lists {len(data):,}" in told[1]
-    assert "its SHA-256 is" in told[2]
-    assert "part-00000-stray.parquet: the manifest does not list it" in told[3]
-    assert len(told) == 4
+    reported = problems(view)
+    assert [problem.partition(":")[0] for problem in reported[:3]] == [gone, cut, flipped]
+    assert "it is missing" in reported[0]
+    assert f"it has {len(data) - 1:,} bytes, the manifest lists {len(data):,}" in reported[1]
+    assert "its SHA-256 is" in reported[2]
+    assert "part-00000-stray.parquet: the manifest does not list it" in reported[3]
+    assert len(reported) == 4
     assert "4 damaged" in verify_version(view).summary()
 
 
@@ -141,11 +141,11 @@ def test_deep_checks_look_at_what_the_bytes_say(
 ) -> None:
     view = replaced(weather(), change, **listed)
     assert problems(view) == []
-    told = problems(view, deep=True)
-    assert len(told) == (message is not None)
+    reported = problems(view, deep=True)
+    assert len(reported) == (message is not None)
     if message is not None:
-        assert first_file(view)[0] in told[0]
-        assert message in told[0]
+        assert first_file(view)[0] in reported[0]
+        assert message in reported[0]
 
 
 def test_bytes_that_are_no_parquet_are_named_when_they_are_looked_into() -> None:

@@ -267,8 +267,10 @@ def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: 
         # Refused: not there, revoked, pinned, or nothing before.
         with suppress(DatasetError, Crash):
             _operate(world, lake, what, member, f"v{number}", pairs[-1])
-        shown = seen(world)
-        assert shown == (None, None) or shown in pairs, "what is served was published together"
+        displayed = seen(world)
+        assert displayed == (None, None) or displayed in pairs, (
+            "what is served was published together"
+        )
         revoked |= {
             (name, ref.id)
             for name in NAMES

@@ -173,7 +173,7 @@ def _other():
     return bounded_dataset("other", input="lake.routes", key="k", partitions=2)
 
 
-def test_members_that_deliver_different_versions_are_told_to_the_user(prices: World) -> None:
+def test_members_that_deliver_different_versions_are_reported_to_the_user(prices: World) -> None:
     send(prices, "v1", 1, "fares")
     send(prices, "one", 1, "routes")
     with pytest.raises(MarkerConflictError, match="fares: 'v1'; routes: 'one'"):

@@ -101,7 +101,9 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.parametrize("valid_from", ["", "names", "seats", "%Q", "%H:%M", "%m-%d", "%Y-W%W", 5])
-def test_what_tells_no_time_is_refused_where_it_is_declared(place: Place, valid_from: Any) -> None:
+def test_what_reports_no_time_is_refused_where_it_is_declared(
+    place: Place, valid_from: Any
+) -> None:
     with pytest.raises(ConfigurationError) as failure:
         place.dataset(valid_from)
     assert failure.value.argument == "valid_from"
@@ -143,7 +145,7 @@ def test_markers_and_completion_objects_tell_the_time(place: Place) -> None:
     assert other.spans() == [("v1", day(4), day(6)), ("v2", day(6), None)]
 
 
-def test_a_version_whose_time_can_not_be_told_is_rejected_and_the_next_one_comes(
+def test_a_version_whose_time_can_not_be_reported_is_rejected_and_the_next_one_comes(
     place: Place,
 ) -> None:
     for version in ("2026-01-01", "tuesday", "2026-01-03"):
@@ -284,31 +286,31 @@ def test_any_order_of_deliveries_and_revocations_is_what_plain_python_says(
     draw = random.Random(seed)
     spec, stored = place.dataset(valid_from), StoredVersions(place.lake, "planes")
     days = draw.sample(range(1, 10), 7)
-    said: dict[int, int] = {}
+    said_messages: dict[int, int] = {}
     for step in range(12):
         number = days[step % 7]
-        if number in said:  # what was revoked is delivered again
+        if number in said_messages:  # what was revoked is delivered again
             continue
-        said[number] = draw.choice((10, 20, 30 + step))
-        content = {"N1": said[number], "step": step}
+        said_messages[number] = draw.choice((10, 20, 30 + step))
+        content = {"N1": said_messages[number], "step": step}
         place.send(
             f"2026-01-0{number}", content, at=day(number) if valid_from == "marker" else None
         )
         place.advance(spec)
-        if len(said) > 2 and draw.random() < 0.6:
-            gone = draw.choice([other for other in said if other != number])
+        if len(said_messages) > 2 and draw.random() < 0.6:
+            gone = draw.choice([other for other in said_messages if other != number])
             stored.revoke(f"2026-01-0{gone}", reason="a mistake", by="me")
-            del said[gone]
+            del said_messages[gone]
         current = stored.require_current()
         assert (current.sealed.valid_from, current.get("N1")["seats"]) == (
-            day(max(said)),
-            said[max(said)],
+            day(max(said_messages)),
+            said_messages[max(said_messages)],
         )  # type: ignore[index]
         expected: list[tuple[dt.datetime, int]] = []
-        for begun, seats in sorted(said.items()):
+        for begun, seats in sorted(said_messages.items()):
             if not expected or expected[-1][1] != seats:
                 expected.append((day(begun), seats))
-        assert _seats(place) == expected, (days, said)
+        assert _seats(place) == expected, (days, said_messages)
 
 
 @pytest.mark.parametrize("valid_from", ["name", "marker"])
@@ -464,7 +466,7 @@ def test_an_open_batch_meets_the_versions_that_it_was_begun_with(place: Place) -
 
 @pytest.mark.lengthy
 def test_a_reader_leases_all_versions_before_it_opens_one(tmp_path: Path) -> None:
-    held_anew = 0
+    held_again = 0
     for nth in range(1, 40):
         place = Place(tmp_path / str(nth))
         spec = place.dataset("name", discard=DiscardPolicy(keep=2, grace=dt.timedelta(0)))
@@ -485,11 +487,11 @@ def test_a_reader_leases_all_versions_before_it_opens_one(tmp_path: Path) -> Non
             seats = [part.entry and part.entry["seats"] for part in opened.history_of("N1")]
             assert seats in ([1, 2], [3, 4])
             made = store.requests[begun:]
-        held_anew += sum(request == "put_if_absent" for request, _ in made) > 1
+        held_again += sum(request == "put_if_absent" for request, _ in made) > 1
         assert list_leases(place.lake, "planes") == []
         if len(made) < nth:
             break
-    assert held_anew, "some came between the choice of the versions and their lease"
+    assert held_again, "some came between the choice of the versions and their lease"
 
 
 def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(
@@ -507,7 +509,7 @@ def test_versions_of_other_partitions_are_refused_until_they_are_repartitioned(
     assert "adjunct dataset repartition" in str(caught.value)
 
 
-def test_one_entry_over_all_versions_is_told_with_the_time_in_which_it_was_missing(
+def test_one_entry_over_all_versions_is_reported_with_the_time_in_which_it_was_missing(
     place: Place,
 ) -> None:
     spec = place.dataset("name")
@@ -527,8 +529,8 @@ def test_one_entry_over_all_versions_is_told_with_the_time_in_which_it_was_missi
         ]
         assert parts == [(day(2), day(4), 1), (day(4), day(6), None), (day(6), None, 4)]
         assert opened.history_of("N9") == []
-    told = commands.document(place, "dataset", "history", "planes", "N2")
-    assert [(part["valid_to"], part["is_current"]) for part in told][-1] == (None, False)
+    reported = commands.document(place, "dataset", "history", "planes", "N2")
+    assert [(part["valid_to"], part["is_current"]) for part in reported][-1] == (None, False)
     assert "valid from" in commands.printed(place, "dataset", "versions", "planes")
 
 

@@ -46,7 +46,7 @@ def race(
     rounds: int,
     start: Barrier,
     built: Barrier,
-    told: Queue[Outcome],
+    reported: Queue[Outcome],
 ) -> None:
     """Advance once a round, and meet the other writer when the version is built and nobody has
     sealed it.
@@ -63,11 +63,11 @@ def race(
         start.wait(PATIENCE)
         try:
             report = _advance(world, meet)
-            told.put(Outcome(report.action, report.sealed))
+            reported.put(Outcome(report.action, report.sealed))
         except CommitConflictError as conflict:
-            told.put(Outcome("conflict", problem=str(conflict)))
+            reported.put(Outcome("conflict", problem=str(conflict)))
         except Exception as error:  # told by the test
-            told.put(Outcome("error", problem=f"{type(error).__name__}: {error}"))
+            reported.put(Outcome("error", problem=f"{type(error).__name__}: {error}"))
             raise
         start.wait(PATIENCE)
 

@@ -189,7 +189,7 @@ def test_a_broker_that_is_away_in_the_middle_of_a_batch_is_waited_for(
         servers.until(
             "what it says",
             300,
-            lambda: "StreamUnavailableError" in _said(servers, set(servers.runs()) - known),
+            lambda: "StreamUnavailableError" in _message(servers, set(servers.runs()) - known),
         )
         assert world.in_lake() == before
     finally:
@@ -200,7 +200,7 @@ def test_a_broker_that_is_away_in_the_middle_of_a_batch_is_waited_for(
     assert world.in_lake() == sorted(before + world.expected(events=new, epochs=epochs))
 
 
-def _said(servers: DagsterServers, runs: Iterable[str]) -> str:
+def _message(servers: DagsterServers, runs: Iterable[str]) -> str:
     """Return all that runs have said so far."""
     return "\n".join(str(servers.graphql(EVENTS, run=run)["logsForRun"]["events"]) for run in runs)
 

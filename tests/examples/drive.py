@@ -121,7 +121,7 @@ def main() -> None:
     if options.every > 1:
         delivery.load = lambda name: every_nth(name, options.every)  # type: ignore[attr-defined]
 
-    def heard(event: Any) -> None:
+    def received(event: Any) -> None:
         if hasattr(event, "dataset"):
             killer.reached(f"dataset {event.dataset}")
         elif event.what == "output":
@@ -155,7 +155,7 @@ def main() -> None:
                 systems=systems_for(app, lake=lake),
                 spark=spark,
                 run=f"drive-{part}",
-                on_event=heard,
+                on_event=received,
             )
             seconds[f"run {part}"] = time.monotonic() - began
             reports.append(report.to_json())
@@ -168,18 +168,18 @@ def main() -> None:
                 systems=systems_for(behind, lake=lake),
                 spark=spark,
                 run="drive-behind",
-                on_event=heard,
+                on_event=received,
             )
         if options.over_time:
-            from dagster_adjunct.examples.flights.over_time import app as beside
+            from dagster_adjunct.examples.flights.over_time import app as nearby
 
             run_application(
-                beside,
+                nearby,
                 lake=lake,
-                systems=systems_for(beside, lake=lake),
+                systems=systems_for(nearby, lake=lake),
                 spark=spark,
                 run="drive-beside",
-                on_event=heard,
+                on_event=received,
             )
     print(
         json.dumps({"reports": reports, "spark_started": started, "seconds": seconds}, default=str)

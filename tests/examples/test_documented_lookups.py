@@ -20,18 +20,18 @@ def test_the_documented_look_ups_of_the_demo_print_what_the_page_shows(
     main_job: FinishedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shown: Block | None = None
+    displayed: Block | None = None
     output = ""
     for block in blocks_of(ROOT / "docs" / "getting-started.md"):
         if not block.run and block.language == "console" and "adjunct" in block.text:
-            shown, output = block, _printed(block, main_job.lake)
+            displayed, output = block, _printed(block, main_job.lake)
         elif not block.run and block.language == "text" and output:
             # Without all flights, figures are others.
             wanted = block.text if EVERY == 1 else re.sub(r"\d[\d,]*", "…", block.text)
             assert printed(wanted, output), (
                 f"{block.place} shows\n{block.text}\nand this was printed\n{output}"
             )
-    assert shown is not None
+    assert displayed is not None
 
 
 def _printed(block: Block, lake: str) -> str:

@@ -25,7 +25,7 @@ FLIGHTS = -(-336_776 // EVERY)
 STREAMS = ["aircraft", "airlines", "airports", "enriched-flights", "flights", "planes", "weather"]
 
 
-def shown(job: FinishedJob, *arguments: str, exit_code: int = 0) -> str:
+def displayed(job: FinishedJob, *arguments: str, exit_code: int = 0) -> str:
     """Return what a command prints on this lake, with tables as wide as they need."""
     result = CliRunner().invoke(
         root, [*arguments, "--lake", job.lake], env={"COLUMNS": "300"}, catch_exceptions=False
@@ -35,7 +35,7 @@ def shown(job: FinishedJob, *arguments: str, exit_code: int = 0) -> str:
 
 
 def read(job: FinishedJob, *arguments: str, exit_code: int = 0) -> Any:
-    return json.loads(shown(job, *arguments, "--json", exit_code=exit_code))
+    return json.loads(displayed(job, *arguments, "--json", exit_code=exit_code))
 
 
 def adjunct(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def test_streams_are_listed_with_their_records(main_job: FinishedJob) -> None:
     assert listed["enriched-flights"]["records"] == listed["flights"]["records"] == FLIGHTS
     assert listed["planes"]["records"] == 2_471 + 3_322
     assert (listed["weather"]["key"], listed["weather"]["partitions"]) == (["origin"], 8)
-    text = shown(main_job, "stream", "list")
+    text = displayed(main_job, "stream", "list")
     assert all(name in text for name in STREAMS)
     assert f"{FLIGHTS:,}" in text
 
@@ -62,7 +62,7 @@ def test_a_stream_is_described_with_offsets_and_schema(main_job: FinishedJob) ->
     assert sum(map(int, facts["upcoming"])) == FLIGHTS
     assert set(map(int, facts["oldest"])) == {0}
     assert read(main_job, "stream", "show", "planes")["markers"] == 16
-    text = shown(main_job, "stream", "show", "enriched-flights")
+    text = displayed(main_job, "stream", "show", "enriched-flights")
     assert "plane_year" in text
     assert f"{FLIGHTS:,}" in text
 
@@ -71,7 +71,7 @@ def test_a_stream_is_exported_whole_and_never_over_a_file(
     main_job: FinishedJob, tmp_path: Path
 ) -> None:
     target = tmp_path / "airports.parquet"
-    assert "1,458 records of airports" in shown(
+    assert "1,458 records of airports" in displayed(
         main_job, "stream", "export", "airports", "--to", str(target)
     )
     table = pq.read_table(target)
@@ -82,19 +82,19 @@ def test_a_stream_is_exported_whole_and_never_over_a_file(
     assert "already exists" in refused.stderr
 
 
-def test_datasets_are_listed_and_shown_with_their_versions(main_job: FinishedJob) -> None:
+def test_datasets_are_listed_and_displayed_with_their_versions(main_job: FinishedJob) -> None:
     listed = {item["name"]: item for item in read(main_job, "dataset", "list")}
     assert sorted(listed) == ["airlines", "airports", "planes", "weather"]
     assert listed["planes"]["version"]["rows"] == 3_322
-    shown_planes = read(main_job, "dataset", "show", "planes")
-    assert [version["rows"] for version in shown_planes["versions"]] == [2_471, 3_322]
-    assert [version["name"] for version in shown_planes["versions"]] == ["2013-1", "2013-2"]
+    displayed_planes = read(main_job, "dataset", "show", "planes")
+    assert [version["rows"] for version in displayed_planes["versions"]] == [2_471, 3_322]
+    assert [version["name"] for version in displayed_planes["versions"]] == ["2013-1", "2013-2"]
     weather = read(main_job, "dataset", "show", "weather")
     assert weather["bootstrap"]["state"] == "done"
     assert sum(map(int, weather["offsets"].values())) == 26_115
     for name in listed:
-        assert name in shown(main_job, "dataset", "list")
-        assert "next offsets" in shown(main_job, "dataset", "show", name)
+        assert name in displayed(main_job, "dataset", "list")
+        assert "next offsets" in displayed(main_job, "dataset", "show", name)
 
 
 def test_entries_are_found_by_key_also_by_a_key_of_two_columns(main_job: FinishedJob) -> None:
@@ -112,8 +112,10 @@ def test_entries_are_found_by_key_also_by_a_key_of_two_columns(main_job: Finishe
     )
     assert [item["entry"]["origin"] for item in hour] == ["EWR", "JFK"]
     assert hour[0]["entry"]["temp"] == pytest.approx(39.02)
-    assert "American Airlines" in shown(main_job, "dataset", "get", "airlines", "AA")
-    assert "no entry" in shown(main_job, "dataset", "get", "airlines", "??", exit_code=NOT_FOUND)
+    assert "American Airlines" in displayed(main_job, "dataset", "get", "airlines", "AA")
+    assert "no entry" in displayed(
+        main_job, "dataset", "get", "airlines", "??", exit_code=NOT_FOUND
+    )
 
 
 def test_records_of_the_remote_table_are_found_by_its_name_alone(main_job: FinishedJob) -> None:
@@ -121,18 +123,18 @@ def test_records_of_the_remote_table_are_found_by_its_name_alone(main_job: Finis
     wanted = dict(zip(STATE_COLUMNS, expected(EVERY)[1]["N14228"], strict=True))
     assert {**record, "last_time_hour": wanted["last_time_hour"]} == wanted
     assert record["last_time_hour"].startswith(str(wanted["last_time_hour"]).removesuffix("Z"))
-    assert "BOEING" in shown(main_job, "table", "get", "aircraft-state", "N14228")
+    assert "BOEING" in displayed(main_job, "table", "get", "aircraft-state", "N14228")
     assert (
         read(main_job, "table", "get", "aircraft-state", "N00000", exit_code=NOT_FOUND)["record"]
         is None
     )
-    assert "no record" in shown(
+    assert "no record" in displayed(
         main_job, "table", "get", "aircraft-state", "N00000", exit_code=NOT_FOUND
     )
 
 
-def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
-    assert "planes" in shown(main_job, "plan", "dagster_adjunct.examples.flights.pipeline:app")
+def test_the_plan_is_displayed_without_reading_data(main_job: FinishedJob) -> None:
+    assert "planes" in displayed(main_job, "plan", "dagster_adjunct.examples.flights.pipeline:app")
     assert isinstance(read(main_job, "plan", "dagster_adjunct.examples.flights.pipeline:app"), dict)
 
 
@@ -145,7 +147,7 @@ def test_the_plan_is_shown_without_reading_data(main_job: FinishedJob) -> None:
         (("table", "get", "nowhere", "k"), "known are aircraft-state"),
     ],
 )
-def test_what_is_not_there_is_said_in_a_sentence_with_exit_code_1(
+def test_what_is_not_there_is_reported_in_a_sentence_with_exit_code_1(
     main_job: FinishedJob, arguments: tuple[str, ...], sentence: str
 ) -> None:
     refused = adjunct(*arguments, "--lake", main_job.lake)

@@ -189,8 +189,8 @@ def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(
     capture.read()
     assert replayed(records(lake)) == bank.rows()
     changes = [json.loads(record["value"]) for record in records(lake) if record["value"]]
-    told = [(one["transaction"]["id"], one["transaction"]["total_order"]) for one in changes]
-    assert len(set(told)) == len(told)
+    reported = [(one["transaction"]["id"], one["transaction"]["total_order"]) for one in changes]
+    assert len(set(reported)) == len(reported)
     streams = LakeStreams(lake)
     boundaries = [
         json.loads(value)
@@ -199,7 +199,7 @@ def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(
     ends = [one for one in boundaries if one["status"] == "END"]
     assert [one["status"] for one in boundaries] == ["BEGIN", "END"] * len(ends)
     assert {one["id"]: one["event_count"] for one in ends} == {
-        id_: sum(1 for told_id, _ in told if told_id == id_) for id_, _ in told
+        id_: sum(1 for reported_id, _ in reported if reported_id == id_) for id_, _ in reported
     }
     assert len({one["id"] for one in ends}) == len(ends)
 
@@ -213,8 +213,10 @@ def test_an_update_of_the_key_deletes_the_old_one_and_creates_the_new_one(
     bank.server.execute(f"UPDATE {bank.table} SET id = 2, balance = 6")
     capture.read()
     events = [json.loads(record["value"]) for record in records(lake) if record["value"]]
-    told = [(e["op"], (e["before"] or {}).get("id"), (e["after"] or {}).get("id")) for e in events]
-    assert sorted(told, key=str) == [("c", None, 1), ("c", None, 2), ("d", 1, None)]
+    reported = [
+        (e["op"], (e["before"] or {}).get("id"), (e["after"] or {}).get("id")) for e in events
+    ]
+    assert sorted(reported, key=str) == [("c", None, 1), ("c", None, 2), ("d", 1, None)]
     assert {e["transaction"]["total_order"] for e in events} == {1, 2}
     assert [record["id"] for record in records(lake) if record["__tombstone"]] == [1]
 

@@ -11,7 +11,7 @@ from tests.doc_blocks import ROOT, Block, blocks_of
 _PART = re.compile(r"^<!-- not run: a part of (?P<file>examples/\S+\.py) -->$")
 
 
-def shown_parts() -> list[tuple[Block, str]]:
+def displayed_parts() -> list[tuple[Block, str]]:
     """Return the blocks of pages that are parts of examples, each with its file."""
     parts = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
@@ -24,7 +24,7 @@ def shown_parts() -> list[tuple[Block, str]]:
 
 
 @pytest.mark.parametrize(
-    ("block", "file"), shown_parts(), ids=lambda value: getattr(value, "place", value)
+    ("block", "file"), displayed_parts(), ids=lambda value: getattr(value, "place", value)
 )
-def test_a_shown_part_of_an_example_is_in_it(block: Block, file: str) -> None:
+def test_a_displayed_part_of_an_example_is_in_it(block: Block, file: str) -> None:
     assert block.text in (ROOT / file).read_text(encoding="utf-8")

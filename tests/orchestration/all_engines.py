@@ -228,12 +228,12 @@ def _compare(asked: Left, left: dict[str, Left]) -> None:
     """Fail with what differs between what the engines left and what the one that the test asks
     for left.
     """
-    told = []
+    reported = []
     for name, theirs in left.items():
         named = theirs.keys() | asked.keys()
         if "error" in named:
             named = {"error", "facts"} | (theirs.keys() & asked.keys())
         for what in sorted(what for what in named if theirs.get(what) != asked.get(what)):
-            told.append(f"{what}\n  {name}: {theirs.get(what)}\n  as asked: {asked.get(what)}")
-    if told:
-        pytest.fail("engines differ in:\n" + "\n".join(told))
+            reported.append(f"{what}\n  {name}: {theirs.get(what)}\n  as asked: {asked.get(what)}")
+    if reported:
+        pytest.fail("engines differ in:\n" + "\n".join(reported))

@@ -87,12 +87,12 @@ def check(world: StepWorld, least: int) -> None:
         for (key, start), clicks in behind.items()
         if start + SPAN + LATE <= mark - LATE
     ]
-    assert shown(world, "sessions", "clicks", "total") == sorted(sessions, key=str)
-    assert shown(world, "spans", "sessions", "clicks") == sorted(spans, key=str)
+    assert displayed(world, "sessions", "clicks", "total") == sorted(sessions, key=str)
+    assert displayed(world, "spans", "sessions", "clicks") == sorted(spans, key=str)
     assert len(spans) >= least
 
 
-def shown(world: StepWorld, stream: str, *names: str) -> list[tuple[Any, ...]]:
+def displayed(world: StepWorld, stream: str, *names: str) -> list[tuple[Any, ...]]:
     rows = []
     for row in world.rows(stream):
         times = (row[name].replace(tzinfo=None) for name in ("window_start", "window_end"))

@@ -113,7 +113,7 @@ def results_of(
     `end`.
     """
     results = Counter[Result]()
-    met: tuple[set[int], set[int]] = (set(), set())
+    matched: tuple[set[int], set[int]] = (set(), set())
     for key, order, time in left:
         for other, payment, paid in right:
             if (
@@ -122,15 +122,15 @@ def results_of(
                 and time - BEFORE <= paid <= time + AFTER
             ):
                 results[(key, order, payment)] += 1
-                met[0].add(order)
-                met[1].add(payment)
+                matched[0].add(order)
+                matched[1].add(payment)
     for side, ahead, outer, index in (
         (left, AFTER, how in ("left", "full"), 0),
         (right, BEFORE, how in ("right", "full"), 1),
     ):
         for key, number, time in side:
             passed = None in (key, time) or (end is not None and time + ahead < end)
-            if outer and number not in met[index] and passed:
+            if outer and number not in matched[index] and passed:
                 results[(key, None, number) if index else (key, number, None)] += 1
     return results
 

@@ -160,7 +160,7 @@ def test_what_it_leaves_open_is_proven_by_nobody() -> None:
     assert failure.value.dataset == "planes"
 
 
-def test_what_it_refuses_is_said_with_its_id() -> None:
+def test_what_it_refuses_is_reported_with_its_id() -> None:
     other = replace(FACTS[1], schema=Schema.of(tailnum="string", km="int"))
     with pytest.raises(PlanningError) as failure:
         build_plan(united(), catalog(FACTS[0], other, planes=1))
@@ -338,7 +338,7 @@ class Latest(Sample):
         return True
 
 
-def test_who_gets_results_again_with_each_update_is_told_so() -> None:
+def test_who_gets_results_again_with_each_update_is_reported_so() -> None:
     app = Application("app")
     latest = app.input_stream("lake.old", event_time=ARRIVAL).apply(Latest("miles", 2))
     latest.window(
@@ -387,9 +387,9 @@ def test_an_operator_whose_schemas_nobody_can_see_is_refused_unless_it_says_them
         stream.apply(Loose(answers))
     assert failure.value.operator == "loose-2"
     assert failure.value.argument == "spec"
-    told = Told(answers)
-    stream.apply(told)
-    assert told.declared_schemas == (answers,)
+    reported = Told(answers)
+    stream.apply(reported)
+    assert reported.declared_schemas == (answers,)
     assert Called("miles", 2, answers).declared_schemas == (answers,)
 
 

@@ -66,21 +66,21 @@ def test_a_run_publishes_a_version_set_in_one_commit_and_skips_partitioned_datas
     app = application(*version_set("catalogue", ITEMS, PRICES), DAILY)
     for stream in ("items", "prices"):
         world.send(stream, [("a", 1), ("b", 2)], version="v1")
-    heard: list[str] = []
+    received: list[str] = []
     report = run_application(
         app,
         lake=world.lake,
         systems=systems_for(app, lake=world.lake),
         spark=IN_PROCESS,
         run="r1",
-        on_event=lambda e: heard.append(e.summary()),
+        on_event=lambda e: received.append(e.summary()),
     )
     assert [(done.dataset, done.action) for done in report.datasets] == [
         ("items", "sealed"),
         ("prices", "sealed"),
     ]
-    assert heard[0] == "planned: 1 input, 2 operators, 1 output, 3 datasets"
-    assert [text.split(";")[0] for text in heard[1:3]] == [
+    assert received[0] == "planned: 1 input, 2 operators, 1 output, 3 datasets"
+    assert [text.split(";")[0] for text in received[1:3]] == [
         "dataset items: sealed",
         "dataset prices: sealed",
     ]

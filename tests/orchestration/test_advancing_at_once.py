@@ -84,14 +84,16 @@ def test_the_session_is_asked_for_by_one_thread_at_a_time(world: World) -> None:
 
 @pytest.mark.lengthy
 def test_reports_come_in_order_of_declaration_whichever_is_first(world: World) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     slow = {"first": 0.5, "second": 0.2}
     done = run(
         world,
         lambda name: time.sleep(slow.get(name, 0.0)),
-        on_event=lambda event: heard.append(event.dataset) if hasattr(event, "dataset") else None,
+        on_event=lambda event: (
+            received.append(event.dataset) if hasattr(event, "dataset") else None
+        ),
     )
-    assert heard == [report.dataset for report in done.datasets] == [*NAMES]
+    assert received == [report.dataset for report in done.datasets] == [*NAMES]
 
 
 def test_one_that_fails_keeps_no_other_from_advancing_and_hides_no_other_error(
@@ -104,29 +106,29 @@ def test_one_that_fails_keeps_no_other_from_advancing_and_hides_no_other_error(
         if name == "third":
             raise StoreUnavailableError("third has no store.", "Wait.")
 
-    heard: list[str] = []
+    received: list[str] = []
     with pytest.raises(DatasetError, match=r"first is broken\.") as caught:
         run(
             world,
             fail,
             on_event=lambda event: (
-                heard.append(event.dataset) if hasattr(event, "dataset") else None
+                received.append(event.dataset) if hasattr(event, "dataset") else None
             ),
         )
     assert caught.value.__notes__ == ["Also: third has no store. Wait."]
-    assert heard == ["second"]
+    assert received == ["second"]
     assert "copy" not in world.streams.list_streams(), "no batch has begun"
 
 
-def test_the_progress_of_each_bootstrap_is_heard(world: World) -> None:
-    heard: list[str] = []
+def test_the_progress_of_each_bootstrap_is_received(world: World) -> None:
+    received: list[str] = []
     run(
         world,
         on_stage=lambda event: (
-            heard.append(event.summary()) if event.stage == "bootstrap" else None
+            received.append(event.summary()) if event.stage == "bootstrap" else None
         ),
     )
-    assert sorted(text.split(":")[0] for text in heard) == [
+    assert sorted(text.split(":")[0] for text in received) == [
         f"dataset {name}" for name in sorted(NAMES)
     ]
-    assert all(text.endswith("100% (2 of 2 offsets)") for text in heard)
+    assert all(text.endswith("100% (2 of 2 offsets)") for text in received)

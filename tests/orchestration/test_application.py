@@ -210,7 +210,7 @@ def test_a_table_of_another_application_or_none_is_refused(app):
     refused(lambda: app.table("planes"), ConfigurationError, "is not a table")
 
 
-def test_what_is_said_for_a_remote_table_only_is_refused_of_a_dataset(app):
+def test_what_is_reported_for_a_remote_table_only_is_refused_of_a_dataset(app):
     flights, table = app.input_stream("lake.flights"), app.table(planes)
     refused(
         lambda: flights.join(table, on="tailnum", args=("x",)),
@@ -301,7 +301,7 @@ def test_empty_or_mixed_operators_are_refused(app):
     refused(lambda: Application("a", max_batch_records=0), ConfigurationError, "is 0")
 
 
-def test_what_is_passed_in_place_of_a_table_is_told_how_to_become_one(app: Application) -> None:
+def test_what_is_passed_in_place_of_a_table_is_reported_how_to_become_one(app: Application) -> None:
     flights = app.input_stream("lake.flights")
     with pytest.raises(PlanningError) as failure:
         flights.join(app.input_stream("lake.planes"), on="tailnum")  # type: ignore[arg-type]

@@ -160,16 +160,16 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
     by_offset = {row["__offset"]: row for row in joined(
         join(how=how, before_history=before_history), sent(spark, records), batch
     ).collect()}  # fmt: skip
-    told = [expected(history, record, known_from, oldest) for record in records]
+    reported = [expected(history, record, known_from, oldest) for record in records]
     assert {at: row["price"] for at, row in by_offset.items()} == {
         number: price
-        for number, (price, _) in enumerate(told)
+        for number, (price, _) in enumerate(reported)
         if how == "left" or price is not None
     }
     assert batch.records.observed()["join-2"] == {
         "rows": len(records),
-        "unmatched": sum(price is None for price, _ in told),
-        "before_history": sum(early for _, early in told),
+        "unmatched": sum(price is None for price, _ in reported),
+        "before_history": sum(early for _, early in reported),
         "null_times": sum(at is None for _, at in records),
     }
     assert all(not name.startswith("__met") for name in by_offset[next(iter(by_offset))].asDict())
@@ -231,7 +231,7 @@ HISTORY: History = {"a": [(moment(10), 1)], "b": [(moment(10), 1)]}
 
 
 @pytest.mark.parametrize(
-    ("options", "records", "known_from", "told"),
+    ("options", "records", "known_from", "reported"),
     [
         (
             {"before_history": "error"},
@@ -258,10 +258,10 @@ def test_what_must_not_be_there_fails_the_batch_and_is_named(
     options: dict[str, Any],
     records: list[Record],
     known_from: dt.datetime | None,
-    told: str,
+    reported: str,
 ) -> None:
     batch = FakeBatch(stored(spark, HISTORY, known_from))
-    with pytest.raises(OperatorFailedError, match=told) as caught:
+    with pytest.raises(OperatorFailedError, match=reported) as caught:
         joined(join(**options), sent(spark, records), batch)
     assert caught.value.offset == str(
         min(n for n, (item, _) in enumerate(records) if item in ("b", "x"))

@@ -118,7 +118,7 @@ def test_a_log_without_commits_has_nothing_to_forget(lake: Lake) -> None:
     assert BatchLog(lake, "app").read().commit is None
 
 
-def test_whoever_commits_second_is_fenced_and_told_by_whom(lake: Lake) -> None:
+def test_whoever_commits_second_is_fenced_and_reported_by_whom(lake: Lake) -> None:
     log = BatchLog(lake, "app")
     mine = log.open(log.read(), intent(1, 0, 5, "first"))
     log.check_not_superseded(mine)

@@ -51,8 +51,8 @@ def test_they_reach_a_remote_table_whole(world: StepWorld) -> None:
     # They are met by a lookup as they are, too.
     asking = Application("asking")
     events = asking.input_stream("lake.events").with_columns(**{"the`key": "`the.key`"})
-    met = events.join(asking.table(table), on={"the`key": "the.key"}, prefix="met.")
-    met.send_to(asking.output_stream("lake.met", partitions=2, key="the.key"))
+    matched = events.join(asking.table(table), on={"the`key": "the.key"}, prefix="met.")
+    matched.send_to(asking.output_stream("lake.met", partitions=2, key="the.key"))
     world.run(asking)
     newest = {"x": RECORDS[2], "y": RECORDS[1]}
     assert sorted(
@@ -76,13 +76,13 @@ def test_they_reach_functions_and_come_from_them(world: StepWorld) -> None:
         schema=Schema.of({"g.h": "int"}),
     )
 
-    def told(records: pa.Table, *_: object) -> pa.Table:
+    def reported(records: pa.Table, *_: object) -> pa.Table:
         rows = records.to_pylist()
         return pa.Table.from_pylist(
             [{"the.key": r["the.key"], "all": str(sorted(own(r).items()))} for r in rows]
         )
 
-    stream = stream.sink(told, returns=Schema.of({"the.key": "string", "all": "string"}))
+    stream = stream.sink(reported, returns=Schema.of({"the.key": "string", "all": "string"}))
     stream.send_to(app.output_stream("lake.out", partitions=2, key="the.key"))
     world.run(app)
     newest_of = {"x": 3, "y": 2}

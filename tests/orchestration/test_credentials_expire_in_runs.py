@@ -81,18 +81,18 @@ def test_credentials_that_expire_at_any_request_stop_a_run_for_now(
         world = StepWorld(open_lake(moto_s3.url()), tmp_path, IN_PROCESS)
         app = shops(world)
         world.advance(*app.datasets)
-        said = list[str]()
+        said_messages = list[str]()
         for left in itertools.count(first, every):
             expiring.left = left
             try:
                 world.run(app)
                 break
             except (TransientError, *RETRY_IN_NEW_RUN) as error:
-                said.append(str(error))
+                said_messages.append(str(error))
                 expiring.renew()
         expiring.left = 10**9
         world.run(app)
-        assert said
-        assert all(expiring.code in text for text in said)
+        assert said_messages
+        assert all(expiring.code in text for text in said_messages)
         assert sorted(row["n"] for row in world.rows("out")) == list(range(5))
         assert {row["town"] for row in world.rows("out")} == {"Rome"}

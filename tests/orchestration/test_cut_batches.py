@@ -60,9 +60,9 @@ def sent(world: StepWorld, *numbers: int) -> set[tuple[str, int]]:
 def retain_last(world: StepWorld, appends: int) -> None:
     """Have retention take all but the last appends of the input."""
     size = world.streams.describe("numbers")["bytes"]
-    told = world.streams.describe("numbers")["segments"]
+    reported = world.streams.describe("numbers")["segments"]
     world.streams.configure(
-        "numbers", retention=Retention(max_bytes=size * appends // told + 1), compaction=None
+        "numbers", retention=Retention(max_bytes=size * appends // reported + 1), compaction=None
     )
     world.streams.maintain("numbers")
 

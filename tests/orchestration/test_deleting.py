@@ -100,7 +100,7 @@ def begun(
 # -- streams
 
 
-def test_a_deleted_stream_is_gone_and_what_is_made_anew_is_another_one(lake: Lake) -> None:
+def test_a_deleted_stream_is_gone_and_what_is_recreated_is_another_one(lake: Lake) -> None:
     streams = LakeStreams(lake)
     sent(streams, 1, 2)
     sent(streams, 5, name="other")
@@ -159,20 +159,20 @@ def test_a_deletion_that_is_killed_at_any_request_is_ended_by_another(kind: str)
         assert values(streams) == [7]
 
 
-def test_what_is_made_anew_while_the_old_one_is_swept_is_left_alone() -> None:
+def test_what_is_recreated_while_the_old_one_is_swept_is_left_alone() -> None:
     for nth in itertools.count(1):
         done: list[bool] = []
         inner = lake_in(InMemoryStore())
         streams = LakeStreams(inner)
         sent(streams, 1, 2)
 
-        def anew(streams: LakeStreams = streams, done: list[bool] = done) -> None:
+        def renewed(streams: LakeStreams = streams, done: list[bool] = done) -> None:
             # the pointer says that it is deleted, its objects are being deleted
             if not streams.list_streams():
                 sent(streams, 7)
                 done.append(True)
 
-        store = FaultyStore(inner.store, [Fault("*", nth, "meanwhile", anew)])
+        store = FaultyStore(inner.store, [Fault("*", nth, "meanwhile", renewed)])
         report = delete_stream(Lake(store, inner.id), "s", **WHY)
         if len(store.requests) < nth:
             break
@@ -217,7 +217,7 @@ def test_a_stream_that_is_read_is_not_deleted(planes: World) -> None:
     assert served(lake) == whole(2), "versions stand for themselves"
 
 
-def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told(
+def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_reported(
     lake: Lake,
 ) -> None:
     streams = LakeStreams(lake)
@@ -295,7 +295,7 @@ def test_who_commits_while_readers_are_looked_for_is_seen(lake: Lake) -> None:
 # -- datasets
 
 
-def test_a_deleted_dataset_is_gone_and_is_built_anew_from_its_stream(planes: World) -> None:
+def test_a_deleted_dataset_is_gone_and_is_rebuilt_from_its_stream(planes: World) -> None:
     lake = planes.lake
     version = StoredVersions(lake, NAME).require_current().version
     planned = delete_dataset(lake, NAME, dry_run=True, **WHY)
@@ -355,12 +355,12 @@ def test_a_build_that_began_after_the_deletion_is_left_alone() -> None:
         publish(world, 1)
         done: list[bool] = []
 
-        def anew(world: World = world, done: list[bool] = done) -> None:
+        def renewed(world: World = world, done: list[bool] = done) -> None:
             if not list_datasets(world.lake):
                 world.advance(PLANES)
                 done.append(True)
 
-        store = FaultyStore(world.lake.store, [Fault("*", nth, "meanwhile", anew)])
+        store = FaultyStore(world.lake.store, [Fault("*", nth, "meanwhile", renewed)])
         delete_dataset(Lake(store, world.lake.id), NAME, **WHY)
         if len(store.requests) < nth:
             break

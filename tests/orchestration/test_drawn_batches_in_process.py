@@ -127,18 +127,20 @@ def check_stream(story: Story, node: Node, expected: Sequence[Record]) -> None:
     found = streams.read_arrow(streams.all_ranges(node.name), positions=True).to_pylist()
     there = [(row["__partition"], _seen(row, sourced)) for row in found]
     wanted = [_wanted(record, sourced) for record in expected]
-    difference = Counter(shown for _, shown in there)
+    difference = Counter(displayed for _, displayed in there)
     difference.subtract(Counter(wanted))
-    assert {shown: count for shown, count in difference.items() if count} == {}
+    assert {displayed: count for displayed, count in difference.items() if count} == {}
     places: dict[tuple[Any, ...], int] = {}
     key = [list(COLUMNS).index(name) for name in KEYS[node.number - 1]]
-    for partition, shown in there:
-        assert places.setdefault(tuple(shown[0][at] for at in key), partition) == partition
+    for partition, displayed in there:
+        assert places.setdefault(tuple(displayed[0][at] for at in key), partition) == partition
     for partition in range(node.number if story.drawn.has_order(node) else 0):
         of_partition = [
-            shown for shown in wanted if places[tuple(shown[0][at] for at in key)] == partition
+            displayed
+            for displayed in wanted
+            if places[tuple(displayed[0][at] for at in key)] == partition
         ]
-        assert [shown for place, shown in there if place == partition] == of_partition
+        assert [displayed for place, displayed in there if place == partition] == of_partition
 
 
 def check_letters(story: Story, node: Node, left: Left) -> None:

@@ -144,7 +144,7 @@ def test_what_is_no_time_and_what_could_not_be_late_is_refused(step_world: StepW
         "greatest(at, timestamp'now')",
     ],
 )
-def test_a_time_that_not_the_record_alone_tells_is_refused_where_it_is_planned(
+def test_a_time_that_not_the_record_alone_reports_is_refused_where_it_is_planned(
     looking: str,
 ) -> None:
     clicks = TestStream(Schema.of(k="string", at="timestamp"), key="k", partitions=1)

@@ -310,7 +310,7 @@ def test_a_sum_that_no_decimal_holds_is_had_as_a_double_in_another_application(
     }
 
 
-def test_the_error_of_a_sum_tells_nothing_sensitive(spark: SparkSession) -> None:
+def test_the_error_of_a_sum_reports_nothing_sensitive(spark: SparkSession) -> None:
     windows = Windows(
         Tumbling(10 * SECOND),
         ("k", "shop"),

@@ -172,7 +172,7 @@ SINK = (lambda s, app: s.sink(together), "", "")
     ("describe", "message", "key"),
     [pytest.param(*case, marks=[pytest.mark.long] * (case[1] in AT_LENGTH)) for case in CASES],
 )
-def test_what_failed_is_told_by_operator_line_and_record(
+def test_what_failed_is_reported_by_operator_line_and_record(
     world: StepWorld, describe: Callable[[Any, Application], Any], message: str, key: str
 ) -> None:
     error = failing(world, describe)
@@ -216,20 +216,20 @@ def test_a_failed_table_update_names_its_record_and_its_batch_is_abandoned(
         lambda s, app: s.partition_by("v").with_columns(w="cast(email as int)"),
     ],
 )
-def test_nothing_of_a_sensitive_column_is_told(
+def test_nothing_of_a_sensitive_column_is_reported(
     step_world: StepWorld, describe: Callable[[Any, Application], Any]
 ) -> None:
     schema = Schema.of(k="string", v="int", email="string").with_sensitive("k", "email")
     step_world.streams.create("s", schema=schema, key=["k"], partitions=2)
     step_world.send("s", *ROWS)
     error = failing(step_world, describe)
-    told = "".join(traceback.format_exception(error)) + repr(error.facts)
+    reported = "".join(traceback.format_exception(error)) + repr(error.facts)
     assert error.record is not None
     assert "k: ***" in error.record
     assert "email: ***" in error.record
-    assert "k17" not in told
-    assert "k03" not in told
-    assert "@mail" not in told
+    assert "k17" not in reported
+    assert "k03" not in reported
+    assert "@mail" not in reported
     assert "v: " in error.record
 
 

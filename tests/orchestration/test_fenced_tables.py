@@ -472,7 +472,7 @@ def _join(thread: threading.Thread, seconds: float) -> None:
 
 
 @pytest.mark.server
-def test_many_fenced_writes_run_beside_each_other(
+def test_many_fenced_writes_run_next_to_each_other(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     held = Held(postgres(request, tmp_path).table())

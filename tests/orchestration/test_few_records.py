@@ -156,16 +156,16 @@ def small(records: int, tasks: int | None, limit: int, **views: object) -> tuple
     broadcast = SimpleNamespace(name="broadcast", broadcast=True)
     app: Any = SimpleNamespace(few_records=limit, datasets=[broadcast])
     intent = Intent(batch=1, run="run", clock=datetime.now(UTC), ranges={}, tasks=tasks)
-    met: Any = views
-    made = classify_batch(app, BatchInputs(intent, met, records=records))
+    matched: Any = views
+    made = classify_batch(app, BatchInputs(intent, matched, records=records))
     return made.few, made.interpreted
 
 
 def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:
-    met = {"planes": View(SMALL_DATASETS), "broadcast": View(10 * SMALL_DATASETS)}
-    assert small(10, None, 10, **met)[0]
-    assert not small(11, None, 10, **met)[0]
-    assert not small(4, 3, 10, **met)[0]  # each of three tasks reads all of them
+    matched = {"planes": View(SMALL_DATASETS), "broadcast": View(10 * SMALL_DATASETS)}
+    assert small(10, None, 10, **matched)[0]
+    assert not small(11, None, 10, **matched)[0]
+    assert not small(4, 3, 10, **matched)[0]  # each of three tasks reads all of them
     assert not small(10, None, 10, planes=View(SMALL_DATASETS + 1))[0]
     large = Mock(spec=VersionReader)
     large.sealed = SimpleNamespace(generations=[SimpleNamespace(rows=1, size=2**30)])

@@ -212,8 +212,8 @@ def test_the_step_begins_again_for_startpoints_and_for_another_plan(what: str) -
 
 @pytest.mark.parametrize("what", ["its end", "another run", "memory"])
 def test_it_ends_at_its_end_for_another_run_and_for_its_memory(what: str) -> None:
-    world, told = World(), list[str]()
-    following = world.following(timedelta(minutes=5), say=told.append)
+    world, reported = World(), list[str]()
+    following = world.following(timedelta(minutes=5), say=reported.append)
     if what == "another run":
         world.due[30] = lambda: setattr(world, "who", "run x on host y")
     if what == "memory":
@@ -223,7 +223,7 @@ def test_it_ends_at_its_end_for_another_run_and_for_its_memory(what: str) -> Non
     assert {"its end": "0:05:00", "another run": "run x on host y", "memory": "4.0 GiB"}[
         what
     ] in following.ended
-    assert told == [
+    assert reported == [
         "caught up; staying for 0:05:00 from the start of the run",
         f"this run ends: {following.ended}",
     ]
@@ -266,15 +266,15 @@ def test_datasets_that_a_store_keeps_from_advancing_are_tried_again_for_two_minu
 
 @pytest.mark.parametrize("what", ["its end", "another run", "memory"])
 def test_a_run_that_never_waits_ends_as_one_that_does(what: str) -> None:
-    world, told = World(), list[str]()
-    following = world.following(timedelta(minutes=5), say=told.append)
+    world, reported = World(), list[str]()
+    following = world.following(timedelta(minutes=5), say=reported.append)
     assert following.go_on()
     world.now = 300 if what == "its end" else 20
     world.who = "run x" if what == "another run" else ""
     world.memory = MAX_MEMORY + 1 if what == "memory" else 1
     assert not following.go_on()
     assert following.ended
-    assert told == [f"this run ends: {following.ended}"]
+    assert reported == [f"this run ends: {following.ended}"]
 
 
 def test_a_run_that_never_waits_takes_startpoints_and_advances_its_datasets() -> None:
@@ -337,11 +337,11 @@ def test_a_run_that_is_interrupted_while_it_waits_gives_up_its_lease(tmp_path: P
 
 @pytest.mark.lengthy
 def test_a_run_that_asks_for_the_application_gets_it_from_one_that_stays(tmp_path: Path) -> None:
-    lake, told = empty_streams(tmp_path).lake, list[str]()
+    lake, reported = empty_streams(tmp_path).lake, list[str]()
     waits, reports = threading.Event(), list[RunReport]()
 
     def hear(event: StepEvent | AdvanceReport) -> None:
-        told.append(event.summary())
+        reported.append(event.summary())
         waits.set()
 
     def stay() -> None:
@@ -357,10 +357,10 @@ def test_a_run_that_asks_for_the_application_gets_it_from_one_that_stays(tmp_pat
     assert run_application(copy_app(), lake=lake, wait=60, run="other").step.caught_up
     staying.join(60)
     assert reports[0].step.caught_up
-    assert any("run other" in text and "asks for the application" in text for text in told)
+    assert any("run other" in text and "asks for the application" in text for text in reported)
     # Who asked is forgotten: the next one stays.
     assert run_application(copy_app(), lake=lake, follow=3, on_event=hear).step.caught_up
-    assert "it has stayed for 0:00:03" in told[-2]
+    assert "it has stayed for 0:00:03" in reported[-2]
 
 
 def send(lake: Lake, stream: str, sequence: int, marker: str | None = None) -> None:
@@ -724,10 +724,10 @@ def test_it_takes_records_versions_and_startpoints_as_new_runs_do(step_world: St
     orders.join(table, on="k").send_to(app.output_stream("lake.priced", partitions=2, key="k"))
     world.send("rates", ("a", 10), ("b", 20), version="v1")
     world.send("orders", ("a", 1), ("b", 2))
-    told = list[str]()
+    reported = list[str]()
 
     def hear(event: StepEvent | AdvanceReport) -> None:
-        told.append(event.summary())
+        reported.append(event.summary())
         if not isinstance(event, StepEvent):
             return
         if event.what == "follow" and len(world.rows("priced")) == 2:
@@ -756,6 +756,6 @@ def test_it_takes_records_versions_and_startpoints_as_new_runs_do(step_world: St
     assert kinds == ["sealed", "sealed", "up-to-date", "up-to-date"], (
         "the last are of the steps that began again"
     )
-    assert sum("planned" in text for text in told) == 1
+    assert sum("planned" in text for text in reported) == 1
     # As a new run: nothing is left to do.
     assert run_application(app, lake=world.lake, spark=world.spark).step.batches == 0

@@ -109,8 +109,8 @@ def test_the_local_table_of_another_application_is_refused_and_not_to_be_deleted
 
 def test_the_commands_know_a_local_table_as_any_dataset(world: World) -> None:
     assert "counts" in printed(world, "dataset", "list")
-    shown = document(world, "dataset", "show", "counts")
-    assert (shown["declaration"]["owner"], shown["declaration"]["input"]) == (
+    displayed = document(world, "dataset", "show", "counts")
+    assert (displayed["declaration"]["owner"], displayed["declaration"]["input"]) == (
         "app",
         "application app",
     )
@@ -230,7 +230,7 @@ def test_an_erased_key_leaves_all_versions_and_the_report_names_its_sources(worl
     assert world.held() == {"b": 3, "c": 2}
 
 
-def test_a_table_that_was_deleted_begins_anew(world: World) -> None:
+def test_a_table_that_was_deleted_begins_again(world: World) -> None:
     world.begin(3)
     with pytest.raises(StillReadError) as failure:
         delete_dataset(world.lake, "counts", reason="over", by="me", force=True)

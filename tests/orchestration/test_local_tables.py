@@ -171,11 +171,11 @@ def test_the_error_for_a_null_key_names_operator_position_and_next_step(
         "opened", key="shop", schema=Schema.of(shop="string", visitor="string"), partitions=3
     )
     app.input_stream("lake.visits").send_to(opened)
-    told = (
+    reported = (
         r"^send-to-table-2-opened: local table 'opened': .* null in 'shop'.*; the first is"
         r" lake.visits.0 at offset 1"
     )
-    with pytest.raises(NullKeyError, match=rf"{told}.*on_null_key"):
+    with pytest.raises(NullKeyError, match=rf"{reported}.*on_null_key"):
         step_world.run(app)
 
 
@@ -291,8 +291,8 @@ def test_only_records_written_to_a_table_move_and_the_others_stay_in_place(
     kept = app.local_table("kept", key="k", schema=Schema.of(k="string", n="bigint"), partitions=4)
     sent = app.input_stream("lake.r").send_to(kept)
     sent.send_to(app.output_stream("lake.out", partitions=3, key="n"))
-    met = app.input_stream("lake.s").join(kept, on="k", select=["n as m"])
-    met.send_to(app.output_stream("lake.met", partitions=4, key="k"))
+    matched = app.input_stream("lake.s").join(kept, on="k", select=["n as m"])
+    matched.send_to(app.output_stream("lake.met", partitions=4, key="k"))
     step_world.run(app)
     moved = [
         (exchange.operator, exchange.reason) for exchange in step_world.context(app).plan.exchanges

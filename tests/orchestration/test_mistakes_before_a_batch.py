@@ -83,7 +83,7 @@ STREAMS: list[tuple[Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("describe", "message"), STREAMS)
-def test_a_mistake_is_told_with_its_operator_and_leaves_no_batch(
+def test_a_mistake_is_reported_with_its_operator_and_leaves_no_batch(
     step_world: StepWorld, describe: Callable[[Any], Any], message: str
 ) -> None:
     app = world_of(step_world)
@@ -130,7 +130,7 @@ def test_types_that_planning_does_not_judge_are_refused_before_a_batch(
         (unpicklable, "PicklingError", line_with("lock.locked()")),
     ],
 )
-def test_a_function_that_fails_over_no_records_is_told_with_its_line(
+def test_a_function_that_fails_over_no_records_is_reported_with_its_line(
     step_world: StepWorld, function: Callable[[Any], Any], raised: str, line: int
 ) -> None:
     """The second output is looked at, too, before the first gets anything."""
@@ -151,7 +151,7 @@ def test_a_function_that_fails_over_no_records_is_told_with_its_line(
     assert "out" not in step_world.streams.list_streams()
 
 
-def test_records_that_a_table_can_not_take_are_told_before_a_batch(
+def test_records_that_a_table_can_not_take_are_reported_before_a_batch(
     step_world: StepWorld, tmp_path: Path
 ) -> None:
     things = step_world.table()
@@ -203,7 +203,7 @@ UNFIT: list[tuple[str, str, str]] = [
 ]
 
 
-def test_types_that_no_column_takes_are_told_before_a_batch(
+def test_types_that_no_column_takes_are_reported_before_a_batch(
     step_world: StepWorld, tmp_path: Path
 ) -> None:
     """Of what a function gives, Spark alone knows the types."""
@@ -245,13 +245,13 @@ def world_of(world: StepWorld) -> Application:
     return Application("app")
 
 
-def test_an_error_that_names_its_operator_is_told_with_it_once(step_world: StepWorld) -> None:
+def test_an_error_that_names_its_operator_is_reported_with_it_once(step_world: StepWorld) -> None:
     lock = threading.Lock()
     app = world_of(step_world)
     app.input_stream("lake.numbers").sink(lambda batch, context: lock.acquire()).send_to(
         app.output_stream("lake.out", partitions=2, key="k")
     )
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as reported:
         step_world.run(app)
-    assert told.value.argument == "function"
-    assert told.value.operator == "sink-2"
+    assert reported.value.argument == "function"
+    assert reported.value.operator == "sink-2"

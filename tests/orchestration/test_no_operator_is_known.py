@@ -70,12 +70,12 @@ def kinds_known(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.lengthy
 def test_no_operator_is_known_by_a_field_its_class_or_its_kind() -> None:
     assert FILES
-    told = [
+    reported = [
         f"{file.relative_to(ROOT)}:{known}"
         for file in FILES
         for known in kinds_known(ast.parse(file.read_text(encoding="utf-8")))
     ]
-    assert told == [], "use a member of Spec (operators/operator.py) with a safe default"
+    assert reported == [], "use a member of Spec (operators/operator.py) with a safe default"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def sums(world: StepWorld, sends: Sequence[tuple[str, str | None]]) -> Applicati
 
 
 @pytest.mark.parametrize("seed", range(rounds(12, 200)))
-def test_sends_that_are_told_apart_by_their_order_get_the_marks_of_others(
+def test_sends_that_are_distinguished_by_their_order_get_the_marks_of_others(
     tmp_path: Path, seed: int
 ) -> None:
     """A replay shows which sends have a mark: these skip what is read again, others add it."""

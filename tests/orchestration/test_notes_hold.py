@@ -203,19 +203,19 @@ def test_a_table_becomes_what_the_preview_of_a_replay_says(
     read = world.world.streams.partitions("records")
     until = {"until": StartpointSpecific("1")} if bounded else {}
     with_records = [ssp for ssp, end in world.world.streams.upcoming(read).items() if int(end) > 0]
-    said = startpoints.preview(with_records, StartpointOldest(), **until).tables["things"]
+    said_messages = startpoints.preview(with_records, StartpointOldest(), **until).tables["things"]
     startpoints.request(with_records, StartpointOldest(), reason="to see", by="test", **until)
     world.world.run(world.app)
     after = things(world.file)
-    kind = said.split()[0].rstrip(":;,")
+    kind = said_messages.split()[0].rstrip(":;,")
     if kind == "unchanged":
-        assert after == before, said
+        assert after == before, said_messages
     elif kind == "changed":
-        assert after != before, said
-    elif "as before at its end" in said and not bounded:
-        assert after == before, said
+        assert after != before, said_messages
+    elif "as before at its end" in said_messages and not bounded:
+        assert after == before, said_messages
     else:
-        assert kind == "older", said
+        assert kind == "older", said_messages
 
 
 # -- windows, with Spark
@@ -500,7 +500,9 @@ def test_a_startpoint_that_goes_forward_has_no_effect_on_tables(tmp_path: Path) 
     ]
 
 
-def test_local_tables_behind_windows_are_not_said_to_count_records_again(tmp_path: Path) -> None:
+def test_local_tables_behind_windows_are_not_reported_to_count_records_again(
+    tmp_path: Path,
+) -> None:
     world, app, windows = two_streams(tmp_path)
     counts = app.local_table(
         "counts", key="k", schema=Schema.of(k="string", n="bigint"), partitions=2

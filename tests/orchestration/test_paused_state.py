@@ -56,8 +56,8 @@ def left_in(world: PausedWorld) -> dict[str, Any]:
     left: dict[str, Any] = {}
     for stream in OUTPUTS:
         rows = world.streams.read_arrow(world.streams.all_ranges(stream)).to_pylist()
-        shown = [{k: v for k, v in row.items() if not k.startswith("__")} for row in rows]
-        left[stream] = sorted(shown, key=str)
+        displayed = [{k: v for k, v in row.items() if not k.startswith("__")} for row in rows]
+        left[stream] = sorted(displayed, key=str)
     seen = StoredVersions(world.lake, "seen").require_current()
     state = BatchLog(world.lake, "sets").read().state
     left["seen"] = {key: entry["n"] for key, entry in seen.items()}

@@ -139,7 +139,7 @@ def without_buckets(world: StepWorld) -> Iterator[None]:
         ),
     ],
 )
-def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
+def test_a_shuffled_dataset_is_reported_with_the_join_that_it_is_of(
     world: StepWorld, monkeypatch: pytest.MonkeyPatch, dataset: str, message: str
 ) -> None:
     """The other one has no buckets: it is broadcast."""
@@ -224,7 +224,7 @@ def test_a_window_over_records_that_lie_together_moves_none(world: StepWorld) ->
     assert [row["total"] for row in world.rows("by-v")] == [1, 1, 1]
 
 
-def test_a_function_that_moves_records_and_brings_them_back_is_told_and_right(
+def test_a_function_that_moves_records_and_brings_them_back_is_reported_and_right(
     world: StepWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = Application("app", few_records=0)

@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.operators.functions import _process_batches
         (lambda record: {record["email"]: 1}, "has {other}; its schema says n"),
     ],
 )
-def test_a_result_that_is_not_as_declared_tells_no_value_where_columns_are_sensitive(
+def test_a_result_that_is_not_as_declared_reports_no_value_where_columns_are_sensitive(
     function: Any, problem: str
 ) -> None:
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "email": ["ada@mail"]})
@@ -45,7 +45,7 @@ def wrong_once(record: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("last", "key", "offset"), [("b", "b", "11"), ("c", "c", "12")])
-def test_the_record_whose_result_is_not_as_declared_is_told_with_its_place(
+def test_the_record_whose_result_is_not_as_declared_is_reported_with_its_place(
     last: str, key: str, offset: str
 ) -> None:
     keys = ["a", last, "a"] if last == "b" else ["a", "a", last]
@@ -72,7 +72,7 @@ def looks_up(record: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def test_a_value_that_the_function_passed_on_wrongly_is_told_with_its_record() -> None:
+def test_a_value_that_the_function_passed_on_wrongly_is_reported_with_its_record() -> None:
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "__partition": [3], "__offset": [10]})
     with pytest.raises(OperatorFailedError) as caught:
         list(

@@ -148,10 +148,10 @@ def test_replays_by_time_join_current_served_or_recorded_versions(step_world: St
     step_world.advance(HISTORY, RATES)
 
     startpoints = Startpoints(app, lake=step_world.lake)
-    (shown,) = startpoints.preview(
+    (displayed,) = startpoints.preview(
         "lake.sales", StartpointOldest(), until=StartpointUpcoming()
     ).previews
-    assert shown.versions == "as-of"
+    assert displayed.versions == "as-of"
     for epoch, versions, fare, rate in (
         (1, None, 9, 2),
         (2, "current", 13, 3),

@@ -159,15 +159,15 @@ class Trips:
             self.depart(count)
             self.run(limit=4)
         self.publish()
-        return self.met()
+        return self.matched()
 
-    def met(self, *, main: bool = True) -> Met:
-        met: Met = {}
+    def matched(self, *, main: bool = True) -> Met:
+        matched: Met = {}
         for _, batch in sorted(self.work.batches.items()):
             if batch["main"] == main:
-                assert not met.keys() & batch["met"].keys(), "a record was read twice"
-                met |= batch["met"]
-        return met
+                assert not matched.keys() & batch["met"].keys(), "a record was read twice"
+                matched |= batch["met"]
+        return matched
 
     def again(
         self, asked: str, first: int, last: dict[Any, int] | int | None = None, **more: Any
@@ -199,7 +199,7 @@ def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "_GRACE", timedelta(0))
 
 
-def test_each_record_meets_the_version_that_it_met_first_wherever_the_range_is_cut(
+def test_each_record_meets_the_version_that_it_matched_first_wherever_the_range_is_cut(
     trips: Trips,
 ) -> None:
     first = trips.first_run()
@@ -210,16 +210,16 @@ def test_each_record_meets_the_version_that_it_met_first_wherever_the_range_is_c
         trips.again("lake.trips", start, end)
         trips.run()
         replayed = [batch for number, batch in trips.work.batches.items() if number not in before]
-        met: Met = {}
+        matched: Met = {}
         for batch in replayed:
             assert (batch["main"], batch["reading"]) == (False, "recorded")
-            met |= batch["met"]
-        assert met == {
+            matched |= batch["met"]
+        assert matched == {
             (partition, offset): first[partition, offset]
             for partition in (P0, P1)
             for offset in range(start, end)
         }
-    assert trips.met() == first, "the main position has not moved"
+    assert trips.matched() == first, "the main position has not moved"
 
 
 def test_what_was_in_one_batch_is_in_one_again(trips: Trips) -> None:
@@ -247,9 +247,9 @@ def test_versions_are_held_from_the_request_until_the_replay_has_ended(
     trips.discard()
     assert len(trips.held()) > 0
     trips.run()
-    met = trips.met(main=False)
-    assert met == {place: first[place] for place in met}
-    assert {place[1] for place in met} == {0, 1, 2}
+    matched = trips.matched(main=False)
+    assert matched == {place: first[place] for place in matched}
+    assert {place[1] for place in matched} == {0, 1, 2}
     assert trips.held() == set()
     trips.discard()
     assert not [*trips.lake.store.list("applications/app/recorded/")]
@@ -310,7 +310,7 @@ def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(
     ).previews
     assert kept.error is None
     trips.discard()
-    (shown,) = trips.startpoints.preview(
+    (displayed,) = trips.startpoints.preview(
         "lake.trips.0", at(0), until=at(2), versions="recorded"
     ).previews
     for part in (
@@ -320,7 +320,7 @@ def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(
         "versions=as-of",
         "versions=current",
     ):
-        assert part in str(shown.error)
+        assert part in str(displayed.error)
     with pytest.raises(ConfigurationError) as failure:
         trips.again("lake.trips.0", 0, 2)
     assert failure.value.stream == "lake.trips"
@@ -344,11 +344,11 @@ def test_records_that_no_batch_has_read_are_refused_by_name(trips: Trips) -> Non
     trips.run()
     ends = trips.ends()
     trips.depart(6)
-    (shown,) = trips.startpoints.preview(
+    (displayed,) = trips.startpoints.preview(
         "lake.trips.0", at(0), until=at(ends[P0] + 1), versions="recorded"
     ).previews
     assert f"offsets {ends[P0]} up to {ends[P0] + 1}: no batch has read them yet" in str(
-        shown.error
+        displayed.error
     )
 
 
@@ -362,7 +362,7 @@ def test_the_first_main_batch_counts_not_a_replay_or_a_later_startpoint(trips: T
     trips.work.batches.clear()
     trips.again("lake.trips.0", 0, 3)
     trips.run()
-    assert trips.met(main=False) == {(P0, offset): first[P0, offset] for offset in range(3)}
+    assert trips.matched(main=False) == {(P0, offset): first[P0, offset] for offset in range(3)}
 
 
 def test_a_startpoint_that_the_log_has_forgotten_refuses_no_later_records(trips: Trips) -> None:
@@ -375,21 +375,21 @@ def test_a_startpoint_that_the_log_has_forgotten_refuses_no_later_records(trips:
     trips.depart(6)
     trips.work.batches.clear()
     trips.run()
-    later = trips.met()
+    later = trips.matched()
     prefix = trips.lake.application_prefix("app")
     for number in range(1, commits):
         (item,) = trips.lake.store.list(f"{prefix}/manifests/{number:012d}")
         trips.lake.store.delete(item.key)
-    (shown,) = trips.startpoints.preview(
+    (displayed,) = trips.startpoints.preview(
         "lake.trips.0", at(forgotten - 1), until=at(trips.ends()[P0]), versions="recorded"
     ).previews
-    assert "history from before its commit" in str(shown.error)
+    assert "history from before its commit" in str(displayed.error)
     trips.work.batches.clear()
     trips.again("lake.trips.0", forgotten, trips.ends()[P0])
     trips.run()
     read = {place: number for place, number in later.items() if place[0] == P0}
     assert read
-    assert trips.met(main=False) == read
+    assert trips.matched(main=False) == read
 
 
 def test_two_replays_at_once_meet_each_its_own(trips: Trips) -> None:
@@ -399,16 +399,16 @@ def test_two_replays_at_once_meet_each_its_own(trips: Trips) -> None:
     trips.run(max_batches=1)
     trips.again("lake.trips", 1, 3)
     trips.run()
-    met: dict[Any, list[int]] = {}
+    matched: dict[Any, list[int]] = {}
     for _, batch in sorted(trips.work.batches.items()):
         if not batch["main"]:
             for place, number in batch["met"].items():
-                met.setdefault(place, []).append(number)
+                matched.setdefault(place, []).append(number)
     for place in ((P0, 1), (P0, 2)):
-        assert met[place] == [first[place]] * 2
+        assert matched[place] == [first[place]] * 2
     for place in ((P1, 1), (P1, 2)):
-        assert sorted(met[place]) == sorted([trips.numbers, first[place]])
-    assert (met[P0, 0], met[P1, 0]) == ([first[P0, 0]], [trips.numbers])
+        assert sorted(matched[place]) == sorted([trips.numbers, first[place]])
+    assert (matched[P0, 0], matched[P1, 0]) == ([first[P0, 0]], [trips.numbers])
 
 
 @pytest.mark.lengthy
@@ -429,7 +429,7 @@ def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(
         except Crash:
             trips.discard()
         trips.run()
-        assert trips.met(main=False) == {
+        assert trips.matched(main=False) == {
             (partition, offset): first[partition, offset]
             for partition in (P0, P1)
             for offset in range(4)
@@ -452,7 +452,7 @@ def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
         trips.depart(4)
         trips.run()
         trips.publish()
-        met = trips.met()
+        matched = trips.matched()
         meanwhile = trips.discard if first == "request" else partial(asked_for, trips, trips.lake)
         faulty = FaultyStore(trips.lake.store, [Fault("*", nth, "meanwhile", meanwhile)])
         lake = Lake(faulty, trips.lake.id)
@@ -463,7 +463,7 @@ def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
         waiting = trips.startpoints.list()["waiting"]
         trips.discard()
         trips.run()
-        assert trips.met(main=False) == (met if waiting else {})
+        assert trips.matched(main=False) == (matched if waiting else {})
         outcomes.add(bool(waiting))
         if nth > len(faulty.requests):
             break
@@ -478,7 +478,9 @@ def asked_for(trips: Trips, lake: Lake) -> None:
         )
 
 
-def test_a_batch_of_a_replay_that_was_given_up_is_read_again_with_what_it_met(trips: Trips) -> None:
+def test_a_batch_of_a_replay_that_was_given_up_is_read_again_with_what_it_matched(
+    trips: Trips,
+) -> None:
     first = trips.first_run()
     trips.again("lake.trips", 0, 4)
 
@@ -492,12 +494,12 @@ def test_a_batch_of_a_replay_that_was_given_up_is_read_again_with_what_it_met(tr
     trips.work.meanwhile = lambda: None
     trips.again("lake.trips", 2, 4)
     trips.run()
-    met = [
+    matched = [
         (place, number)
         for _, batch in sorted(trips.work.batches.items())
         for place, number in batch["met"].items()
     ]
-    replayed = met[len(first) :]
+    replayed = matched[len(first) :]
     assert sorted(replayed, key=str) == sorted(
         [
             ((partition, offset), first[partition, offset])
@@ -542,7 +544,7 @@ def test_a_request_is_read_as_it_was_stored() -> None:
     assert StartpointRequest.from_json(recorded.to_json()) == recorded
 
 
-def test_the_dry_run_says_what_is_met_and_held(trips: Trips) -> None:
+def test_the_dry_run_says_what_is_matched_and_held(trips: Trips) -> None:
     trips.first_run()
     asked = trips.startpoints.preview("lake.trips", at(0), until=at(3), versions="recorded")
     assert asked.notes[0].startswith(

@@ -215,7 +215,7 @@ def test_the_name_of_before_runs_no_more_and_takes_no_startpoints(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("how", ["adopt", "startpoints"])
-def test_a_second_application_begins_where_it_is_said_to(
+def test_a_second_application_begins_where_it_is_declared_to(
     tmp_path: Path, spark: Any, how: str
 ) -> None:
     world = world_in(tmp_path / "world", spark)

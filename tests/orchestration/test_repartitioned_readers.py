@@ -172,7 +172,7 @@ def test_what_comes_between_the_look_and_the_commit_is_seen(lake: Lake) -> None:
     assert (streams.info("s").partitions, values(streams)) == (2, [*range(9), 99])
 
 
-def test_a_named_reader_that_is_behind_is_told(lake: Lake) -> None:
+def test_a_named_reader_that_is_behind_is_reported(lake: Lake) -> None:
     sent(LakeStreams(lake), *range(9))
     with read_new(lake, "s", reader="me", max_records=3) as new:
         new.commit()

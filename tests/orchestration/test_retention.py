@@ -89,8 +89,8 @@ def test_discarding_one_dataset_spares_open_batches_and_follows_its_declaration(
         "three are kept, and nothing young"
     )
     policy = DiscardPolicy(keep=1, grace=timedelta(0))
-    told = expire_versions(planes.lake, NAME, policy, by="test", dry_run=True)
-    assert [version.name for version in told.discarded] == ["v2"]
+    reported = expire_versions(planes.lake, NAME, policy, by="test", dry_run=True)
+    assert [version.name for version in reported.discarded] == ["v2"]
     expire_versions(planes.lake, NAME, policy, by="test")
     assert retained(planes) == ["v1", "v3"]
     end(planes.lake, "delays", intent)
@@ -191,12 +191,12 @@ def test_datasets_follow_their_own_policy_or_else_the_default(planes: World) -> 
     assert [report.discarded for report in expire_all_versions(planes.lake, by="test")] == [()], (
         "all are younger than a day"
     )
-    (told,) = expire_all_versions(planes.lake, AT_ONCE, by="test", dry_run=True)
-    assert [version.name for version in told.discarded] == ["v1", "v2", "v3", "v4"]
+    (reported,) = expire_all_versions(planes.lake, AT_ONCE, by="test", dry_run=True)
+    assert [version.name for version in reported.discarded] == ["v1", "v2", "v3", "v4"]
     assert len(retained(planes)) == 5
     assert expire_all_versions(planes.lake, AT_ONCE, by="test", datasets=[]) == []
     (done,) = expire_all_versions(planes.lake, AT_ONCE, by="test", datasets=[NAME])
-    assert done.discarded == told.discarded
+    assert done.discarded == reported.discarded
     assert served(planes.lake) == whole(5)
 
 

@@ -47,7 +47,7 @@ def joined(records: pa.Table) -> str:
 
 
 @pytest.mark.spark
-def test_records_of_a_stream_that_was_made_anew_are_others_at_the_same_positions(
+def test_records_of_a_stream_that_was_recreated_are_others_at_the_same_positions(
     step_world: StepWorld,
 ) -> None:
     def made(*letters: tuple[str, int]) -> None:

@@ -162,7 +162,7 @@ def test_a_lease_is_given_up_if_its_run_can_not_begin(lake: Lake) -> None:
         free.check()
 
 
-def test_a_second_run_is_refused_and_told_for_whom_since_when_and_where(lake: Lake) -> None:
+def test_a_second_run_is_refused_and_reported_for_whom_since_when_and_where(lake: Lake) -> None:
     with lease(lake, "first"), pytest.raises(ApplicationBusyError) as refused:
         lease(lake, "second").__enter__()
     place = (
@@ -219,7 +219,9 @@ def test_a_run_that_was_killed_is_taken_over_at_once(
 
 
 @pytest.mark.lengthy
-def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(lake: Lake) -> None:
+def test_what_is_alive_is_taken_over_only_when_reported_and_stops_at_its_next_check(
+    lake: Lake,
+) -> None:
     lake.run_ttl = timedelta(seconds=2)
     with lease(lake, "first") as first, lease(lake, "second", Claim(take_over=True)) as second:
         deadline = time.monotonic() + 120
@@ -397,7 +399,7 @@ def test_who_finds_no_lease_of_an_application_that_has_run_waits_as_for_a_lease(
             lease(lake, run, claim).__enter__()
 
 
-def test_a_run_whose_lease_was_deleted_by_hand_does_not_make_it_anew(lake: Lake) -> None:
+def test_a_run_whose_lease_was_deleted_by_hand_does_not_recreate_it(lake: Lake) -> None:
     with lease(lake) as held:
         lake.store.delete(KEY)
         held.fence.expire()

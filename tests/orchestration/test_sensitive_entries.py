@@ -36,7 +36,7 @@ def with_address(record: dict[str, Any]) -> list[dict[str, Any]]:
         pytest.param("function", "expression", marks=pytest.mark.long),
     ],
 )
-def test_a_value_of_an_entry_is_not_told(spark: Any, flagged: str, way: str) -> None:
+def test_a_value_of_an_entry_is_not_reported(spark: Any, flagged: str, way: str) -> None:
     app = Application("app")
     members_of = MEMBERS.with_sensitive("email") if flagged == "stream" else MEMBERS
     sensitive = ["email"] if flagged == "dataset" else []
@@ -66,6 +66,6 @@ def test_a_value_of_an_entry_is_not_told(spark: Any, flagged: str, way: str) -> 
         tested.input("lake.visits", [{"visitor": "ann", "n": 1}])
         with pytest.raises(OperatorFailedError) as caught:
             tested.run(spark)
-    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value.facts)
-    assert "ann@mail" not in told
+    reported = "".join(traceback.format_exception(caught.value)) + repr(caught.value.facts)
+    assert "ann@mail" not in reported
     assert way == "function" or "email: ***" in str(caught.value)

@@ -323,12 +323,12 @@ def test_errors_are_those_of_tasks(
     world: StepWorld, declare: Callable[[StepWorld], Application]
 ) -> None:
     world.send("trips", ("a", 1), ("a", 2), ("a", 3), ("a", 4), *[("a", 5)] * 20)
-    other, told = twin_of(world), []
+    other, reported = twin_of(world), []
     for one, engine in ((world, None), (other, ByTasks())):
         with pytest.raises(AdjunctError) as raised:
             run_step(one.context(declare(one)), engine)
-        told.append((type(raised.value), str(raised.value), raised.value.facts))
-    assert told[0] == told[1]
+        reported.append((type(raised.value), str(raised.value), raised.value.facts))
+    assert reported[0] == reported[1]
 
 
 def test_tables_are_given_as_tasks_may_use_them(

@@ -89,7 +89,7 @@ def send_changes(world: StepWorld, changes: Sequence[Change]) -> None:
     world.send("prices", *kept, deleted=[change for change in changes if change[1] is None])
 
 
-def met(world: StepWorld, name: str = "app") -> dict[int, int | None]:
+def matched(world: StepWorld, name: str = "app") -> dict[int, int | None]:
     rows = world.rows(f"{name}-out")
     assert len({row["n"] for row in rows}) == len(rows)
     return {row["n"]: row["price"] for row in rows}
@@ -102,7 +102,7 @@ def valid(changes: Sequence[Change], item: str, at: dt.datetime | None) -> int |
     return rows[max(before)] if before else None
 
 
-def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld) -> None:
+def test_random_changes_in_any_split_are_matched_as_a_search_finds(world: StepWorld) -> None:
     chance = random.Random(16)
     changes = [
         (
@@ -124,37 +124,37 @@ def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld)
     # Of one time, deletions are sent behind the rest of their part: so is the order in which they
     # count.
     parts = [changes[:30], changes[30:50], changes[50:]]
-    told = [
+    reported = [
         change for part in parts for change in sorted(part, key=lambda change: change[1] is None)
     ]
     for part in parts:
         send_changes(world, part)
         advance(world, PRICES)
-    expected = {number: valid(told, item, at) for number, item, at in sales}
+    expected = {number: valid(reported, item, at) for number, item, at in sales}
     whole = world.run(application(PRICES))
-    assert met(world) == expected
+    assert matched(world) == expected
     counted = whole.counters["join-2-prices"]
     assert (counted["rows"], counted["unmatched"]) == (
         90,
         sum(price is None for price in expected.values()),
     )
     assert counted["null_times"] == sum(at is None for *_, at in sales)
-    firsts = {item: min(since for name, _, since in told if name == item) for item in "abcd"}
+    firsts = {item: min(since for name, _, since in reported if name == item) for item in "abcd"}
     assert counted["before_history"] == sum(
         at is not None and item in firsts and at < firsts[item] for _, item, at in sales
     )
     world.run(application(PRICES, "pieces", most=50))
-    assert met(world, "pieces") == expected
+    assert matched(world, "pieces") == expected
     compact_dataset(world.lake, "prices", spark=IN_PROCESS, by="test", level="major")
     world.run(application(PRICES, "compacted", how="inner"))
-    assert met(world, "compacted") == {
+    assert matched(world, "compacted") == {
         n: price for n, price in expected.items() if price is not None
     }
 
 
 @in_process_at_first
 @pytest.mark.parametrize("lying", [{"partitions": 2}, {"broadcast": True}])
-def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(
+def test_the_oldest_entry_is_matched_where_a_history_begins_with_deletions(
     world: StepWorld, lying: dict[str, Any]
 ) -> None:
     prices = unbounded_dataset(
@@ -194,13 +194,15 @@ def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(
         counters = world.run(application(prices, name, before_history="oldest")).counters[
             "join-2-spread"
         ]
-        assert met(world, name) == expected
+        assert matched(world, name) == expected
         assert counters["before_history"] == 7
         compact_dataset(world.lake, "spread", spark=IN_PROCESS, by="test", level="major")
 
 
 @pytest.mark.parametrize("world", [pytest.param("spark", marks=pytest.mark.spark)], indirect=True)
-def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: StepWorld) -> None:
+def test_no_exchange_is_on_the_datasets_side_and_the_plan_reports_of_times(
+    world: StepWorld,
+) -> None:
     send_changes(world, [("a", 1, moment(1)), ("b", 2, moment(2))])
     advance(world, PRICES)
     send_changes(world, [("a", 3, moment(3))])
@@ -221,7 +223,7 @@ def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: 
 
 
 @in_process_at_first
-def test_each_version_is_met_from_the_time_that_its_name_states(world: StepWorld) -> None:
+def test_each_version_is_matched_from_the_time_that_its_name_states(world: StepWorld) -> None:
     world.send("planes", ("a", 1), ("b", 10), version="2026-01-10")
     advance(world, PLANES)
     world.send("planes", ("a", 2), ("c", 20), version="2026-01-20")
@@ -246,7 +248,7 @@ def test_each_version_is_met_from_the_time_that_its_name_states(world: StepWorld
         ],
     )
     report = world.run(application(PLANES))
-    assert met(world) == {0: None, 1: 1, 2: 1, 3: 2, 4: 10, 5: None, 6: None, 7: 20, 8: None}
+    assert matched(world) == {0: None, 1: 1, 2: 1, 3: 2, 4: 10, 5: None, 6: None, 7: 20, 8: None}
     assert report.counters["join-2-planes"] == {
         "rows": 9,
         "unmatched": 4,
@@ -254,7 +256,7 @@ def test_each_version_is_met_from_the_time_that_its_name_states(world: StepWorld
         "null_times": 0,
     }
     world.run(application(PLANES, "oldest", before_history="oldest"))
-    assert met(world, "oldest") == {**met(world), 0: 1}
+    assert matched(world, "oldest") == {**matched(world), 0: 1}
 
 
 def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with(
@@ -278,9 +280,9 @@ def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with
     )
     assert not set(spared.discarded) & set(intent.joined.over_time["planes"])
     run_step(world.context(app, run="run-2"))
-    assert met(world) == {0: 1, 1: 2}
+    assert matched(world) == {0: 1, 1: 2}
     world.run(application(PLANES, "later"))
-    assert met(world, "later") == {0: 3, 1: 2}
+    assert matched(world, "later") == {0: 3, 1: 2}
 
 
 @in_process_at_first
@@ -317,12 +319,12 @@ def test_a_late_correction_is_joined_from_then_on_and_a_plain_join_uses_the_curr
     send_changes(world, [("a", 9, moment(14))])
     world.send("sales", (1, "a", moment(15)), (2, "a", moment(99)))
     world.run(app)
-    assert met(world) == {0: 1, 1: 9, 2: 2}
+    assert matched(world) == {0: 1, 1: 9, 2: 2}
     plain = Application("plain", few_records=0)
     sales = plain.input_stream("lake.sales").join(plain.table(PRICES), on="item", select=["price"])
     sales.send_to(plain.output_stream("lake.plain-out", key="item", partitions=2))
     world.run(plain)
-    assert met(world, "plain") == {0: 2, 1: 2, 2: 2}
+    assert matched(world, "plain") == {0: 2, 1: 2, 2: 2}
 
 
 @pytest.mark.lengthy
@@ -335,7 +337,7 @@ def test_a_replay_appends_what_a_late_correction_changes_as_the_plan_says(world:
     world.run(app)
     send_changes(world, [("a", 9, moment(14))])
     world.run(app)
-    assert met(world) == {0: 1}, "what is written does not change"
+    assert matched(world) == {0: 1}, "what is written does not change"
     Startpoints(app, lake=world.lake).request(
         "lake.sales", StartpointOldest(), reason="to correct", by="test"
     )

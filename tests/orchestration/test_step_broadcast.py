@@ -153,9 +153,9 @@ def test_a_stream_is_broadcast_in_the_middle_of_a_graph(world: StepWorld) -> Non
 
     app = Application("app")
     events = app.input_stream("lake.events")
-    told = app.input_stream("lake.rules").filter("limit > 1").broadcast()
-    told.send_to(app.output_stream("lake.told", partitions=TASKS, key="task"))
-    twice = told.broadcast(task="again").select("rule as k", "again * 10 + task as v")
+    reported = app.input_stream("lake.rules").filter("limit > 1").broadcast()
+    reported.send_to(app.output_stream("lake.told", partitions=TASKS, key="task"))
+    twice = reported.broadcast(task="again").select("rule as k", "again * 10 + task as v")
     events.merge(twice).send_to(app.output_stream("lake.both", partitions=1))
     events.send_to(app.output_stream("lake.last", partitions=TASKS, key="k"))
     with pytest.raises(Crash):

@@ -91,16 +91,16 @@ def test_what_only_spark_knows_is_refused_before_a_batch_is_begun(step_world: St
     numbers(step_world)
     step_world.run(sending("k", "v"))
     step_world.send("s", ("c", 3))
-    heard: list[str] = []
+    received: list[str] = []
     with pytest.raises(StreamExistsError, match="v is string, was int") as caught:
         step_world.run(
-            sending("k", "concat(v, 'x') as v"), on_event=lambda event: heard.append(event.what)
+            sending("k", "concat(v, 'x') as v"), on_event=lambda event: received.append(event.what)
         )
     assert (caught.value.operator, caught.value.stream) == ("send-to-3", "lake.out")
     with pytest.raises(StreamExistsError, match=r"v \(int\) is renamed to V") as caught:
         step_world.run(sending("*", hidden=lambda frame: frame.withColumnRenamed("v", "V")))
     assert (caught.value.operator, caught.value.stream) == ("send-to-4", "lake.out")
-    assert "intent" not in heard
+    assert "intent" not in received
     state = step_world.state(sending("k", "v"))
     assert (state.open, state.batch) == (None, 1)
     assert "c" not in [row[0] for row in out(step_world)]

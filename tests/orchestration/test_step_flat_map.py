@@ -166,7 +166,7 @@ def test_what_has_no_elements_is_refused_before_a_batch_begins(step_world: StepW
     assert step_world.state(app).last is None
 
 
-def test_records_of_one_message_and_key_are_told_apart_by_a_table_that_counts(
+def test_records_of_one_message_and_key_are_distinguished_by_a_table_that_counts(
     step_world: StepWorld,
 ) -> None:
     """Exactly: as many increments as words, though all of a line have one position, and the

@@ -76,11 +76,11 @@ class Reading(StubEngine):
         self, context: StepContext, inputs: Any, before_output: Callable[[str], None]
     ) -> BatchMetrics:
         self.meanwhile()
-        met = {
+        matched = {
             name: {entry["n"] for _, entry in view.items()} for name, view in inputs.views.items()
         }
-        assert all(len(numbers) == 1 for numbers in met.values()), f"not whole: {met}"
-        self.seen.append({name: numbers.pop() for name, numbers in met.items()})
+        assert all(len(numbers) == 1 for numbers in matched.values()), f"not whole: {matched}"
+        self.seen.append({name: numbers.pop() for name, numbers in matched.items()})
         before_output("out")
         return BatchMetrics({}, {})
 
@@ -124,12 +124,12 @@ class Trips:
         trips.send_to(app.output_stream("lake.out", partitions=1, key="k"))
         planned = plan_application(app, systems=self.world.systems)
 
-        def heard(event: StepEvent) -> None:
+        def received(event: StepEvent) -> None:
             self.events.append(event.what)
 
         runtime = Runtime(lake or self.world.lake, self.world.systems, IN_PROCESS, by="me")
         context = StepContext(
-            runtime, app, planned, fan_out_for_run(runtime, app, planned), RunHooks(heard)
+            runtime, app, planned, fan_out_for_run(runtime, app, planned), RunHooks(received)
         )
         return run_step(dataclasses.replace(context, still_ours=still_ours), self.reading)
 
@@ -403,7 +403,7 @@ class BeforeTheFirstLease(FaultyStore):
         return super().put_if_absent(key, data)
 
 
-def test_what_is_lost_is_told_once_though_all_is_looked_at_again(new_trips) -> None:
+def test_what_is_lost_is_reported_once_though_all_is_looked_at_again(new_trips) -> None:
     trips = new_trips()
     trips.publish(1)
     trips.run()

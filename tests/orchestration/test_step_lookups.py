@@ -303,7 +303,7 @@ def test_a_time_without_a_zone_from_a_tables_function_is_refused_with_its_key(
     assert [row["seen"] for row in out(step_world)] == [datetime(2026, 1, 1, 12, tzinfo=UTC)]
 
 
-def test_a_key_to_look_up_that_python_does_not_have_is_told_by_its_column(
+def test_a_key_to_look_up_that_python_does_not_have_is_reported_by_its_column(
     step_world: StepWorld,
 ) -> None:
     flights(step_world, ("f1", "n1"))

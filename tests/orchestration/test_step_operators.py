@@ -62,7 +62,7 @@ def test_filters_and_maps_take_expressions_and_functions(step_world: StepWorld) 
     assert report.counters["lake.out"] == {"rows": 3, "duplicate_batches": 0}
 
 
-def test_a_function_that_drops_the_position_is_refused_and_told_how_to_keep_it(
+def test_a_function_that_drops_the_position_is_refused_and_reported_how_to_keep_it(
     step_world: StepWorld,
 ) -> None:
     numbers(step_world, ("a", 1))

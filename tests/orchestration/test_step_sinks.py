@@ -153,7 +153,7 @@ def fails(records: Any, context: SinkContext) -> Any:
         ),
     ],
 )
-def test_results_that_are_not_as_declared_are_told_with_the_functions_name(
+def test_results_that_are_not_as_declared_are_reported_with_the_functions_name(
     result: Any, problem: str
 ) -> None:
     with pytest.raises(OperatorFailedError) as caught:
@@ -185,7 +185,7 @@ def test_results_that_name_no_moment_are_refused(returned: pa.Array, problem: st
     ]
 
 
-def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitive() -> None:
+def test_values_that_are_not_as_declared_are_not_reported_where_columns_are_sensitive() -> None:
     value = "x" * 9
     with pytest.raises(OperatorFailedError) as caught:
         cast_result(
@@ -200,7 +200,7 @@ def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitiv
     assert caught.value.problem == "sink-2: score() returned 'score' as string, which is no bigint."
 
 
-def test_a_function_that_raises_fails_the_batch_and_is_told_with_its_line(
+def test_a_function_that_raises_fails_the_batch_and_is_reported_with_its_line(
     step_world: StepWorld,
 ) -> None:
     numbers(step_world)

@@ -269,14 +269,14 @@ def test_what_a_table_refuses_for_good_goes_to_the_dead_letters_up_to_a_bound(
         )
         return app
 
-    told = []
+    reported = []
     for few in (0, 100):
         with pytest.raises(
             TableError, match=r"rejects more than 1 records of this batch"
         ) as raised:
             step_world.run(sending("narrow", 1, few))
-        told.append((raised.value.problem, raised.value.facts))
-    assert told[0] == told[1]
+        reported.append((raised.value.problem, raised.value.facts))
+    assert reported[0] == reported[1]
     assert "letters" not in step_world.streams.list_streams()
     app = sending("app", 2)
     counters = step_world.run(app).counters
@@ -360,7 +360,7 @@ def received(world: StepWorld) -> RemoteTable[Any, Any, Any]:
 def test_a_record_without_a_python_form_is_a_dead_letter_and_others_are_written(
     step_world: StepWorld, expression: str
 ) -> None:
-    number, shown = UNREADABLE[expression]
+    number, displayed = UNREADABLE[expression]
     step_world.stream("changes", "k", 1, k="string", n="bigint")
     step_world.send("changes", ("a", 0), ("b", number), ("c", 0), deleted=[("d", number)])
 
@@ -382,7 +382,7 @@ def test_a_record_without_a_python_form_is_a_dead_letter_and_others_are_written(
     letters = {row["key"]: row for row in step_world.rows("letters")}
     assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == (
         "put",
-        {"k": "b", "made": shown},
+        {"k": "b", "made": displayed},
     )
     assert (letters['"d"']["kind"], letters['"d"']["record"]) == ("delete", "null")
     assert "column 'made' is" in letters['"b"']["problem"]
@@ -464,11 +464,11 @@ def test_more_rejected_records_than_dead_letters_allow_fail_naming_the_limit(
     letters = app.output_stream("lake.letters", partitions=1)
     table = app.table(of_doubles(step_world.folder))
     app.input_stream("lake.changes").send_to(table, dead_letters=letters, at_most=4)
-    with pytest.raises(AdjunctError) as told:
+    with pytest.raises(AdjunctError) as reported:
         step_world.run(app)
-    assert "rejects more than 4 records of this batch" in told.value.problem
-    assert 'the first have the keys "k0", "k1", "k2": ' in told.value.problem
-    assert told.value.next_step.endswith("at_most=….")
+    assert "rejects more than 4 records of this batch" in reported.value.problem
+    assert 'the first have the keys "k0", "k1", "k2": ' in reported.value.problem
+    assert reported.value.next_step.endswith("at_most=….")
 
 
 @pytest.mark.parametrize(

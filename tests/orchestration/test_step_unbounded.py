@@ -88,11 +88,11 @@ def enriched(world: StepWorld) -> list[tuple[int, int | None]]:
 
 
 def after_batch(number: int, do: Callable[[], None]) -> Heard:
-    def heard(event: StepEvent | AdvanceReport) -> None:
+    def received(event: StepEvent | AdvanceReport) -> None:
         if isinstance(event, StepEvent) and (event.what, event.batch) == ("batch", number):
             do()
 
-    return heard
+    return received
 
 
 # -- the seed's plan
@@ -158,10 +158,10 @@ def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(
         assert BatchLog(world.lake, "app").read()[0] is None
     events: list[str] = []
 
-    def heard(event: StepEvent | AdvanceReport) -> None:
+    def received(event: StepEvent | AdvanceReport) -> None:
         events.append(event.what if isinstance(event, StepEvent) else event.action)
 
-    run(world, app, on_event=heard)
+    run(world, app, on_event=received)
     built = "bootstrapped" if persistent else "table"
     assert events == [
         "planned",
@@ -226,11 +226,11 @@ def test_failover_another_run_goes_on_with_the_versions_of_the_one_that_was_kill
     world.send("trips", ("N1", 4), ("N3", 5))
     intents = []
 
-    def heard(event: StepEvent | AdvanceReport) -> None:
+    def received(event: StepEvent | AdvanceReport) -> None:
         if isinstance(event, StepEvent) and event.what == "intent":
             intents.append(event.detail["versions"])
 
-    report = run(world, app, run="run-2", on_event=heard)
+    report = run(world, app, run="run-2", on_event=received)
     assert intents[0] == written.versions != intents[1]
     assert report.step.counters["lake.out"]["duplicate_batches"] == (1 if crash == "outputs" else 0)
     assert enriched(world) == [(1, 100), (2, None), (3, 333), (4, 999), (5, None)]
@@ -385,12 +385,12 @@ def test_a_table_of_one_run_is_kept_current_between_batches_and_let_go_after(
 
     summaries: list[str] = []
 
-    def heard(event: StepEvent | AdvanceReport) -> None:
+    def received(event: StepEvent | AdvanceReport) -> None:
         after_batch(1, changed)(event)
         if isinstance(event, StepEvent) and event.what == "table":
             summaries.append(event.summary())
 
-    report = run(world, app, on_event=heard)
+    report = run(world, app, on_event=received)
     joined = dict(enriched(world))
     assert joined in ({1: 100, 2: 111, 3: None}, {1: 111, 2: 111, 3: 200}), (
         "the first batch met the first version"
@@ -432,9 +432,9 @@ def test_an_open_batch_meets_what_retention_left_of_a_table_of_one_run(world: St
     world.streams.configure("planes", retention=Retention(max_bytes=newest.size), compaction=None)
     world.streams.maintain("planes")
     world.send("trips", ("N1", 3), ("N2", 4))
-    told: list[str] = []
-    run(world, app, on_event=lambda event: told.append(event.summary()))
-    assert [text for text in told if "retention has deleted changes" in text]
+    reported: list[str] = []
+    run(world, app, on_event=lambda event: reported.append(event.summary()))
+    assert [text for text in reported if "retention has deleted changes" in text]
     assert enriched(world) == [(1, 100), (2, 200), (3, None), (4, 200)], "what the output had stays"
 
 
@@ -484,7 +484,7 @@ def test_a_run_with_nothing_to_read_does_not_build_it(world: StepWorld) -> None:
     assert (report.step.batches, report.step.caught_up) == (0, True)
 
 
-def test_a_bad_change_is_met_before_the_batch_begins_and_leaves_no_open_intent(
+def test_a_bad_change_is_matched_before_the_batch_begins_and_leaves_no_open_intent(
     world: StepWorld,
 ) -> None:
     world.stream("unkeyed", [], 1, tailnum="string", seats="int")

@@ -111,16 +111,16 @@ def send(world: StepWorld, clicks: Sequence[Click]) -> None:
     world.send("clicks", *rows)
 
 
-def whole(told: Expected, limit: float) -> list[tuple[Any, ...]]:
+def whole(reported: Expected, limit: float) -> list[tuple[Any, ...]]:
     """Return the windows that end at the limit or before it, as they have to be."""
     return [
         (key, at(start), at(end), *values_of(own))
-        for (key, start), (end, own) in told.windows.items()
+        for (key, start), (end, own) in reported.windows.items()
         if end <= limit
     ]
 
 
-def shown(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def displayed(row: Mapping[str, Any]) -> tuple[Any, ...]:
     times = (row[name].replace(tzinfo=None) for name in ("window_start", "window_end"))
     return (row["key"], *times, *(row[column] for column in AGGREGATES if column in row))
 
@@ -174,17 +174,17 @@ def test_windows_are_whole_across_runs_and_come_out_once(
     sent = as_sent(step_world)
     mark = min(watermark(own, DELAY) or 0 for own in sent)
     for name, given in results.items():
-        told = expected(sent, KINDS[name], DELAY, LATE)
+        reported = expected(sent, KINDS[name], DELAY, LATE)
         rows = [row for row in step_world.rows(name) if row["window_end"] is not None]
-        closed = whole(told, mark - LATE)
-        final_rows = [shown(row) for row in rows if given == "final" or row["final"]]
+        closed = whole(reported, mark - LATE)
+        final_rows = [displayed(row) for row in rows if given == "final" or row["final"]]
         assert len(closed) > 20
         assert as_long(final_rows, final_rows) == as_long(closed, final_rows), name
         late = sorted((row["why"], row["record"]) for row in step_world.rows(f"{name}-late"))
-        assert [why for why, _ in late] == sorted(why for _, why in told.late)
+        assert [why for why, _ in late] == sorted(why for _, why in reported.late)
         if given == "updates":
             assert as_long(latest(step_world, name), final_rows) == as_long(
-                whole(told, float("inf")), final_rows
+                whole(reported, float("inf")), final_rows
             )
 
 
@@ -194,7 +194,7 @@ def latest(world: StepWorld, stream: str) -> list[tuple[Any, ...]]:
     """
     table: dict[Any, Any] = {}
     for row in world.streams.read_arrow(world.streams.all_ranges(stream)).to_pylist():
-        table[row["key"], row["window_start"]] = None if row["__tombstone"] else shown(row)
+        table[row["key"], row["window_start"]] = None if row["__tombstone"] else displayed(row)
     return [row for row in table.values() if row is not None]
 
 
@@ -211,21 +211,21 @@ def test_a_stream_of_one_partition_has_windows_with_functions(
     windows.send_to(app.output_stream("lake.windows", partitions=1, key="key"))
     send(step_world, [Click("a", 1.0, 1, None, "x", None), Click("b", 2.0, 2, None, "y", None)])
     step_world.run(app)
-    told = CliRunner().invoke(
+    reported = CliRunner().invoke(
         root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--json"]
     )
     (state,) = [
-        facts for name, facts in json.loads(told.output)["state"].items() if name == "one-w"
+        facts for name, facts in json.loads(reported.output)["state"].items() if name == "one-w"
     ]
     assert state["rows"] == 2
     assert state["bytes"] > 0
     assert str(dt.timedelta(seconds=10 if kind == "tumbling" else 6)) in state["kept_for"], (
         "the bound that is declared"
     )
-    shown = CliRunner().invoke(
+    displayed = CliRunner().invoke(
         root, ["checkpoint", "show", "one", "--lake", step_world.lake.url, "--wide"]
     )
-    assert state["kept_for"] in shown.output
+    assert state["kept_for"] in displayed.output
     send(step_world, [Click("a", 3.0, 3, None, "z", None), Click("c", 90.0, 4, None, "-", None)])
     step_world.run(app)
     assert sorted(

@@ -134,9 +134,9 @@ def test_a_successor_waits_for_the_limit_of_the_client(
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
 @pytest.mark.parametrize("value", [0, "0", -1, "soon", True, 2.5])
 def test_a_producer_that_tries_for_ever_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as reported:
         delivery_seconds(KafkaSettings("kafka", "h:1", client={name: value}))
-    assert told.value.setting == name
+    assert reported.value.setting == name
 
 
 def test_dead_letters_in_kafka_count_by_its_limit() -> None:

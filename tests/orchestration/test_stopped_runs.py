@@ -131,8 +131,8 @@ def test_what_was_written_since_stays_when_a_stopped_run_goes_on(
     with BlockingTable(RemoteTable("records", key="id", read_function=function)) as table:
         with stopped(environment, table, log) as first:
             written = len(table.get_all(KEYS))
-            told = run(environment, *(["--take-over"] if take_over else []))
-            assert "application setting is taken over from run cli-" in told
+            reported = run(environment, *(["--take-over"] if take_over else []))
+            assert "application setting is taken over from run cli-" in reported
             send(lake, 2)
             run(environment)
             os.killpg(first.pid, signal.SIGCONT)

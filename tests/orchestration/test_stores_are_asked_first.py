@@ -155,7 +155,7 @@ def test_an_unset_variable_is_named(world: StepWorld, store: str, reads: bool) -
     assert getattr(error, "setting", None) == "ADJUNCT_TEST_UNSET"
 
 
-def test_a_missing_file_or_table_or_column_of_sqlite_is_told(world: StepWorld) -> None:
+def test_a_missing_file_or_table_or_column_of_sqlite_is_reported(world: StepWorld) -> None:
     path = world.folder / "t.sqlite"
     for exists in (False, True):
         if exists:
@@ -176,7 +176,7 @@ def refused_or_planned(world: StepWorld, app: Application) -> Any:
     return caught.value
 
 
-def test_a_file_that_can_not_be_written_is_told(
+def test_a_file_that_can_not_be_written_is_reported(
     world: StepWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = world.folder / "t.sqlite"
@@ -222,7 +222,7 @@ def test_asking_creates_nothing(world: StepWorld) -> None:
     assert not (world.folder / "other-lake").exists()
 
 
-def test_a_key_value_table_that_is_not_there_is_told(world: StepWorld) -> None:
+def test_a_key_value_table_that_is_not_there_is_reported(world: StepWorld) -> None:
     rows = KeyValueRows(world.lake, "s", "t", "k", columns=COLUMNS)
     app = sending(rows)
     error = refused_or_planned(world, app)
@@ -297,7 +297,7 @@ def test_rights_to_some_columns_are_enough_where_no_others_are_written(
 
 
 @pytest.mark.server
-def test_what_postgres_would_reject_for_all_records_is_told_first(
+def test_what_postgres_would_reject_for_all_records_is_reported_first(
     world: StepWorld, postgres_server: Any
 ) -> None:
     connect = {
@@ -331,7 +331,7 @@ def test_what_postgres_would_reject_for_all_records_is_told_first(
 
 
 @pytest.mark.server
-def test_a_wrong_password_is_told_before_a_batch(
+def test_a_wrong_password_is_reported_before_a_batch(
     world: StepWorld, postgres_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.servers.postgres import GUARDED_USER
@@ -453,7 +453,7 @@ def test_what_is_asked_names_the_columns_of_updates(world: StepWorld) -> None:
 
 
 @pytest.mark.server
-def test_what_redis_would_reject_for_all_records_is_told_first(
+def test_what_redis_would_reject_for_all_records_is_reported_first(
     world: StepWorld, redis_server: Any
 ) -> None:
     address = f"127.0.0.1:{redis_server.port}"
@@ -469,7 +469,7 @@ def test_what_redis_would_reject_for_all_records_is_told_first(
 
 
 @pytest.mark.server
-def test_what_dynamodb_would_reject_for_all_records_is_told_first(
+def test_what_dynamodb_would_reject_for_all_records_is_reported_first(
     world: StepWorld, dynamodb_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = dynamodb_table(dynamodb_server, monkeypatch)

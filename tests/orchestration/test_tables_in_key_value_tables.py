@@ -89,12 +89,12 @@ def test_the_newest_is_kept_and_read_by_another_application_and_the_command_line
     assert {row["tag"]: row["at"] for row in step_world.rows("out")} == newest(scans)
 
     command = [program("adjunct"), "table", "get", "tags", "tag-7"]
-    told = subprocess.run(
+    reported = subprocess.run(
         [*command, "--lake", step_world.lake.url, "--json"],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert told.returncode == 0, told.stderr
-    assert newest(scans)["tag-7"].isoformat()[:19] in told.stdout.replace(" ", "T")
+    assert reported.returncode == 0, reported.stderr
+    assert newest(scans)["tag-7"].isoformat()[:19] in reported.stdout.replace(" ", "T")

@@ -406,7 +406,9 @@ def test_an_unreachable_server_does_not_lead_to_a_new_table(
         (Presence(exists=True, id="1", runs=6, rows=True, file="f1", marks=True), None),
     ],
 )
-def test_what_a_store_says_is_compared_with_what_it_said(now: Presence, loss: str | None) -> None:
+def test_what_a_store_says_is_compared_with_what_it_reported(
+    now: Presence, loss: str | None
+) -> None:
     before = Presence(exists=True, id="1", runs=5, rows=True, file="f1", marks=True)
     assert find_loss(before, now) == loss
     assert find_loss(Presence(exists=False), now) is None
@@ -871,7 +873,7 @@ def segments_in_objects(request: pytest.FixtureRequest, folder: Path) -> Segment
         pytest.param(segments_in_dynamodb, marks=pytest.mark.server),
     ],
 )
-def test_rows_in_every_backend_count_runs_beside_their_entries(
+def test_rows_in_every_backend_count_runs_next_to_their_entries(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     make: Callable[[pytest.FixtureRequest, Path], SegmentBackend],

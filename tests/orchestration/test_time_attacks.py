@@ -103,13 +103,13 @@ def test_replays_of_an_application_with_a_window(step_world: StepWorld) -> None:
         "as-of": {1: 10, 2: 11, 3: 20, 4: 99, 5: 99},
         "current": dict.fromkeys(range(1, 6), 99),
     }
-    for number, (versions, told) in enumerate(expected.items()):
+    for number, (versions, reported) in enumerate(expected.items()):
         startpoints.request(
             "lake.sales", StartpointOldest(), until=StartpointUpcoming(), versions=versions, **WHO
         )
         world.run(app, run=f"replay-{number}")
         rows = world.rows("priced")[read:]
-        assert {row["n"]: row["price"] for row in rows} == told, versions
+        assert {row["n"]: row["price"] for row in rows} == reported, versions
         assert len(rows) == 5
         read += 5
         assert world.rows("windows") == windows, versions
@@ -172,7 +172,7 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
         ).send_to(app.output_stream(f"lake.{name}", key="item", partitions=1))
         world.run(app)
         prices = {row["n"]: row["price"] for row in world.rows(name)}
-        told = dict(expected)
+        reported = dict(expected)
         if name == "oldest":
             for n, item, at in sales:
                 firsts = [since for one, since in rows if one == item]
@@ -182,8 +182,10 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
                     if one == item and price is not None
                 ]
                 if entries and at is not None and at < min(firsts):
-                    told[n] = rows[item, min(entries)]
-        assert {n: (sales[n], prices[n], told[n]) for n in told if prices[n] != told[n]} == {}
+                    reported[n] = rows[item, min(entries)]
+        assert {
+            n: (sales[n], prices[n], reported[n]) for n in reported if prices[n] != reported[n]
+        } == {}
     app = Application("error")
     app.input_stream("lake.sales").join(
         app.table(PRICES),
@@ -229,10 +231,10 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
             hour(16.25),
             hour(100),
         ]:
-            told = {item: valid(item, at) for item in "abcd"}
+            reported = {item: valid(item, at) for item in "abcd"}
             view = served.valid_at(at)
             assert {r["item"]: r["price"] for r in view.frame(spark).collect()} == {
-                k: v for k, v in told.items() if v is not None
+                k: v for k, v in reported.items() if v is not None
             }, at
         with pytest.raises(AdjunctError, match="its history begins at 2026-01-01 06:15:00"):
             served.valid_at(edge - MICRO)
@@ -240,7 +242,12 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
             served.valid_at(dt.datetime(2026, 1, 1, 7))
         assert (caught.value.dataset, caught.value.argument) == ("prices", "moment")
         whole = [tuple(row) for row in served.over_time().frame(spark).collect()]
-        told_whole = [("a", 3, 7, None), ("c", 7, 5, None), ("d", 4, 12, None), ("z", 1, 16, 16.25)]
+        reported_whole = [
+            ("a", 3, 7, None),
+            ("c", 7, 5, None),
+            ("d", 4, 12, None),
+            ("z", 1, 16, 16.25),
+        ]
         assert sorted(whole) == [
             (
                 item,
@@ -250,7 +257,7 @@ def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
                 None if end is None else naive(end),
                 end is None,
             )
-            for item, price, begin, end in told_whole
+            for item, price, begin, end in reported_whole
         ]
         assert served.history_of("x") == []
 
@@ -291,7 +298,7 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
     seats = {row["n"]: row["seats"] for row in world.rows("flown")}
     assert seats == {n: valid(item, day.day) for n, item, day in trips} | {99: None}
     with open_dataset(world.lake, planes) as served:
-        told = {
+        reported = {
             item: [
                 (
                     part.valid_from.day,
@@ -302,8 +309,8 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
             ]
             for item in "xyz"
         }
-    assert told == {"x": [(3, 5, 3), (5, None, 5)], "y": [(8, None, 8)], "z": []}
-    shown = {}
+    assert reported == {"x": [(3, 5, 3), (5, None, 5)], "y": [(8, None, 8)], "z": []}
+    displayed = {}
     for command in ("planes x", "planes nobody", "nothing x"):
         result = CliRunner().invoke(
             root, ["dataset", "history", *command.split(), "--lake", world.lake.url]
@@ -311,10 +318,10 @@ def test_versions_over_time_at_the_edges(step_world: StepWorld) -> None:
         assert isinstance(result.exception, DatasetNotFoundError | SystemExit | None), (
             result.exception
         )
-        shown[command] = result.output
-    lines = [line for line in shown["planes x"].splitlines() if "2026" in line]
+        displayed[command] = result.output
+    lines = [line for line in displayed["planes x"].splitlines() if "2026" in line]
     assert [line.split()[-2] for line in lines] == ["3", "5"]
-    assert shown["planes nobody"] == "planes has no entry nobody in its retained history\n"
+    assert displayed["planes nobody"] == "planes has no entry nobody in its retained history\n"
 
 
 @pytest.mark.long
@@ -414,13 +421,13 @@ def test_windows_at_the_edges(step_world: StepWorld) -> None:
         world.send("hits", row)
     for name, most in {"whole": 1000, "cut": 3}.items():
         world.run(windows_app(name, most))
-    told = oracle(hits, 1, 2)
+    reported = oracle(hits, 1, 2)
     for kind in ("tumbling", "sliding", "session"):
         for name in ("whole", "cut"):
-            final = sorted(map(shown, world.rows(f"{name}-{kind}-final")))
-            assert final == sorted(told[kind]), (name, kind)
+            final = sorted(map(displayed, world.rows(f"{name}-{kind}-final")))
+            assert final == sorted(reported[kind]), (name, kind)
             ends = sorted(
-                shown(row) for row in world.rows(f"{name}-{kind}-updates") if row["final"]
+                displayed(row) for row in world.rows(f"{name}-{kind}-updates") if row["final"]
             )
             assert ends == final, (name, kind)
     app = windows_app("whole", 1000)
@@ -428,11 +435,11 @@ def test_windows_at_the_edges(step_world: StepWorld) -> None:
     world.send("hits", ("b", second(100), 5))
     world.run(app, run="back")
     for kind in ("tumbling", "sliding", "session"):
-        told = oracle([*hits, ("b", second(100), 5)], 1, 2)
-        assert sorted(map(shown, world.rows(f"whole-{kind}-final"))) == sorted(told[kind])
+        reported = oracle([*hits, ("b", second(100), 5)], 1, 2)
+        assert sorted(map(displayed, world.rows(f"whole-{kind}-final"))) == sorted(reported[kind])
 
 
-def shown(row: dict[str, Any]) -> tuple[Any, ...]:
+def displayed(row: dict[str, Any]) -> tuple[Any, ...]:
     return (
         row["k"],
         row["window_start"],
@@ -535,7 +542,7 @@ def test_what_nothing_can_hold_moves_no_watermark(
     assert rows == {("a", second(-7), 2), ("a", second(0), 10), ("b", second(0), 16)}
     rows = {(row["k"], row["window_start"], row["sum"]) for row in world.rows(f"{name}-days")}
     assert rows == {("a", second(0), 12), ("b", second(0), 16)}
-    met = {(row["v"], row["w"]) for row in world.rows(f"{name}-joined") if row["k"] != "z"}
-    assert met == {(1, None), (2, None), (4, None), (8, None), (16, None), (None, 1)}, (
+    matched = {(row["v"], row["w"]) for row in world.rows(f"{name}-joined") if row["k"] != "z"}
+    assert matched == {(1, None), (2, None), (4, None), (8, None), (16, None), (None, 1)}, (
         "what can't be kept comes at once"
     )

@@ -45,7 +45,7 @@ def batch(records: list[Record]) -> pa.RecordBatch:
     return pa.record_batch(columns, names=["p", "o", "t"])
 
 
-def told(tasks: list[list[list[Record]]], stood: dict[int, PriorTimes], delay: int) -> pa.Table:
+def reported(tasks: list[list[list[Record]]], stood: dict[int, PriorTimes], delay: int) -> pa.Table:
     look = TimeBlockMapper(stood, delay, LENGTH)
     schema = pa.schema(
         [(name, pa.int32() if name == "partition" else pa.int64()) for name in BLOCK_COLUMNS]
@@ -109,7 +109,7 @@ def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
         drawn.shuffle(parts)
         tasks = [parts[::2], parts[1::2]]
 
-    looked, late, unsure = merge_blocks(told(tasks, stood, delay), stood, delay, LENGTH)
+    looked, late, unsure = merge_blocks(reported(tasks, stood, delay), stood, delay, LENGTH)
     behind = {
         (row["__partition"], row["__offset"]): to_microseconds(row["__behind"])
         for row in late.to_pylist()

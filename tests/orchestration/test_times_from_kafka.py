@@ -272,8 +272,8 @@ def test_kafka_markers_date_versions_joined_as_of_each_records_time(world: Kafka
     (join,) = (of for name, of in counters.items() if name.startswith("join"))
     assert (join["rows"], join["before_history"]) == (30, 6)
     with open_dataset(world.lake, planes) as served:
-        told = [
+        reported = [
             (part.valid_from, part.valid_to, part.entry and part.entry["seats"])
             for part in served.history_of("y")
         ]
-        assert told == [(at(5), at(8), 1), (at(8), None, 8)]
+        assert reported == [(at(5), at(8), 1), (at(8), None, 8)]

@@ -235,18 +235,22 @@ def test_a_recreated_stream_starts_afresh_and_a_repartitioned_one_from_the_slowe
     )
 
 
-def test_the_input_that_lags_is_told_with_the_partition_that_holds_it_back() -> None:
+def test_the_input_that_lags_is_reported_with_the_partition_that_holds_it_back() -> None:
     app = application(idle_after=60 * SECOND, max_watermark_lag=30 * SECOND)
     times = state_of({0: partition(90, 80), 1: partition(90, 60), 2: partition(0, 5)})
-    (told,) = measure_input_times(app, times, at(100))
-    assert (told.watermark, told.held_by, told.idle) == (
+    (reported,) = measure_input_times(app, times, at(100))
+    assert (reported.watermark, reported.held_by, reported.idle) == (
         at(60),
         "lake.clicks.1",
         ("lake.clicks.2",),
     )
-    assert (told.lag, told.behind_newest, told.exceeds) == (40 * SECOND, 20 * SECOND, True)
-    assert told.to_json()["lag"] == 40.0
-    assert "held back by lake.clicks.1" in told.describe()
+    assert (reported.lag, reported.behind_newest, reported.exceeds) == (
+        40 * SECOND,
+        20 * SECOND,
+        True,
+    )
+    assert reported.to_json()["lag"] == 40.0
+    assert "held back by lake.clicks.1" in reported.describe()
     assert find_holding_partitions(app, times, at(100)) == {"seen": ssp(1)}
     (empty,) = measure_input_times(app, state_of({0: partition(90, 80), 1: partition(90)}), at(100))
     assert (empty.watermark, empty.held_by, empty.exceeds) == (None, "lake.clicks.1", True)

@@ -216,7 +216,7 @@ def run(
     return results
 
 
-def shown(row: Mapping[str, Any], names: Any) -> tuple[Any, ...]:
+def displayed(row: Mapping[str, Any], names: Any) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("key", "window_start", "window_end", *names))
 
 
@@ -241,12 +241,12 @@ def test_any_split_gives_the_windows_of_the_whole_input_once(
         "input-1", kind, "key", "views", AGGREGATES, results, dt.timedelta(seconds=lateness), None
     )
     clicks = random_clicks(7, KEYS, RECORDS, PARTITIONS)
-    told = expected(clicks, kind, delay, lateness)
-    assert {why for _, why in told.late} == {"late", "null time", "null key"}
+    reported = expected(clicks, kind, delay, lateness)
+    assert {why for _, why in reported.late} == {"late", "null time", "null key"}
     mark = min(watermark(own, delay) or 0 for own in clicks)
     windows = {
         (key, at(start), at(end)): values_of(own)
-        for (key, start), (end, own) in told.windows.items()
+        for (key, start), (end, own) in reported.windows.items()
     }
     closed = {
         (*key, *values.values())
@@ -258,16 +258,18 @@ def test_any_split_gives_the_windows_of_the_whole_input_once(
         rows_by_batch = run(spark, window, clicks, delay, batches, seed)
         every = [row for batch in rows_by_batch for row in batch]
         if results == "final":
-            assert sorted(map(str, (shown(row, AGGREGATES) for row in every))) == sorted(
+            assert sorted(map(str, (displayed(row, AGGREGATES) for row in every))) == sorted(
                 map(str, closed)
             )
             continue
-        final = [shown(row, AGGREGATES) for row in every if row["final"] and not row["__tombstone"]]
+        final = [
+            displayed(row, AGGREGATES) for row in every if row["final"] and not row["__tombstone"]
+        ]
         assert sorted(map(str, final)) == sorted(map(str, closed))
         table: dict[Any, Any] = {}
         for row in every:
             table[row["key"], row["window_start"]] = (
-                None if row["__tombstone"] else shown(row, AGGREGATES)
+                None if row["__tombstone"] else displayed(row, AGGREGATES)
             )
         left = [row for row in table.values() if row is not None]
         everything = [(*key, *values.values()) for key, values in windows.items()]

@@ -192,7 +192,7 @@ def test_a_wheel_holds_one_package_with_all_that_it_needs(wheel: Path) -> None:
     } <= set(names)
 
 
-def test_the_package_is_found_where_it_was_installed_beside_names_of_the_project(
+def test_the_package_is_found_where_it_was_installed_next_to_names_of_the_project(
     python: Path, project: Path
 ) -> None:
     code = (

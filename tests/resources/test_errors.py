@@ -88,10 +88,10 @@ def test_a_task_s_error_keeps_its_fields_on_the_way_through_spark(error: Adjunct
         yield 1
         raise error
 
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as reported:
         list(encode_task_errors(task()))
     for carried in (
-        decode_error(f"Job aborted: {told.value} at java"),
+        decode_error(f"Job aborted: {reported.value} at java"),
         error_from_json(error_to_json(error)),
     ):
         assert carried is not None

@@ -74,21 +74,21 @@ def no_room(bytes_a_file: int = 30_000) -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_a_full_or_failing_disk_may_pass(number: int) -> None:
-    with pytest.raises(StoreUnavailableError) as told, translate_file_errors("/data", "it"):
+    with pytest.raises(StoreUnavailableError) as reported, translate_file_errors("/data", "it"):
         raise OSError(number, "what the library says")
-    assert isinstance(told.value.__cause__, OSError)
-    assert told.value.__cause__.errno == number
-    assert isinstance(told.value, TransientError)
-    assert told.value.url == "/data"
+    assert isinstance(reported.value.__cause__, OSError)
+    assert reported.value.__cause__.errno == number
+    assert isinstance(reported.value, TransientError)
+    assert reported.value.url == "/data"
 
 
 @pytest.mark.parametrize(
     "number", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOENT]
 )
 def test_what_the_file_system_refuses_is_to_be_changed(number: int) -> None:
-    told = file_error(OSError(number, "what the library says"), "/data", "it")
-    assert isinstance(told, ConfigurationError)
-    assert (told.url, os.strerror(number) in told.problem) == ("/data", True)
+    reported = file_error(OSError(number, "what the library says"), "/data", "it")
+    assert isinstance(reported, ConfigurationError)
+    assert (reported.url, os.strerror(number) in reported.problem) == ("/data", True)
 
 
 Written = Callable[[Lake, LakeStreams], Any]
@@ -119,7 +119,7 @@ LATER: dict[str, Written] = {
 
 
 @pytest.mark.parametrize("name", [*WRITERS, *LATER])
-def test_no_room_for_data_files_is_told_and_what_was_begun_is_done_later(
+def test_no_room_for_data_files_is_reported_and_what_was_begun_is_done_later(
     tmp_path: Path, name: str
 ) -> None:
     lake = open_lake(tmp_path / "lake")
@@ -140,9 +140,9 @@ def test_no_room_for_data_files_is_told_and_what_was_begun_is_done_later(
         if name != "changes":
             LATER["changes"](lake, streams)
     write = {**WRITERS, **LATER}[name]
-    with no_room(), pytest.raises(StoreUnavailableError) as told:
+    with no_room(), pytest.raises(StoreUnavailableError) as reported:
         write(lake, streams)
-    assert told.value.url == lake.url
+    assert reported.value.url == lake.url
     assert list((tmp_path / "lake" / ".adjunct-store" / "staging").iterdir()) == [], (
         "what was begun takes no room"
     )
@@ -155,9 +155,9 @@ def test_no_room_for_data_files_is_told_and_what_was_begun_is_done_later(
 def test_an_export_that_has_no_room_leaves_nothing(tmp_path: Path) -> None:
     for records in (None, 15_000):
         target = tmp_path / ("out.parquet" if records is None else "out")
-        with no_room(), pytest.raises(StoreUnavailableError) as told:
+        with no_room(), pytest.raises(StoreUnavailableError) as reported:
             export_records(iter([rows(0, 20_000)]), target, records_per_file=records)
-        assert told.value.url == str(tmp_path)
+        assert reported.value.url == str(tmp_path)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -197,9 +197,9 @@ def test_a_folder_that_may_not_be_listed_is_no_empty_one(
 
     # whoever runs the tests may be allowed to list anything
     monkeypatch.setattr(os, "scandir", refused)
-    with pytest.raises(ConfigurationError, match="Permission denied") as told:
+    with pytest.raises(ConfigurationError, match="Permission denied") as reported:
         tree.list()
-    assert told.value.url == str(tmp_path / "v1")
+    assert reported.value.url == str(tmp_path / "v1")
 
 
 def test_a_file_that_fails_in_the_middle_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
@@ -230,20 +230,20 @@ def test_an_sqlite_file_that_can_not_be_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "said_messages",
     [
         "Caused by: java.io.IOException: No space left on device",
         "java.nio.file.FileSystemException: /tmp/blockmgr-1/0e: Read-only file system",
         "OSError: [Errno 122] Disk quota exceeded",
     ],
 )
-def test_a_full_disk_of_sparks_own_is_told(said: str) -> None:
-    told = find_adjunct_error(
-        PythonException(f"Job aborted due to stage failure\n{said}\n\tat java.base/x")
+def test_a_full_disk_of_sparks_own_is_reported(said_messages: str) -> None:
+    reported = find_adjunct_error(
+        PythonException(f"Job aborted due to stage failure\n{said_messages}\n\tat java.base/x")
     )
-    assert isinstance(told, StoreUnavailableError)
-    assert "spark.local.dir" in told.next_step
-    assert told.url == ("/tmp/blockmgr-1/0e" if "blockmgr" in said else None)
+    assert isinstance(reported, StoreUnavailableError)
+    assert "spark.local.dir" in reported.next_step
+    assert reported.url == ("/tmp/blockmgr-1/0e" if "blockmgr" in said_messages else None)
     # also of a full standard output
     unnamed = find_adjunct_error(OSError(errno.ENOSPC, "No space left on device"))
     assert isinstance(unnamed, StoreUnavailableError)

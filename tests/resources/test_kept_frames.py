@@ -39,7 +39,7 @@ def plans(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[list[str
     return seen
 
 
-def test_no_frame_is_planned_anew_when_those_that_it_reads_are_let_go(
+def test_no_frame_is_planned_again_when_those_that_it_reads_are_let_go(
     spark: SparkSession, plans: list[list[str]]
 ) -> None:
     spark.catalog.clearCache()  # what other tests of the session have left

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.objects.store import S3Options
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "displayed"),
     [
         ("GET http://me:hunter2@store:9000/b?x=1 failed", "GET http://***@store:9000/b?x=1 failed"),
         ('URL: "https://me:p%40/ss@[::1]/"', 'URL: "https://***@[::1]/"'),
@@ -29,10 +29,14 @@ from dagster_adjunct.resources.objects.store import S3Options
         ("s3://bucket/x:y", "s3://bucket/x:y"),
     ],
 )
-def test_errors_show_urls_without_their_logins(text: str, shown: str) -> None:
-    assert redact_passwords(text) == shown
+def test_errors_show_urls_without_their_logins(text: str, displayed: str) -> None:
+    assert redact_passwords(text) == displayed
     error = pickle.loads(pickle.dumps(AdjunctError(text, text)))
-    assert (error.problem, error.next_step, str(error)) == (shown, shown, f"{shown} {shown}")
+    assert (error.problem, error.next_step, str(error)) == (
+        displayed,
+        displayed,
+        f"{displayed} {displayed}",
+    )
 
 
 def test_what_botocore_says_of_an_endpoint_out_of_reach_shows_no_login() -> None:

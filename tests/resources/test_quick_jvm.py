@@ -106,7 +106,7 @@ def java_of(folder: Path, version: str) -> str:
 
 
 @pytest.mark.parametrize("home", ["none", "8", "not executable", "the program itself"])
-def test_a_wrong_java_home_beside_a_java_that_will_do_is_to_be_unset(
+def test_a_wrong_java_home_next_to_a_java_that_will_do_is_to_be_unset(
     home: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = java_of(path, "21.0.1")

@@ -106,7 +106,7 @@ def test_times_of_every_unit_are_of_the_same_years(unit: Any, zone: str | None) 
     assert len(outside) == (0 if unit == "ns" else 2)
 
 
-def test_what_is_shown_is_the_value_as_spark_writes_it_or_with_its_bytes() -> None:
+def test_what_is_displayed_is_the_value_as_spark_writes_it_or_with_its_bytes() -> None:
     times = pa.array([LAST + 1, FIRST - 1, 10**18], pa.int64()).cast(TIME)
     assert [readable_value(value) for value in times] == [
         "+10000-01-01 00:00:00",
@@ -119,7 +119,7 @@ def test_what_is_shown_is_the_value_as_spark_writes_it_or_with_its_bytes() -> No
     assert readable_value(struct[0]) == {"at": "+10000-01-01 00:00:00", "n": 1}
 
 
-def test_the_first_one_is_told_by_column_and_row() -> None:
+def test_the_first_one_is_reported_by_column_and_row() -> None:
     table = pa.table(
         {"n": [1, 2, 3], "at": pa.array([0, LAST + 1, LAST + 1], pa.int64()).cast(TIME)}
     )

@@ -195,7 +195,7 @@ def test_what_can_be_made_a_frame_says_how(streams: LakeStreams, form: Any, step
 
 
 @pytest.mark.parametrize("data", [None, "abc", 5, [1], pd.Series(["a"]), pl.DataFrame([A]).lazy()])
-def test_what_holds_no_records_is_refused_and_told_what_does(
+def test_what_holds_no_records_is_refused_and_reported_what_does(
     streams: LakeStreams, data: Any
 ) -> None:
     with pytest.raises(ConfigurationError) as refused:

@@ -68,11 +68,11 @@ def test_a_malformed_stored_schema_is_named() -> None:
     assert failure.value.document == "a schema"
 
 
-def test_differences_are_told_in_words() -> None:
+def test_differences_are_reported_in_words() -> None:
     left = Schema.of(a="int", b="string", c="date")
     assert left.difference(left) == ""
-    told = left.difference(Schema.of(a="bigint", b="string", d="date"))
-    assert told == "c is missing; d (date) is not expected; a is bigint, expected int"
+    reported = left.difference(Schema.of(a="bigint", b="string", d="date"))
+    assert reported == "c is missing; d (date) is not expected; a is bigint, expected int"
     assert "the order is b, a" in Schema.of(a="int", b="int").difference(
         Schema.of(b="int", a="int")
     )
@@ -149,7 +149,7 @@ def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kin
         (pa.array([math.inf, None, 1e39, 2e39]), "float"),
     ],
 )
-def test_a_value_that_does_not_fit_is_told_by_its_row(values: pa.Array, kind: str) -> None:
+def test_a_value_that_does_not_fit_is_reported_by_its_row(values: pa.Array, kind: str) -> None:
     """However the column is cut; and a sensitive one is not told at all."""
     cut = pa.chunked_array([values.slice(0, 1), values.slice(1)])
     for schema in (Schema.of(k="int", a=kind), Schema.of(k="int", a=kind).with_sensitive("a")):
@@ -157,8 +157,8 @@ def test_a_value_that_does_not_fit_is_told_by_its_row(values: pa.Array, kind: st
             fit_to_schema(pa.table({"k": pa.array([1] * 4), "a": cut}), schema, "stream 's'")
         assert refused.value.facts == {"column": "a", "row": 2}
         assert (refused.value.column, refused.value.row) == ("a", 2)
-    shown = f"{refused.value.problem}{refused.value.__cause__}"
-    assert not any(text in shown for text in ("1000", "-1000", "300", "1.23")), shown
+    displayed = f"{refused.value.problem}{refused.value.__cause__}"
+    assert not any(text in displayed for text in ("1000", "-1000", "300", "1.23")), displayed
 
 
 def test_conform_wants_exactly_the_columns() -> None:
@@ -185,5 +185,5 @@ def test_times_that_do_not_fit_say_what_to_write() -> None:
     with pytest.raises(SchemaMismatchError) as failure:
         fit_to_schema(pa.table({"at": naive}), schema, "stream 's'")
     assert failure.value.facts == {"column": "at"}
-    told = pc.floor_temporal(pc.assume_timezone(naive, "UTC"), unit="microsecond")
-    assert fit_to_schema(pa.table({"at": told}), schema, "s").num_rows == 1
+    reported = pc.floor_temporal(pc.assume_timezone(naive, "UTC"), unit="microsecond")
+    assert fit_to_schema(pa.table({"at": reported}), schema, "s").num_rows == 1

@@ -42,9 +42,9 @@ def test_an_error_of_a_task_stays_transient_or_permanent_whatever_its_own_class(
         yield 1
         raise raised("it was slow.", "Run it again.")
 
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as reported:
         list(encode_task_errors(task()))
-    translated = decode_error(f"org.apache.spark.SparkException: Job aborted: {told.value}")
+    translated = decode_error(f"org.apache.spark.SparkException: Job aborted: {reported.value}")
     assert translated is not None
     assert (type(translated), translated.problem, translated.next_step) == (
         kind,
@@ -105,15 +105,15 @@ def test_a_damaged_file_and_missing_credentials_are_not_taken_for_a_broken_netwo
 
 
 @pytest.mark.parametrize(
-    "met", ["java.io.EOFException", "java.net.SocketException: Connection reset"]
+    "matched", ["java.io.EOFException", "java.net.SocketException: Connection reset"]
 )
-def test_a_worker_that_was_killed_is_transient_and_is_no_fault_of_the_store(met: str) -> None:
+def test_a_worker_that_was_killed_is_transient_and_is_no_fault_of_the_store(matched: str) -> None:
     lost = (
         "An error occurred while calling o217.collectToPython.\n: org.apache.spark.SparkException:"
         " Job aborted due to stage failure: Task 1 in stage 1.0 failed 1 times, most recent"
         " failure: Lost task 1.0 in stage 1.0 (TID 5) (localhost executor driver):"
         " org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider"
-        f" setting 'x' to 'true'.\n\tat a.B.c(B.java:1)\nCaused by: {met}\n\tat a.B.d(B.java:2)\n"
+        f" setting 'x' to 'true'.\n\tat a.B.c(B.java:1)\nCaused by: {matched}\n\tat a.B.d(B.java:2)\n"
     )
     translated = find_adjunct_error(Py4JJavaError(lost))
     assert type(translated) is TransientError

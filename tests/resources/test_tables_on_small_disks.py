@@ -118,12 +118,12 @@ def test_a_write_without_room_ends_at_once_with_its_cause_and_works_later(
         table = STORES[store](disk)
         table.put("before")
         began = time.monotonic()
-        with restrict(disk), pytest.raises(AdjunctError) as told:
+        with restrict(disk), pytest.raises(AdjunctError) as reported:
             table.put(LONG)
         assert time.monotonic() - began < 5
-        assert reason in told.value.problem
-        assert isinstance(told.value, TransientError) == passes
-        assert told.value.next_step
+        assert reason in reported.value.problem
+        assert isinstance(reported.value, TransientError) == passes
+        assert reported.value.next_step
         assert table.get() == "before"
         table.put(LONG)
         assert table.get() == LONG

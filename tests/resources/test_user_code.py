@@ -79,7 +79,7 @@ def test_what_takes_other_values_is_refused(function: Callable[..., Any], messag
     assert caught.value.argument == "function"
 
 
-def test_where_none_of_the_function_s_lines_failed_its_own_is_told() -> None:
+def test_where_none_of_the_function_s_lines_failed_its_own_is_reported() -> None:
     """It returned what fails later: no line of it is in the traceback."""
     lines = Path(__file__).read_text().splitlines()
     defined = next(number for number, line in enumerate(lines, 1) if line.startswith("def numbers"))
@@ -87,6 +87,6 @@ def test_where_none_of_the_function_s_lines_failed_its_own_is_told() -> None:
         list(numbers({"text": "1x"}))
     error = caught.value.with_traceback(None)
     for function in (numbers, functools.partial(numbers)):
-        told = function_failed_error("flat-map-2", "numbers()", function, error)
-        assert (told.file, told.line) == (__file__, defined)
+        reported = function_failed_error("flat-map-2", "numbers()", function, error)
+        assert (reported.file, reported.line) == (__file__, defined)
     assert function_failed_error("flat-map-2", "loads()", dict, error).line is None

@@ -133,11 +133,13 @@ def test_rows_in_avro_are_rows_as_in_json(sparkling: World) -> None:
         Change(1, (2, *anvil[1:]), False, 11, None),
         Change(2, (2, *[None] * 5), True, 12, None),
     ]
-    told = {change.offset: str(change.problem) for change in changes[4:]}
-    assert sorted(told) == [4, 5, 6, 7]
-    assert all(told[offset].startswith("not Avro of the declared schema: ") for offset in (4, 5, 6))
-    assert "1 bytes are left over" in told[5]
-    assert told[7] == "not a Debezium envelope: the value is null"
+    reported = {change.offset: str(change.problem) for change in changes[4:]}
+    assert sorted(reported) == [4, 5, 6, 7]
+    assert all(
+        reported[offset].startswith("not Avro of the declared schema: ") for offset in (4, 5, 6)
+    )
+    assert "1 bytes are left over" in reported[5]
+    assert reported[7] == "not a Debezium envelope: the value is null"
 
 
 def test_numbers_that_json_has_not_are_read_from_avro(sparkling: World) -> None:
@@ -158,8 +160,8 @@ def test_numbers_that_json_has_not_are_read_from_avro(sparkling: World) -> None:
         (str(change.row[1]), change.problem)
         for change in decoded(sparkling, dataset(changes=narrow))
     ]
-    told = "column 'ratio' is a number too large for float"
-    assert read == [("inf", None), ("nan", None), ("None", told)]
+    reported = "column 'ratio' is a number too large for float"
+    assert read == [("inf", None), ("nan", None), ("None", reported)]
 
 
 def test_values_with_a_schema_id_are_read_with_their_own_schema(sparkling: World) -> None:

@@ -64,7 +64,7 @@ def test_an_advance_that_meets_a_bad_change_commits_nothing(sparkling: World) ->
     assert sparkling.view(spec).get(2) is None
 
 
-def test_no_reason_tells_a_value_where_a_column_is_sensitive(sparkling: World) -> None:
+def test_no_reason_reports_a_value_where_a_column_is_sensitive(sparkling: World) -> None:
     texts = [
         '{"op":"c","after":{"id":"ada@x.org"}}',
         "ada@x.org",
@@ -94,11 +94,11 @@ def test_dead_letters_have_the_place_the_reason_and_the_record(either: World) ->
     letters = either.streams.read_arrow(
         either.streams.all_ranges("dead"), DEAD_LETTERS.names
     ).to_pylist()
-    told = [
+    reported = [
         {name: letter[name] for name in DEAD_LETTERS.names if name not in ("value", "at")}
         for letter in letters
     ]
-    assert told == [
+    assert reported == [
         {
             "dataset": "table",
             "stream": "lake.changes",

@@ -162,13 +162,13 @@ def test_an_extractor_makes_none_one_or_several_entries_of_a_change(either: Worl
     spec = dataset(
         key=["tailnum", "seat"], changes=OperationColumn(), extractor=by_seat, order_by="id"
     )
-    told = "a deletion of an unknown entry: the key is computed by the extractor"
+    reported = "a deletion of an unknown entry: the key is computed by the extractor"
     assert decoded(either, spec) == [
         Change(0, ("N1", 0), False, 1, None),
         Change(0, ("N1", 1), False, 1, None),
         Change(2, ("N1", None), True, 3, "unknown operation 'x'"),
         Change(3, (None, 0), False, 4, "null key column 'tailnum'"),
-        Change(4, ("N3", None), True, 5, told),
+        Change(4, ("N3", None), True, 5, reported),
     ]
 
 

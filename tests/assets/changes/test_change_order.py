@@ -81,8 +81,8 @@ def lsn(number: int) -> str:
 
 
 def sqlserver(commit: int, changed: int | None) -> dict[str, Any]:
-    told = None if changed is None else lsn(changed)
-    return {"connector": "sqlserver", "commit_lsn": lsn(commit), "change_lsn": told, "ts_ms": 1}
+    reported = None if changed is None else lsn(changed)
+    return {"connector": "sqlserver", "commit_lsn": lsn(commit), "change_lsn": reported, "ts_ms": 1}
 
 
 # (connector, its order, sources from the oldest to the newest)
@@ -212,7 +212,7 @@ def test_a_path_that_can_not_order_is_refused_when_the_input_is_opened(
     "dead", [pytest.param("fail", marks=pytest.mark.long), DeadLetters("lake.dead")]
 )
 @pytest.mark.parametrize(
-    ("order", "told"),
+    ("order", "reported"),
     [
         ("source.lsm", "lsn"),  # mistyped
         ("source.scn", 'order_by="source.lsn"'),  # another connector's
@@ -222,14 +222,14 @@ def test_a_path_that_can_not_order_is_refused_when_the_input_is_opened(
     ],
 )
 def test_what_the_first_change_lacks_is_an_error_and_no_letter(
-    sparkling: World, dead: Any, order: Any, told: str
+    sparkling: World, dead: Any, order: Any, reported: str
 ) -> None:
     source = {"connector": "postgresql", "lsn": 7, "name_of_it": "shop"}
     envelopes(sparkling, "no JSON", change("a", source), change("b", source))
     with pytest.raises(SchemaMismatchError) as caught:
         sparkling.advance(dataset(changes=FORM, order_by=order, on_bad_change=dead))
     assert (caught.value.dataset, caught.value.argument) == ("table", "order_by")
-    assert told in caught.value.problem
+    assert reported in caught.value.problem
     assert "is null" not in caught.value.problem
     assert StoredVersions(sparkling.lake, "table").require_manifest().offsets == {
         "lake.changes.0": "0"
@@ -238,7 +238,7 @@ def test_what_the_first_change_lacks_is_an_error_and_no_letter(
         sparkling.streams.info("dead")
 
 
-def test_a_later_change_without_a_value_is_told_as_what_it_is(sparkling: World) -> None:
+def test_a_later_change_without_a_value_is_reported_as_what_it_is(sparkling: World) -> None:
     envelopes(
         sparkling,
         change("a", {"lsn": 1}),
@@ -380,7 +380,7 @@ def test_a_text_that_orders_nothing_is_an_error_at_the_first_change(
     assert (caught.value.dataset, caught.value.column) == ("table", "seq")
 
 
-def test_a_first_value_of_a_sensitive_column_is_not_told(quick: World) -> None:
+def test_a_first_value_of_a_sensitive_column_is_not_reported(quick: World) -> None:
     stream(quick, ROWS, [row(1, "a", "secret")])
     with pytest.raises(SchemaMismatchError) as caught:
         quick.advance(dataset(order_by="seq", sensitive=["seq"]))

@@ -122,7 +122,7 @@ def test_a_row_is_snapshot_inserted_updated_and_deleted_with_a_tombstone_after_i
     assert applied(changes) == {}
 
 
-def test_the_envelope_may_stand_beside_its_schema(sparkling: World) -> None:
+def test_the_envelope_may_stand_next_to_its_schema(sparkling: World) -> None:
     envelopes(
         sparkling, wrapped(envelope("c", None, ANNE)), wrapped(envelope("d", BARE_KEY, None)), None
     )
@@ -342,8 +342,8 @@ def test_a_value_that_does_not_fit_its_column_is_a_problem_and_never_null(sparkl
     )
     problem_at = problems(sparkling, dataset(changes=DebeziumEnvelope(COLUMNS, decimals="string")))
     expected = [
-        f"column {column!r} is '{shown}', declared {TYPED.field(column).type}"
-        for column, _, shown in MISFITS
+        f"column {column!r} is '{displayed}', declared {TYPED.field(column).type}"
+        for column, _, displayed in MISFITS
     ]
     hinted = expected.index("column 'at' is '1577881800123456', declared timestamp")
     expected[hinted] += "; timestamps= says what it counts"
@@ -395,9 +395,9 @@ def test_numbers_are_finite_and_dates_are_numbers_or_texts_of_years_that_python_
     changes = changes_of(sparkling, dataset(changes=form)).select("__offset", "__problem", "id")
     problem_at = {row["__offset"]: row["__problem"] for row in changes.collect()}
     assert [
-        told[:10] if told and told.startswith("not JSON: ") else told
-        for _, told in sorted(problem_at.items())
-    ] == [told for _, told in WIDE]
+        reported[:10] if reported and reported.startswith("not JSON: ") else reported
+        for _, reported in sorted(problem_at.items())
+    ] == [reported for _, reported in WIDE]
 
 
 def test_an_update_of_the_key_with_a_date_that_python_has_not_deletes_nothing(
@@ -644,7 +644,7 @@ def test_envelopes_are_parsed_once(sparkling: World) -> None:
     )
 
 
-def test_values_that_look_like_another_encoding_are_told_by_the_first_advance(
+def test_values_that_look_like_another_encoding_are_reported_by_the_first_advance(
     sparkling: World,
 ) -> None:
     form = DebeziumEnvelope(

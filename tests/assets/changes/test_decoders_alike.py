@@ -88,7 +88,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_changes_and_dead_letters_are_the_same_by_both(world: World, spark: Any, name: str) -> None:
     foreign_stream(world, TYPES, records())
     spec = dataset(on_bad_change=DEAD, **FORMS[name])
-    told = []
+    reported = []
     for engine in (lambda: spark, IN_PROCESS):
         world.spark = engine
         changes = changes_of(world, spec)
@@ -97,7 +97,7 @@ def test_changes_and_dead_letters_are_the_same_by_both(world: World, spark: Any,
             build_dead_letters(changes, spec, ()),
         )
         tables = [rows if engine is IN_PROCESS else rows.toArrow() for rows in (good, bad)]
-        told.append([sorted(map(repr, table.to_pylist())) for table in tables])
-    assert told[0][0] == told[1][0]
-    assert told[0][1] == told[1][1]
-    assert told[0][1], "some are bad"
+        reported.append([sorted(map(repr, table.to_pylist())) for table in tables])
+    assert reported[0][0] == reported[1][0]
+    assert reported[0][1] == reported[1][1]
+    assert reported[0][1], "some are bad"

@@ -134,9 +134,11 @@ def test_a_field_that_a_document_lacks_is_null_unless_declared_otherwise(sparkli
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("total", "which have id, n"), ("N", "but 'n' in another case")]
+    ("name", "reported"), [("total", "which have id, n"), ("N", "but 'n' in another case")]
 )
-def test_a_column_that_no_avro_schema_has_is_refused_when_declared(name: str, told: str) -> None:
+def test_a_column_that_no_avro_schema_has_is_refused_when_declared(
+    name: str, reported: str
+) -> None:
     fields = [{"name": "id", "type": "long"}, {"name": "n", "type": "int"}]
     row = {"type": "record", "name": "Value", "fields": fields}
     sides = [
@@ -150,4 +152,4 @@ def test_a_column_that_no_avro_schema_has_is_refused_when_declared(name: str, to
     with pytest.raises(ConfigurationError) as refused:
         DebeziumEnvelope(f"id BIGINT, {name} INT", format="avro", avro_schema=schema)
     assert (refused.value.argument, refused.value.column) == ("columns", name)
-    assert told in refused.value.problem
+    assert reported in refused.value.problem

@@ -116,10 +116,10 @@ def test_a_document_without_an_image_before_is_deleted_by_its_records_key(sparkl
     assert [change[1:3] for change in changes[:3]] == [
         ((id, None), True) for id in (OID, "plain", "1004")
     ]
-    told = problems(sparkling, spec)
-    assert sorted(told) == [3, 5]
-    assert "a delete without the row before it" in told[3]
-    assert "the record's own key is" in told[5]
+    reported = problems(sparkling, spec)
+    assert sorted(reported) == [3, 5]
+    assert "a delete without the row before it" in reported[3]
+    assert "the record's own key is" in reported[5]
     assert changes[4].row == (OID, 1004)
 
 
@@ -207,7 +207,7 @@ def test_rows_of_a_bootstrap_never_replace_what_maxwell_streamed(sparkling: Worl
     assert StoredVersions(sparkling.lake, "table").require_current().get(1)["name"] == "new"
 
 
-def test_one_table_of_many_on_a_stream_is_told_by_its_name(sparkling: World) -> None:
+def test_one_table_of_many_on_a_stream_is_reported_by_its_name(sparkling: World) -> None:
     envelopes(
         sparkling,
         maxwell("insert", {"sku": "x"}, table="stock"),

@@ -42,11 +42,11 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("kind", CONTRADICTIONS)
 def test_a_schema_in_the_messages_that_contradicts_the_declaration_is_found(kind: str) -> None:
-    fields, said = CONTRADICTIONS[kind]
+    fields, said_messages = CONTRADICTIONS[kind]
     form = DebeziumEnvelope(COLUMNS, decimals="precise", timestamps="micros")
     found = find_contradiction(form, SCHEMA, [envelope(), envelope(**fields)])
     assert found is not None
-    assert said in found
+    assert said_messages in found
 
 
 def test_a_schema_that_fits_the_declaration_and_a_message_without_one_are_accepted() -> None:
@@ -64,13 +64,13 @@ def test_a_schema_that_fits_the_declaration_and_a_message_without_one_are_accept
 
 
 @pytest.mark.parametrize("form", [DebeziumEnvelope, MaxwellEnvelope])
-def test_times_near_1970_are_told_also_if_one_in_ten_stands_for_none(form: Any) -> None:
+def test_times_near_1970_are_reported_also_if_one_in_ten_stands_for_none(form: Any) -> None:
     declared = form("id BIGINT, at TIMESTAMP", timestamps="micros")
     schema = Schema.of(id="bigint", at="timestamp")
     rows = [{"id": number, "at": MILLIS} for number in range(9)]
     rows.append({"id": 9, "at": 253_402_214_400_000_000})  # the year 9999
-    (told,) = describe_suspicions(declared, schema, rows)
-    assert "within a month of 1970" in told
+    (reported,) = describe_suspicions(declared, schema, rows)
+    assert "within a month of 1970" in reported
     right = [{"id": number, "at": MICROS} for number in range(9)]
     assert list(describe_suspicions(declared, schema, [*right, rows[0]])) == []
 
@@ -89,6 +89,6 @@ def test_a_table_of_another_scale_is_not_built_by_a_wrong_factor(sparkling: Worl
 def test_times_that_count_a_smaller_unit_than_declared_are_bad_changes(sparkling: World) -> None:
     envelopes(sparkling, {"op": "c", "after": {"id": 1, "at": MICROS}})
     form = DebeziumEnvelope("id BIGINT, at TIMESTAMP", timestamps="millis")
-    with pytest.raises(DatasetError) as told:
+    with pytest.raises(DatasetError) as reported:
         sparkling.advance(dataset(changes=form))
-    assert json.dumps(MICROS) in str(told.value)
+    assert json.dumps(MICROS) in str(reported.value)

@@ -188,7 +188,7 @@ def test_unwrapped_rows_may_have_tombstones_alone_for_deletions(either: World) -
     assert [row["__tombstone"] for row in rows] == [False, False, True]
 
 
-def test_columns_that_an_update_does_not_name_are_told_from_nulls(sparkling: World) -> None:
+def test_columns_that_an_update_does_not_name_are_reported_from_nulls(sparkling: World) -> None:
     form = DebeziumEnvelope("id BIGINT, a STRING, b INT", on_missing="keep")
     afters = [
         {"id": 1, "a": None},
@@ -246,16 +246,16 @@ def test_a_row_that_gets_another_key_must_tell_all_columns(sparkling: World) -> 
 def test_rules_for_unknown_values_are_checked(
     form: Any, given: dict[str, Any], argument: str
 ) -> None:
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as reported:
         form(**given)
-    assert told.value.argument == argument
+    assert reported.value.argument == argument
 
 
 @pytest.mark.parametrize("whole", [{"documents": True}, {"format": "avro", "avro_schema": "{}"}])
 def test_columns_are_not_kept_where_rows_always_come_as_a_whole(whole: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as reported:
         DebeziumEnvelope("id BIGINT, a STRING", on_missing="keep", **whole)
-    assert told.value.argument == "on_missing"
+    assert reported.value.argument == "on_missing"
 
 
 def test_the_arrow_type_of_kept_names_is_a_list_also_without_any(world: World) -> None:

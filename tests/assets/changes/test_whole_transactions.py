@@ -266,7 +266,7 @@ def hours_ago() -> Callable[[float], datetime]:
     return lambda hours: now - timedelta(hours=hours)
 
 
-def test_what_was_said_long_before_is_found_too(sparkling: World, hours_ago: Any) -> None:
+def test_what_was_reported_long_before_is_found_too(sparkling: World, hours_ago: Any) -> None:
     sparkling.streams.create("tx", schema=VALUES, partitions=1)
     appended(sparkling, "tx", hours_ago(5), 1, [begin("5"), end("5", 1)])
     changes(sparkling, change("5", 1))

@@ -35,8 +35,12 @@ def act_until_request(url: str, options: Mapping[str, Any], what: str, nth: int)
         compact_dataset(deadly, NAME, spark=IN_PROCESS, by="killed", level=what)  # type: ignore[arg-type]
 
 
-def advance_beside(
-    url: str, env: Mapping[str, str], rounds: int, start: Barrier, told: Queue[tuple[str, int, str]]
+def advance_meanwhile(
+    url: str,
+    env: Mapping[str, str],
+    rounds: int,
+    start: Barrier,
+    reported: Queue[tuple[str, int, str]],
 ) -> None:
     """Advance once a round, at the same time as others; tell how it ended, and how many records
     were read.
@@ -53,11 +57,11 @@ def advance_beside(
                 spark=IN_PROCESS,
                 by=str(os.getpid()),
             )
-            told.put((report.action, report.counters.get("read", 0), ""))
+            reported.put((report.action, report.counters.get("read", 0), ""))
         except CommitConflictError as conflict:
-            told.put(("conflict", 0, str(conflict)))
+            reported.put(("conflict", 0, str(conflict)))
         except Exception as error:  # told by the test
-            told.put(("error", 0, f"{type(error).__name__}: {error}"))
+            reported.put(("error", 0, f"{type(error).__name__}: {error}"))
             raise
         start.wait(PATIENCE)
 

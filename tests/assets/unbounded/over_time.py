@@ -113,7 +113,7 @@ def check(view: VersionReader, model: Model) -> None:
         values = [part.entry and part.entry["n"] for part in parts]
         assert all(one != two for one, two in itertools.pairwise(values)), "not joined"
         for second in range(edge_of(view), LAST + 1):
-            met = [part for part in parts if part.holds(at(second))]
-            assert len(met) <= 1
-            read = met[0].entry["n"] if met and met[0].entry is not None else None
+            matched = [part for part in parts if part.holds(at(second))]
+            assert len(matched) <= 1
+            read = matched[0].entry["n"] if matched and matched[0].entry is not None else None
             assert read == model.value(key, second), (key, second)

@@ -168,7 +168,7 @@ def test_a_producer_that_chooses_partitions_in_another_way_is_found_while_follow
     assert topic.content(table()) == dict.fromkeys(KEYS, 1)
 
 
-def test_a_topic_that_was_made_anew_with_more_partitions_is_read_again(topic: Topic) -> None:
+def test_a_topic_that_was_recreated_with_more_partitions_is_read_again(topic: Topic) -> None:
     topic.send(rows(1, 1))
     topic.advance(table())
     topic.server.delete_topic(topic.name)

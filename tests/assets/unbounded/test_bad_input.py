@@ -209,16 +209,16 @@ def test_changes_that_are_missing_from_the_middle_are_never_passed_over_in_silen
         assert content(quick.view(spec)) == {"a": 4, "b": 4, "c": 4, "d": 4}
 
 
-def make_anew(world: World, partitions: int = 2) -> None:
+def recreate(world: World, partitions: int = 2) -> None:
     shutil.rmtree(Path(world.lake.url) / world.lake.stream_prefix(NAME))
     world.sequences.clear()
     world.stream(NAME, SCHEMA, ["k"], partitions)
 
 
-def test_a_stream_that_was_made_anew_is_refused(quick: World) -> None:
+def test_a_stream_that_was_recreated_is_refused(quick: World) -> None:
     facts.send(quick, [("a", 1, 1), ("b", 1, 1), ("c", 1, 1), ("d", 1, 1)])
     quick.advance(table_of())
-    make_anew(quick)
+    recreate(quick)
     facts.send(quick, [("a", 2, 2)])
     with pytest.raises(OffsetOutOfRangeError) as caught:
         quick.advance(table_of())
@@ -231,7 +231,7 @@ def test_a_recreated_stream_that_outgrew_the_table_is_not_mixed_with_the_old_one
 ) -> None:
     facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
     quick.advance(table_of())
-    make_anew(quick)
+    recreate(quick)
     for number in range(3):
         facts.send(quick, [(key, number, number) for key in facts.KEYS])
     with pytest.raises(OffsetOutOfRangeError) as caught:
@@ -240,12 +240,12 @@ def test_a_recreated_stream_that_outgrew_the_table_is_not_mixed_with_the_old_one
     assert content(quick.view(table_of())) == {"a": 1, "b": 1}
 
 
-def test_a_stream_made_anew_with_more_partitions_is_refused_and_what_is_served_stays(
+def test_a_stream_recreated_with_more_partitions_is_refused_and_what_is_served_stays(
     quick: World,
 ) -> None:
     facts.send(quick, [("a", 1, 1), ("b", 1, 1)])
     quick.advance(table_of())
-    make_anew(quick, partitions=3)
+    recreate(quick, partitions=3)
     facts.send(quick, [(key, 2, 2) for key in ("a", "b", "c", "d", "e")])
     with pytest.raises(OffsetOutOfRangeError) as caught:
         quick.advance(table_of())

@@ -290,7 +290,9 @@ def test_an_advance_compacts_what_has_become_due_unless_a_schedule_does(quick: W
     assert report.action == "up-to-date"
 
 
-def test_the_report_of_an_advance_tells_the_version_that_its_compaction_made(quick: World) -> None:
+def test_the_report_of_an_advance_reports_the_version_that_its_compaction_made(
+    quick: World,
+) -> None:
     spec = table(quick, partitions=1, compaction=DeltaCompaction(deltas=2))
     send(quick, spec, {"a": 1, "b": 1})
     send(quick, spec, {"a": 2})
@@ -376,7 +378,7 @@ def test_of_two_compactions_at_once_one_counts_and_the_other_says_so(quick: Worl
     assert left_over(quick, spec) == set()
 
 
-def test_a_rebuild_goes_on_beside_a_compaction_of_the_table_that_is_served(quick: World) -> None:
+def test_a_rebuild_goes_on_next_to_a_compaction_of_the_table_that_is_served(quick: World) -> None:
     from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 
     spec = table(quick, partitions=1, chunk=2)

@@ -214,10 +214,10 @@ def test_columns_that_a_change_leaves_out_keep_what_the_dataset_has(either: Worl
 def test_what_nothing_can_be_kept_of_is_a_bad_change(either: World) -> None:
     spec = declared(either)
     send(either, ("k", "i", WHOLE), ("k", "d", {}), ("k", "u", {"b": 2}))
-    with pytest.raises(BadChangeError) as told:
+    with pytest.raises(BadChangeError) as reported:
         either.advance(spec)
-    assert told.value.dataset == NAME
-    assert "'a', 'c'" in told.value.problem
+    assert reported.value.dataset == NAME
+    assert "'a', 'c'" in reported.value.problem
     assert StoredVersions(either.lake, spec).current() is None
 
 
@@ -371,7 +371,7 @@ class History:
             assert content(self.world, self.spec) == self.table
 
     def rebuild(self) -> None:
-        def anew(lake: Lake) -> object:
+        def renewed(lake: Lake) -> object:
             return rebuild_dataset(
                 self.spec,
                 lake=lake,
@@ -381,7 +381,7 @@ class History:
                 by="test",
             )
 
-        if not self.run(anew):
+        if not self.run(renewed):
             self.advance()
         self.taken = len(self.sent)
 
@@ -594,9 +594,9 @@ def test_what_came_before_a_snapshots_row_stays_incomplete_when_it_is_applied_ag
 def test_keeping_values_is_refused_with_an_order_history_or_extractor(
     form: Any, more: dict[str, Any], argument: str
 ) -> None:
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as reported:
         unbounded_dataset(NAME, input="lake.s", key="k", broadcast=True, changes=form, **more)
-    assert (told.value.argument, told.value.dataset) == (argument, NAME)
+    assert (reported.value.argument, reported.value.dataset) == (argument, NAME)
 
 
 def test_a_column_that_was_added_since_keeps_null(world: World) -> None:

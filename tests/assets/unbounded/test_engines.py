@@ -133,11 +133,11 @@ def test_any_history_makes_the_same_table_by_both(tmp_path: Path, spark: Any, na
         facts_in(open_lake(tmp_path / "spark"), lambda: spark),
         facts_in(open_lake(tmp_path / "process"), IN_PROCESS),
     ]
-    told: list[list[Any]] = [[], []]
+    reported: list[list[Any]] = [[], []]
     for step in range(3):
         new, starts = some_facts(chance, bad=bad), [chance.randrange(2) for _ in range(PARTITIONS)]
         level = chance.choice(["major", "minor"])
-        for world, outcomes in zip(worlds, told, strict=True):
+        for world, outcomes in zip(worlds, reported, strict=True):
             send(world, new)
             report = world.advance(table_of(**options))
             outcomes += [report.action, report.counters, state(world)]
@@ -150,7 +150,7 @@ def test_any_history_makes_the_same_table_by_both(tmp_path: Path, spark: Any, na
                     rewound(world, table_of(extractor=TENFOLD, **options), starts),
                     state(world),
                 ]
-        assert told[0] == told[1]
+        assert reported[0] == reported[1]
 
 
 COLUMNS = "k STRING, at BIGINT, n INT"

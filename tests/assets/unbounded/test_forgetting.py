@@ -128,9 +128,7 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
 
 
 @pytest.mark.parametrize("key", [1, 4711])
-def test_a_number_that_stands_in_counts_or_in_the_reason_is_forgotten(
-    quick: World, key: int
-) -> None:
+def test_a_number_that_is_in_counts_or_in_the_reason_is_forgotten(quick: World, key: int) -> None:
     quick.stream(NAME, Schema.of(k="bigint", n="int"), ["k"], 1)
     spec = unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", partitions=1, compaction=BY_HAND)
     for value in (1, 2):
@@ -313,14 +311,14 @@ def test_the_report_names_what_still_holds_the_keys(quick: World) -> None:
     spec = grown(quick)
     log = StoredVersions(quick.lake, NAME).log
 
-    def told(now: DatasetManifest) -> DatasetManifest:
+    def reported(now: DatasetManifest) -> DatasetManifest:
         assert now.bootstrap is not None
         return now.after(
             bootstrap=now.bootstrap.model_copy(update={"loaded": True}),
             counters={**now.counters, "quarantined": 2},
         )
 
-    log.transact(told, by="test")
+    log.transact(reported, by="test")
     report = erase_keys(quick.lake, NAME, [SECRET], **WHY)
     stream, outputs, loaded, dead = report.not_erased
     assert stream.startswith(f"the input: {spec.input}, whose records hold the keys")

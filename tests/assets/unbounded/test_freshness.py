@@ -72,7 +72,7 @@ def test_a_table_that_has_read_all_is_not_behind_however_long_its_stream_is_idle
         assert stale({"lake": table.streams}, table, MINUTE, NOW + later) == []
 
 
-def test_the_lag_is_told_by_partition_in_offsets_records_and_time(world: World) -> None:
+def test_the_lag_is_reported_by_partition_in_offsets_records_and_time(world: World) -> None:
     table = table_in(world, partitions=2)
     table.advance()
     confirmed(table, NOW - 7 * DAY)
@@ -110,7 +110,7 @@ def test_the_lag_in_time_is_at_most_that_since_the_table_was_caught_up(world: Wo
     assert 3600 <= lag(table).seconds <= 3600 * 1.1
 
 
-def test_changes_that_retention_has_dropped_are_told_as_lost(world: World) -> None:
+def test_changes_that_retention_has_dropped_are_reported_as_lost(world: World) -> None:
     table = table_in(world, partitions=1)
     table.advance()
     table.send(a=1, b=2)
@@ -151,7 +151,7 @@ def test_a_table_is_stale_where_something_older_than_allowed_is_unread(world: Wo
     StreamPosition.of(systems, table.manifest).raise_if_stale(table.spec.name, 9 * MINUTE, NOW)
 
 
-def test_what_a_stale_table_lacks_is_told_by_the_look_that_found_it_stale(world: World) -> None:
+def test_what_a_stale_table_lacks_is_reported_by_the_look_that_found_it_stale(world: World) -> None:
     table = table_in(world, partitions=1)
     table.advance()
     confirmed(table, NOW - DAY)
@@ -182,7 +182,7 @@ def test_a_partition_that_was_added_has_been_read_to_nowhere(world: World) -> No
     assert stale({"lake": table.streams}, table, MINUTE, NOW) == [partition(1)]
 
 
-def test_while_a_table_is_built_anew_the_lag_is_that_of_the_one_served(world: World) -> None:
+def test_while_a_table_is_rebuilt_the_lag_is_that_of_the_one_served(world: World) -> None:
     table = table_in(world, partitions=1, chunk=1)
     table.send(a=1)
     table.send(b=2)

@@ -38,7 +38,7 @@ def test_a_history_that_can_not_be_kept_is_rejected(options: dict[str, Any], arg
     assert caught.value.argument == argument
 
 
-def test_rows_over_time_are_told_apart_and_sorted_by_their_time() -> None:
+def test_rows_over_time_are_distinguished_and_sorted_by_their_time() -> None:
     layout = build_layout(
         Schema.of(item="string", price="int"),
         ("item",),

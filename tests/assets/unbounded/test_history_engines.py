@@ -128,7 +128,7 @@ def model_checked_by_spark(world: World, spec: Any, spark: Any) -> None:
     }
     for key in KEYS:
         for second in range(edge_of(view), 60):
-            met = [
+            matched = [
                 row.n
                 for row in micros[key]
                 if _moment(row["__valid_from"]) <= second
@@ -140,7 +140,7 @@ def model_checked_by_spark(world: World, spec: Any, spark: Any) -> None:
                 for part in view.history_of(key)
                 if part.holds(at(second)) and part.entry
             ]
-            assert met == parts, (key, second)
+            assert matched == parts, (key, second)
 
 
 def _moment(value: Any) -> int:

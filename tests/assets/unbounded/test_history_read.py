@@ -228,8 +228,10 @@ def test_iceberg_has_the_rows_over_time_with_the_columns_that_tell_it(
         assert not register_in_iceberg(opened.over_time(), catalog, "out.prices").new
     rows = catalog.load_table("out.prices").scan().to_arrow().to_pylist()
     assert set(rows[0]) == {"k", "since", "n", "__valid_from", "__valid_to", "__tombstone"}
-    told = [(row["k"], row["__valid_from"], row["__valid_to"], row["__tombstone"]) for row in rows]
-    assert sorted(told) == [
+    reported = [
+        (row["k"], row["__valid_from"], row["__valid_to"], row["__tombstone"]) for row in rows
+    ]
+    assert sorted(reported) == [
         ("a", at(1), at(5), False),
         ("a", at(5), None, True),
         ("b", at(2), None, False),
@@ -239,8 +241,8 @@ def test_iceberg_has_the_rows_over_time_with_the_columns_that_tell_it(
 def test_the_command_line_shows_one_entry_over_time(prices_world: World) -> None:
     send(prices_world, [("a", 1, 1), ("a", 5, None), ("a", 9, 4), ("b", 2, 7)])
     prices_world.advance(prices())
-    told = commands.document(prices_world, "dataset", "history", NAME, "a")
-    assert [(part["entry"] and part["entry"]["n"], part["is_current"]) for part in told] == [
+    reported = commands.document(prices_world, "dataset", "history", NAME, "a")
+    assert [(part["entry"] and part["entry"]["n"], part["is_current"]) for part in reported] == [
         (1, False), (None, False), (4, True),
     ]  # fmt: skip
     printed = commands.printed(prices_world, "dataset", "history", NAME, "a", "--limit", "2")

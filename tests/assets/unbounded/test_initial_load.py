@@ -246,7 +246,7 @@ def test_a_position_names_every_partition_of_the_stream_once() -> None:
 
 
 @pytest.mark.parametrize("offset", ["abc", "-1", " 1", "", None, 1.0, True, [1]])
-def test_what_is_no_offset_is_told_with_dataset_snapshot_and_partition(
+def test_what_is_no_offset_is_reported_with_dataset_snapshot_and_partition(
     sparkling: World, tmp_path: Path, offset: Any
 ) -> None:
     table = table_in(sparkling)
@@ -265,7 +265,9 @@ def test_what_is_no_offset_is_told_with_dataset_snapshot_and_partition(
     assert table.content is None
 
 
-def test_errors_of_a_users_functions_are_told_and_those_of_adjunct_pass(sparkling: World) -> None:
+def test_errors_of_a_users_functions_are_reported_and_those_of_adjunct_pass(
+    sparkling: World,
+) -> None:
     table = table_in(sparkling)
 
     def wrong(_: Any = None) -> Any:
@@ -290,7 +292,7 @@ def test_errors_of_a_users_functions_are_told_and_those_of_adjunct_pass(sparklin
 
 
 @pytest.mark.parametrize("given", [[("0",)], "0", 5, None, [5]])
-def test_a_position_function_that_returns_something_else_is_told(
+def test_a_position_function_that_returns_something_else_is_reported(
     sparkling: World, given: Any
 ) -> None:
     with pytest.raises(
@@ -299,7 +301,7 @@ def test_a_position_function_that_returns_something_else_is_told(
         advance(table_in(sparkling), QuerySnapshot(sql="SELECT 1", position=lambda: given))
 
 
-def test_a_position_that_is_missing_beside_the_files_is_told(
+def test_a_position_that_is_missing_next_to_the_files_is_reported(
     sparkling: World, tmp_path: Path
 ) -> None:
     table = table_in(sparkling)
@@ -327,7 +329,7 @@ def test_a_query_of_sql_or_a_function_gives_a_snapshot(sparkling: World) -> None
     assert (report.action, table.content) == ("bootstrapped", {"f": 1})
 
 
-def test_a_query_that_can_not_be_planned_or_returns_something_else_is_told(
+def test_a_query_that_can_not_be_planned_or_returns_something_else_is_reported(
     sparkling: World,
 ) -> None:
     table = table_in(sparkling)
@@ -523,7 +525,7 @@ def test_the_position_query_sees_what_the_rows_see(accounts: tuple[World, Postgr
         ("SELEC", SchemaMismatchError, "syntax error"),
     ],
 )
-def test_what_does_not_fit_is_told_and_publishes_nothing(
+def test_what_does_not_fit_is_reported_and_publishes_nothing(
     accounts: tuple[World, PostgresServer], query: str, error: type[Exception], message: str
 ) -> None:
     world, server = accounts

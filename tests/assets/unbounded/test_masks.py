@@ -76,22 +76,27 @@ def test_a_table_with_history_has_no_mask(quick: World) -> None:
 
 
 @pytest.mark.parametrize("failing", ["put", "get"])
-def test_a_mask_that_can_not_be_stored_or_made_is_told_and_the_commit_stays(
+def test_a_mask_that_can_not_be_stored_or_made_is_reported_and_the_commit_stays(
     quick: World, failing: str
 ) -> None:
     spec = table(quick, partitions=2)
     send(quick, spec, {"a": 1, "b": 1})
     quick.send(spec.name, [("a", 2)])
-    told: list[StageEvent] = []
+    reported: list[StageEvent] = []
     broken = faulty(
         quick,
         *[Fault(failing, nth, "lost-before", below="datasets/table/data/") for nth in range(1, 9)],
     )
     report = advance_dataset(
-        spec, lake=broken, systems=quick.systems, spark=quick.spark, by="test", on_stage=told.append
+        spec,
+        lake=broken,
+        systems=quick.systems,
+        spark=quick.spark,
+        by="test",
+        on_stage=reported.append,
     )
     assert report.action == "applied"
-    (event,) = (event for event in told if event.stage == "mask")
+    (event,) = (event for event in reported if event.stage == "mask")
     assert event.is_notable
     assert str(report.version) in event.detail
     assert masks(quick) == set()

@@ -111,7 +111,7 @@ def test_what_dies_at_any_request_is_taken_up(world: World) -> None:
     assert dead > 10
 
 
-def test_a_table_whose_file_is_lost_is_built_anew(world: World) -> None:
+def test_a_table_whose_file_is_lost_is_rebuilt(world: World) -> None:
     send(world, [("a", 1, 1), ("b", 2, 2)])
     world.advance(SPEC)
     generation = StoredVersions(world.lake, NAME).require_current().sealed.generations[0]

@@ -280,9 +280,9 @@ def test_manifests_say_what_they_list(published: Published) -> None:
         with AvroFile[ManifestEntry](
             loaded.io.new_input(manifest.manifest_path), MANIFEST_ENTRY_SCHEMAS[2]
         ) as file:
-            said = file.header.meta["content"]
+            said_messages = file.header.meta["content"]
         entries = manifest.fetch_manifest_entry(loaded.io, discard_deleted=False)
-        found[manifest.content.name, said] = {
+        found[manifest.content.name, said_messages] = {
             (entry.status.name, entry.sequence_number) for entry in entries
         }
     assert found == {
@@ -499,7 +499,7 @@ def test_a_registration_that_was_killed_at_any_write_is_repeated(published: Publ
 
 
 @pytest.mark.parametrize("landed", [False, True])
-def test_a_commit_that_is_said_to_have_failed_is_in_once(
+def test_a_commit_that_is_declared_to_have_failed_is_in_once(
     published: Published, monkeypatch: pytest.MonkeyPatch, landed: bool
 ) -> None:
     from pyiceberg.exceptions import CommitFailedException
@@ -546,7 +546,7 @@ def test_a_commit_of_unknown_outcome_is_not_registered_twice(
     published.check_reads()
 
 
-def test_whoever_registers_over_an_unseen_snapshot_is_told_so(published: Published) -> None:
+def test_whoever_registers_over_an_unseen_snapshot_is_reported_so(published: Published) -> None:
     """Also where the two snapshots add no data file that the other one would miss."""
     world = published.world
     spec = table(world, NAME)

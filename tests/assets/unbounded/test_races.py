@@ -172,9 +172,9 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
     world = facts_in(open_lake(url), IN_PROCESS)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.assets.reading", "tests.assets.unbounded.killed"])
-    start, told = context.Barrier(3), context.Queue()
+    start, reported = context.Barrier(3), context.Queue()
     writers = [
-        context.Process(target=killed.advance_beside, args=(url, {}, ROUNDS, start, told))
+        context.Process(target=killed.advance_meanwhile, args=(url, {}, ROUNDS, start, reported))
         for _ in range(2)
     ]
     for writer in writers:
@@ -183,7 +183,7 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
         for number in range(1, ROUNDS + 1):
             send(world, [("a", number, number), ("b", number, number), ("c", number, number)])
             start.wait(killed.PATIENCE)
-            outcomes = [told.get(timeout=killed.PATIENCE) for _ in writers]
+            outcomes = [reported.get(timeout=killed.PATIENCE) for _ in writers]
             assert sum(read for _, read, _ in outcomes) == 3, outcomes
             won, lost = sorted(outcomes, key=lambda outcome: -outcome[1])
             assert won[0] == ("bootstrapped" if number == 1 else "applied")
@@ -219,7 +219,7 @@ def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_p
     gone: queue.Queue[str] = queue.Queue()
     ways = ["serve", "open", "serve"]
     with (
-        reading.reading(url, {}, ways, 0.1) as (readers, met),
+        reading.reading(url, {}, ways, 0.1) as (readers, matched),
         reading.discarding(url, gone) as problems,
     ):
         for number in range(2, COMMITS + 1):
@@ -229,7 +229,7 @@ def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_p
                 compacted += compact_dataset(
                     world.lake, DATASET, spark=IN_PROCESS, by="test", level=level
                 ).changed
-            while number % 6 == 0 and met.get(timeout=reading.PATIENCE) not in (number, -1):
+            while number % 6 == 0 and matched.get(timeout=reading.PATIENCE) not in (number, -1):
                 pass
         assert [gone.get(timeout=reading.PATIENCE) for _ in range(5)], (
             "they are discarded while others read"

@@ -147,9 +147,7 @@ def test_store_found_valid_and_not_marked_continues_from_last_offset(world: Worl
 # -- valid by age
 
 
-def test_a_table_older_than_the_maximum_age_with_changes_to_read_is_built_anew(
-    world: World,
-) -> None:
+def test_a_table_older_than_the_maximum_age_with_changes_to_read_is_rebuilt(world: World) -> None:
     table = table_in(world, max_age=7 * DAY)
     table.send(a=1)
     table.advance()
@@ -270,7 +268,7 @@ def test_a_lost_offset_of_an_incomplete_stream_is_rejected_and_the_table_served(
     assert table.content == {"a": 1, "b": 2}
 
 
-def test_a_lost_offset_on_a_compacted_stream_is_built_anew(world: World) -> None:
+def test_a_lost_offset_on_a_compacted_stream_is_rebuilt(world: World) -> None:
     table = table_in(world, partitions=1, shape=COMPACTED)
     table.send(a=1, b=2)
     table.advance()
@@ -323,7 +321,7 @@ def test_on_lost_offset_serve_stale_serves_on_and_says_so_in_one_commit(
 @pytest.mark.parametrize(
     "partitions", [1, 3], ids=["with as many partitions", "with more partitions"]
 )
-def test_a_stream_that_was_made_anew_under_the_same_name_is_told_apart(
+def test_a_stream_that_was_recreated_under_the_same_name_is_distinguished(
     world: World, partitions: int
 ) -> None:
     table = table_in(world, partitions=1)
@@ -359,15 +357,15 @@ def test_a_partition_that_never_had_a_record_does_not_make_a_store_invalid(world
     assert table.advance(later=1000 * DAY).action == "up-to-date"
 
 
-def test_added_partitions_are_named_and_the_table_is_built_anew(world: World) -> None:
+def test_added_partitions_are_named_and_the_table_is_rebuilt(world: World) -> None:
     table = table_in(world, partitions=3, shape=Shape(partitions=2))
-    shown, hidden = keys_of(world, 0, 3)[0], keys_of(world, 2, 3)[0]
-    table.send(**{shown: 1, hidden: 2})
+    displayed, hidden = keys_of(world, 0, 3)[0], keys_of(world, 2, 3)[0]
+    table.send(**{displayed: 1, hidden: 2})
     table.advance()
-    assert table.content == {shown: 1}
+    assert table.content == {displayed: 1}
     table.shape = Shape()
     report = table.advance()
-    assert (report.action, table.content) == ("bootstrapped", {shown: 1, hidden: 2})
+    assert (report.action, table.content) == ("bootstrapped", {displayed: 1, hidden: 2})
     assert report.decision is not None
     assert (
         report.decision.reason
@@ -378,11 +376,11 @@ def test_added_partitions_are_named_and_the_table_is_built_anew(world: World) ->
 
 def test_removed_partitions_are_named_and_an_unmarked_table_is_recreated(world: World) -> None:
     table = table_in(world, partitions=3, bootstrap=False)
-    shown, hidden = keys_of(world, 0, 3)[:2], keys_of(world, 2, 3)[0]
-    table.send(**{shown[0]: 1, hidden: 2})
+    displayed, hidden = keys_of(world, 0, 3)[:2], keys_of(world, 2, 3)[0]
+    table.send(**{displayed[0]: 1, hidden: 2})
     table.advance()
     table.shape = Shape(partitions=2)
-    table.send(**{shown[1]: 3})
+    table.send(**{displayed[1]: 3})
     report = table.advance()
     assert report.decision is not None
     assert (
@@ -390,7 +388,7 @@ def test_removed_partitions_are_named_and_an_unmarked_table_is_recreated(world: 
         == "the partitions of its stream have changed (lake.accounts.2 removed)"
     )
     assert (table.content, set(report.offsets)) == (
-        {shown[1]: 3},
+        {displayed[1]: 3},
         {"lake.accounts.0", "lake.accounts.1"},
     )
 
@@ -619,7 +617,7 @@ def test_a_damaged_body_is_a_damaged_manifest(world: World) -> None:
     assert (report.action, table.content) == ("bootstrapped", {"a": 1})
 
 
-def test_without_any_readable_manifest_the_table_is_built_anew(world: World) -> None:
+def test_without_any_readable_manifest_the_table_is_rebuilt(world: World) -> None:
     table = table_in(world, bootstrap=False)
     table.send(a=1)
     table.advance()
@@ -709,7 +707,7 @@ def test_the_streams_of_a_lake_tell_all_until_retention_drops_something(world: W
     assert not LakeStreams(world.lake).has_all_keys(NAME)
 
 
-def test_one_that_was_deleted_is_built_anew_from_its_stream(world: World) -> None:
+def test_one_that_was_deleted_is_rebuilt_from_its_stream(world: World) -> None:
     table = table_in(world)
     for number in range(3):
         table.send(a=number, b=number)

@@ -220,7 +220,7 @@ def test_a_lost_offset_is_followed_as_declared() -> None:
     assert again.decision.action == "bootstrap", "what is built is not served yet: nobody loses it"
 
 
-def test_a_bootstrap_needs_a_stream_that_tells_of_every_key_unless_it_is_forced() -> None:
+def test_a_bootstrap_needs_a_stream_that_reports_of_every_key_unless_it_is_forced() -> None:
     spec = declared()
     cut = seen(spec, oldest=offsets(0, 3))
     with pytest.raises(
@@ -289,7 +289,7 @@ def test_added_columns_are_taken_on_first() -> None:
     )
 
 
-def test_a_stream_that_was_made_anew_is_refused_before_a_writer_who_was_first() -> None:
+def test_a_stream_that_was_recreated_is_refused_before_a_writer_who_was_first() -> None:
     spec = declared()
     overtaken = CommitConflictError("another writer committed first.", "Advance again.")
     with pytest.raises(OffsetOutOfRangeError) as caught:

@@ -91,14 +91,14 @@ def rewind(
     lake: Lake | None = None,
     **options: Any,
 ) -> AdvanceReport:
-    told = {"reason": "the filter was wrong", "by": "ada", **options}
+    reported = {"reason": "the filter was wrong", "by": "ada", **options}
     return rewind_dataset(
         spec,
         lake=lake or world.lake,
         systems=world.systems,
         spark=world.spark,
         positions=positions,
-        **told,
+        **reported,
     )
 
 
@@ -297,7 +297,7 @@ def test_entries_whose_key_is_computed_are_rewound_only_by_force_and_stay(sparkl
 # -- without Spark: what is decided, committed and refused
 
 
-def told(world: World) -> Any:
+def reported(world: World) -> Any:
     return StoredVersions(world.lake, NAME).require_manifest()
 
 
@@ -328,7 +328,7 @@ def tenfold(world: World, starts: Mapping[int, int]) -> dict[str, int]:
 def test_the_plan_says_what_would_be_done_and_changes_nothing() -> None:
     world = table_with(FIRST, SECOND)
     facts.send(world, [("a", 30, 30)])
-    ends = {p: int(told(world).offsets[str(part(p))]) for p in (0, 1)}
+    ends = {p: int(reported(world).offsets[str(part(p))]) for p in (0, 1)}
     before = StoredVersions(world.lake, NAME).read()[0]
 
     def plan(positions: Mapping[SystemStreamPartition, Startpoint], **force: Any) -> Any:
@@ -377,15 +377,15 @@ def test_a_startpoint_that_was_applied_does_nothing_however_often_it_comes() -> 
     first = rewind(world, table_of(extractor=TENFOLD), asked)
     assert (
         first.note
-        == f"{int(told(world).offsets[str(part(0))]) - 1} offsets of 1 partition(s) applied again"
+        == f"{int(reported(world).offsets[str(part(0))]) - 1} offsets of 1 partition(s) applied again"
     )
     assert now(world) == wanted
-    manifest = told(world)
+    manifest = reported(world)
     assert manifest.applied == {str(part(0)): (asked[part(0)].id,)}
     assert (manifest.change.action, manifest.change.reason) == ("rewind", "the filter was wrong")
     again = rewind(world, table_of(extractor=TENFOLD), asked)
     assert (again.action, again.note) == ("up-to-date", "its startpoints were applied before")
-    assert told(world) == manifest
+    assert reported(world) == manifest
     more = {**asked, part(1): StartpointOldest()}
     rewind(world, table_of(extractor=TENFOLD), more)
     positions = {**more, part(0): at(2)}
@@ -401,7 +401,10 @@ def test_a_table_of_another_key_is_refused_before_anything_is_decided() -> None:
     world = table_with(FIRST)
     asked: dict[SystemStreamPartition, Startpoint] = {part(0): at(1)}
     rewind(world, table_of(), asked)
-    before, other = told(world), replace(table_of(order_by="at"), key=("n",), partition_by=("n",))
+    before, other = (
+        reported(world),
+        replace(table_of(order_by="at"), key=("n",), partition_by=("n",)),
+    )
     for attempt in (
         lambda: plan_rewind(
             other, lake=world.lake, systems=world.systems, positions={part(0): at(0)}
@@ -412,14 +415,14 @@ def test_a_table_of_another_key_is_refused_before_anything_is_decided() -> None:
     ):
         with pytest.raises(DatasetError, match=r"key is \(n\), was \(k\)"):
             attempt()
-    assert told(world) == before
+    assert reported(world) == before
 
 
 def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     world = table_with(FIRST)
     spec = table_of()
     before = now(world)
-    ends = dict(told(world).offsets)
+    ends = dict(reported(world).offsets)
     facts.send(world, SECOND)
     upcoming = world.streams.upcoming([part(0), part(1)])
     for startpoint in (StartpointUpcoming(), StartpointSpecific(offset=upcoming[part(0)])):
@@ -427,15 +430,15 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
             rewind(world, spec, {part(0): startpoint, part(1): at(0)})
     with pytest.raises(DatasetError, match=r"startpoint of lake.facts.0"):
         rewind(world, spec, {part(0): StartpointUpcoming(), part(1): at(0)}, force=[part(1)])
-    assert told(world).offsets == ends
-    assert not told(world).applied
+    assert reported(world).offsets == ends
+    assert not reported(world).applied
     skip = StartpointUpcoming()
     report = rewind(
         world, spec, {part(0): skip}, force=[part(0)], reason="a flood of nonsense", by="bob"
     )
     assert report.note.endswith(f"{int(upcoming[part(0)]) - int(ends[str(part(0))])} skipped")
     assert now(world) == before
-    manifest = told(world)
+    manifest = reported(world)
     assert manifest.offsets == {**ends, str(part(0)): upcoming[part(0)]}
     assert manifest.applied == {str(part(0)): (skip.id,)}
     entry = StoredVersions(world.lake, NAME).history(limit=1)[0]
@@ -447,7 +450,7 @@ def test_what_is_after_the_table_is_refused_unless_forced() -> None:
     assert {k: n for k, n in now(world).items() if k not in of_others} == {
         k: n for k, n in before.items() if k not in of_others
     }
-    assert told(world).offsets == {str(ssp): end for ssp, end in upcoming.items()}
+    assert reported(world).offsets == {str(ssp): end for ssp, end in upcoming.items()}
 
 
 def test_a_forced_rebuild_from_a_truncated_stream_keeps_only_what_it_holds(world: World) -> None:
@@ -491,17 +494,17 @@ def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again() 
     spec = table_of(chunk=4)
     with pytest.raises(Crash):
         world.advance(spec, lake=facts.faulty(world, Fault("put_if_match", 2, "crash-before")))
-    assert told(world).bootstrap.state == "running"
+    assert reported(world).bootstrap.state == "running"
     (planned,) = plan_rewind(
         spec, lake=world.lake, systems=world.systems, positions={part(0): at(0)}
     ).partitions
-    assert planned.taken == told(world).bootstrap.target[str(part(0))], (
+    assert planned.taken == reported(world).bootstrap.target[str(part(0))], (
         "what the bootstrap will have taken in"
     )
     spec = replace(spec, extractor=TENFOLD)
     report = rewind(world, spec, {part(0): at(0)})
     assert report.action == "rewound"
-    assert told(world).bootstrap.state == "done"
+    assert reported(world).bootstrap.state == "done"
     log = facts.Log()
     log.add(FIRST + SECOND)
     of_first = {key for key, _, _ in log.facts[0]}
@@ -513,10 +516,10 @@ def test_a_bootstrap_that_was_begun_is_ended_before_changes_are_applied_again() 
     }
 
 
-def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_built_anew() -> None:
+def test_a_table_that_is_not_valid_is_not_rewound_but_can_be_rebuilt() -> None:
     world = table_with(FIRST)
-    file = told(world).version.generations[0].files[0]
-    world.lake.store.delete(f"{told(world).version.generations[0].folder}/{file.name}")
+    file = reported(world).version.generations[0].files[0]
+    world.lake.store.delete(f"{reported(world).version.generations[0].folder}/{file.name}")
     with pytest.raises(DatasetError, match=r"is not valid .* the next advance would rebuild it"):
         rewind(world, table_of(), {part(0): at(0)})
     assert "is not valid" in str(
@@ -560,14 +563,14 @@ CASES: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.mark.rounds
 @pytest.mark.parametrize("name", CASES)
 def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) -> None:
-    options, anew = CASES[name]
+    options, renewed = CASES[name]
     bad: list[Fact] = [(None, 11, 1), ("e", 12, 12)] if options else []
     begin = table_with(FIRST, SECOND + bad, **options)
     spec, before = table_of(**options), now(begin)
-    starts = {0: 0, 1: 0} if anew else {0: 1, 1: 0}
+    starts = {0: 0, 1: 0} if renewed else {0: 1, 1: 0}
     after = tenfold(begin, starts) if not bad else {k: 10 * n for k, n in before.items()}
     positions: dict[SystemStreamPartition, Startpoint] = {
-        part(p): StartpointOldest() if anew else at(start) for p, start in starts.items()
+        part(p): StartpointOldest() if renewed else at(start) for p, start in starts.items()
     }
     spec = replace(spec, extractor=TENFOLD)
     sent = letters(begin)
@@ -590,24 +593,24 @@ def test_a_crash_at_any_request_leaves_it_applied_once_or_not_at_all(name: str) 
         with suppress(Crash, StoreUnavailableError, CommitStateUnknownError, CommitConflictError):
             rewind(world, spec, positions, lake=facts.faulty(world, Fault("*", nth, kind)))
         assert now(world) in (before, after), where
-        done = bool(told(world).applied)
+        done = bool(reported(world).applied)
         applied.add(done)
         report = rewind(world, spec, positions)
         assert (report.action == "up-to-date") is done, where
         world.advance(spec)
         assert now(world) == after, where
         assert sorted(letters(world)) == expected_letters, where
-        assert told(world).applied == {
+        assert reported(world).applied == {
             str(ssp): (startpoint.id,) for ssp, startpoint in positions.items()
         }, where
     assert applied == {True, False}
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["rewind", "rebuild"])
-def test_of_two_at_once_one_wins_and_the_other_does_nothing(anew: bool) -> None:
+@pytest.mark.parametrize("renewed", [False, True], ids=["rewind", "rebuild"])
+def test_of_two_at_once_one_wins_and_the_other_does_nothing(renewed: bool) -> None:
     world = table_with(FIRST, SECOND)
     positions: dict[SystemStreamPartition, Startpoint] = {
-        part(p): StartpointOldest() if anew else at(0) for p in (0, 1)
+        part(p): StartpointOldest() if renewed else at(0) for p in (0, 1)
     }
     wanted = tenfold(world, {0: 0, 1: 0})
 
@@ -641,7 +644,7 @@ def test_an_advance_that_comes_first_is_never_undone() -> None:
     with pytest.raises(CommitConflictError):
         rewind(world, table_of(extractor=TENFOLD), positions, lake=facts.faulty(world, meanwhile))
     assert left_over(world, table_of(extractor=TENFOLD)) == set()
-    assert not told(world).applied
+    assert not reported(world).applied
     rewind(world, table_of(extractor=TENFOLD), positions)
     log = facts.Log()
     log.add(FIRST + SECOND)
@@ -687,7 +690,7 @@ def test_files_that_are_read_again_outlive_a_compaction_and_a_discard_meanwhile(
 
 def test_where_there_is_nothing_to_apply_again_only_the_startpoint_is_recorded_once() -> None:
     world = table_with(FIRST)
-    end = StartpointSpecific(offset=told(world).offsets[str(part(0))])
+    end = StartpointSpecific(offset=reported(world).offsets[str(part(0))])
     before = StoredVersions(world.lake, NAME).require_current().version
     meanwhile = Fault(
         "put_if_match", 1, "meanwhile", lambda: rewind(world, table_of(), {part(0): end})
@@ -705,7 +708,7 @@ def test_a_table_without_bootstrap_can_go_back_to_before_it_began() -> None:
     facts.send(world, FIRST)
     world.advance(spec)
     world.advance(spec)
-    manifest = told(world)
+    manifest = reported(world)
     begun = manifest.model_copy(
         update={
             "bootstrap": manifest.bootstrap.model_copy(update={"start": dict(manifest.offsets)})

@@ -130,7 +130,7 @@ def test_what_is_asked_for_must_be_one_thing_that_is_there(quick: World) -> None
             store.version(as_of=unknown)
 
 
-def test_what_was_discarded_is_said_with_the_oldest_that_is_left(quick: World) -> None:
+def test_what_was_discarded_is_reported_with_the_oldest_that_is_left(quick: World) -> None:
     spec = table(quick)
     history = [send(quick, spec, {"a": number}) for number in range(3)]
     made = commits(quick, spec.name)

@@ -157,7 +157,7 @@ def test_an_unmarked_transient_table_begins_at_the_default_offset(runs: Runs) ->
     assert runs.batch() == {"b": 2}
 
 
-def test_a_bootstrap_needs_a_stream_that_tells_of_every_key(runs: Runs) -> None:
+def test_a_bootstrap_needs_a_stream_that_reports_of_every_key(runs: Runs) -> None:
     runs.send(a=1)
     runs.send(b=2)
     runs.drop_the_front()
@@ -300,12 +300,12 @@ def test_a_version_read_again_gives_the_same_table_whatever_has_come_since(runs:
     runs.start()
     runs.batch()
     runs.send(a=3, c=None)
-    met = runs.batch()
+    matched = runs.batch()
     version = str(runs.last)
     runs.send(a=9, b=9, d=9)
     table = runs.start()
     assert table.restore(version, runs.world.spark).version == version
-    assert entries(runs.world, table) == met == {"a": 3, "b": 2}
+    assert entries(runs.world, table) == matched == {"a": 3, "b": 2}
     assert table.restore(version, runs.world.spark) is table.view
     assert runs.batch() == {"a": 9, "b": 9, "d": 9}, "the run goes on from there"
     assert (runs.report.action, runs.report.counters["read"]) == ("applied", 3)
@@ -416,8 +416,13 @@ def inserted(transaction: str, k: str, n: int) -> tuple[str]:
 def transaction(name: str, *, ended: bool) -> tuple[str]:
     """What Debezium tells of a transaction of one change."""
     counts = [{"data_collection": "public.t", "event_count": 1}] if ended else None
-    told = {"id": name, "event_count": 1 if ended else None, "data_collections": counts, "ts_ms": 1}
-    return (json.dumps({"status": "END" if ended else "BEGIN", **told}),)
+    reported = {
+        "id": name,
+        "event_count": 1 if ended else None,
+        "data_collections": counts,
+        "ts_ms": 1,
+    }
+    return (json.dumps({"status": "END" if ended else "BEGIN", **reported}),)
 
 
 def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_end(
@@ -432,12 +437,12 @@ def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_
         "table", input="lake.single", key="k", partitions=2, persistent=False, changes=form
     )
     runs.world.send("single", [inserted("t1", "a", 1), inserted("t2", "b", 2)])
-    told = [
+    reported = [
         transaction("t1", ended=False),
         transaction("t1", ended=True),
         transaction("t2", ended=False),
     ]
-    runs.world.send("transactions", told)
+    runs.world.send("transactions", reported)
     table = runs.start()
     assert runs.batch() == {"a": 1}
     assert runs.report.lag == {"lake.single.0": 1}

@@ -193,9 +193,9 @@ def test_what_a_compaction_replaced_goes_after_the_grace_and_its_versions_with_i
         assert (caught.value.dataset, caught.value.version) == ("table", version)
         with pytest.raises(VersionDiscardedError):
             Lease.acquire(quick.lake, spec.name, [version], holder="me")
-    told = [(entry.action, entry.readable) for entry in store.history()]
-    assert told[:3] == [("expire", True), ("expire", True), ("compact", True)]
-    assert {readable for _, readable in told[3:]} == {False}
+    reported = [(entry.action, entry.readable) for entry in store.history()]
+    assert reported[:3] == [("expire", True), ("expire", True), ("compact", True)]
+    assert {readable for _, readable in reported[3:]} == {False}
     manifest = manifest_of(quick, spec)
     assert (manifest.retired, manifest.doomed, manifest.retained_from) == ((), (), number)
     before = store.read()[0]

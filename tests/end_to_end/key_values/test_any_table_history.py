@@ -82,12 +82,12 @@ class TableMachine(RuleBasedStateMachine):
         self, error: ConditionsNotMetError, expected: dict[Place, KeyVersion | None]
     ) -> None:
         """Check that it names exactly the conditions that fail."""
-        told = {
+        reported = {
             (failure.family, failure.key): (failure.expected, failure.found)
             for failure in error.failures
         }
-        assert len(told) == len(error.failures)
-        assert told == {
+        assert len(reported) == len(error.failures)
+        assert reported == {
             place: (version, self.version_at(place))
             for place, version in expected.items()
             if self.version_at(place) != version
@@ -230,21 +230,21 @@ class TableMachine(RuleBasedStateMachine):
             and (end is None or key.encode() < end.encode())
         ]
         given = {"prefix": prefix, "start": start, "end": end, "page_size": page_size}
-        met = self.pages(
+        matched = self.pages(
             lambda table, state: (table.entries if with_values else table.keys)(
                 family, **given, state=state
             ),
             page_size,
         )
-        assert met == (expected if with_values else [entry and entry.key for entry in expected])
+        assert matched == (expected if with_values else [entry and entry.key for entry in expected])
 
     @rule(page_size=st.integers(1, 5), with_values=st.booleans())
     def iterate_all(self, page_size: int, with_values: bool) -> None:
-        met: list[Any] = []
+        matched: list[Any] = []
         # PDP-39 says which of the two; here it is enough that each key is in one
         for partition in (0, 1):
             given = {"partitions": [partition], "page_size": page_size}
-            met += self.pages(
+            matched += self.pages(
                 lambda t, state, g=given: (t.all_entries if with_values else t.all_keys)(
                     **g, state=state
                 ),
@@ -256,11 +256,15 @@ class TableMachine(RuleBasedStateMachine):
             ),
             page_size,
         )
-        assert whole == met
+        assert whole == matched
         expected = [self.entry(place) for place in self.held]
         keys = {entry.key: entry for entry in expected if entry is not None}
-        assert len(met) == len(keys)
-        assert {item.key: item for item in met} == keys if with_values else set(met) == keys.keys()
+        assert len(matched) == len(keys)
+        assert (
+            {item.key: item for item in matched} == keys
+            if with_values
+            else set(matched) == keys.keys()
+        )
 
     def pages(self, iterate: Any, page_size: int) -> list[Any]:
         """Go from page to page, each by another handle, as other processes would; the state goes

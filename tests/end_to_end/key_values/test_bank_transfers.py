@@ -60,12 +60,12 @@ def check_bank(world: World, processes: int, wanted: int, trouble: Chooser | Non
 def look(world: World, table: Table) -> int:
     """Check what a reader sees now; return how many sums it has seen of one moment."""
     with BlockingKeyValueTable(table) as blocking:
-        met = [
+        matched = [
             entry
             for page in blocking.entries(BANK, prefix="account-", page_size=4)
             for entry in page.items
         ]
-        assert [entry.key.key for entry in met] == list(ACCOUNTS)
+        assert [entry.key.key for entry in matched] == list(ACCOUNTS)
         first = blocking.get_all(ACCOUNTS, family=BANK)
         # A version never comes back: what has the same ones twice had them all in between.
         if world.at_one_moment or versions(first) == versions(

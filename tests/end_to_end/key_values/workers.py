@@ -100,7 +100,7 @@ class _Actor:
         for change in changes:
             if isinstance(change, Replace | Remove) and change.version is not None:
                 expected[change.key] = change.version.to_bytes().hex()
-        told: dict[str, Any] = {"expected": expected, "wrote": wrote}
+        reported: dict[str, Any] = {"expected": expected, "wrote": wrote}
         began = time.monotonic_ns()
         try:
             written = self.apply(changes)
@@ -111,7 +111,7 @@ class _Actor:
             self.note(
                 began,
                 ended,
-                **told,
+                **reported,
                 refused={key: _hex(version) for key, version in versions.items()},
             )
             return
@@ -120,7 +120,7 @@ class _Actor:
         self.note(
             began,
             ended,
-            **told,
+            **reported,
             versions={key: _hex(version) for key, version in written.items() if version},
         )
 
@@ -178,8 +178,8 @@ class _Actor:
             versions={key: _hex(entry.version) for key, entry in entries.items() if entry},
         )
 
-    def note(self, began: int, ended: int, **told: Any) -> None:
-        self.notes.add({"began": began, "ended": ended, **told})
+    def note(self, began: int, ended: int, **reported: Any) -> None:
+        self.notes.add({"began": began, "ended": ended, **reported})
 
 
 def _hex(version: KeyVersion | None) -> str | None:

@@ -99,8 +99,8 @@ def test_a_dataset_is_advanced_and_nothing_else_of_its_application(world: World)
 
 def test_a_member_of_a_version_set_is_advanced_with_all_members(world: World) -> None:
     world.send("items", [("a", 1)], version="v1")
-    shown = printed(world, "dataset", "advance", "items", "shop:full")
-    assert "waits for the end-of-dataset markers of lake.fees" in shown
+    displayed = printed(world, "dataset", "advance", "items", "shop:full")
+    assert "waits for the end-of-dataset markers of lake.fees" in displayed
     world.send("fees", [("a", 1)], version="v1")
     reports = json.loads(printed(world, "dataset", "advance", "fees", "shop:full", "--json"))
     assert [(advance["dataset"], advance["action"]) for advance in reports] == [
@@ -207,16 +207,16 @@ def test_a_rejected_version_has_its_own_exit_code_and_no_stage_of_a_switch(
         by="ada",
         on_stage=events.append,
     )
-    told = {event.stage: event.summary() for event in events if event.version == "v6"}
-    assert "rejected and stored" in told["reject"]
+    reported = {event.stage: event.summary() for event in events if event.version == "v6"}
+    assert "rejected and stored" in reported["reject"]
     building, built, *_ = [event for event in events if event.version == "v6"]
     assert (building.summary(), building.is_notable) == (
         "dataset stock, version v6: building",
         True,
     )
     assert built.stage == "build"
-    assert "min_rows: 1 row, expected 2 or more" in told["reject"]
-    assert not {"seal", "switch"} & told.keys()
+    assert "min_rows: 1 row, expected 2 or more" in reported["reject"]
+    assert not {"seal", "switch"} & reported.keys()
     world.send("stock", [("c", 3), ("b", 2), ("a", 1)], version="v7")
     events.clear()
     advance_dataset(

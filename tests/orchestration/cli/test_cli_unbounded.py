@@ -63,7 +63,7 @@ def test_a_run_prints_it_too_and_leaves_alone_what_lives_for_one_run(world: Worl
     )
 
 
-def test_the_lag_is_shown_by_partition_with_the_bootstrap(world: World) -> None:
+def test_the_lag_is_displayed_by_partition_with_the_bootstrap(world: World) -> None:
     advanced(world)
     facts = json.loads(printed(world, "dataset", "lag", "rates", "--json"))
     assert (facts["dataset"], facts["bootstrap"]["per_cent"]) == ("rates", 100)
@@ -79,7 +79,7 @@ def test_the_lag_is_shown_by_partition_with_the_bootstrap(world: World) -> None:
     assert re.search(r"0:0\d:\d\d", text), "time behind"
 
 
-def test_show_tells_the_lag_and_stays_readable_without_the_stream(
+def test_show_reports_the_lag_and_stays_readable_without_the_stream(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advanced(world)

@@ -58,12 +58,12 @@ def test_a_dataset_is_rewritten_into_other_partitions(world: World) -> None:
         "1 version(s) of 4 stored rows rewritten from 2 into 5 partitions; declare partitions=5"
         in done.stdout
     )
-    shown = json.loads(run(world, "dataset", "list", "--json").stdout)
-    assert shown[0]["declaration"]["partitions"] == 5
+    displayed = json.loads(run(world, "dataset", "list", "--json").stdout)
+    assert displayed[0]["declaration"]["partitions"] == 5
 
 
 def test_a_dry_run_of_a_rewriting_changes_nothing(world: World) -> None:
     dry = run(world, "dataset", "repartition", NAME, "--partitions", "5", "--dry-run", *WHY)
     assert "1 version(s) of 4 stored rows would be rewritten from 2 into 5 partitions" in dry.stdout
-    shown = json.loads(run(world, "dataset", "list", "--json").stdout)
-    assert shown[0]["declaration"]["partitions"] == 2
+    displayed = json.loads(run(world, "dataset", "list", "--json").stdout)
+    assert displayed[0]["declaration"]["partitions"] == 2

@@ -78,7 +78,7 @@ def objects(lake: Lake) -> set[str]:
     return {item.key for item in lake.store.list("")}
 
 
-def test_what_is_well_is_told_and_nothing_is_left(project: Project) -> None:
+def test_what_is_well_is_reported_and_nothing_is_left(project: Project) -> None:
     before = objects(project.lake)
     found = project.findings()
     assert {name: finding["state"] for name, finding in found.items()} == {
@@ -126,7 +126,7 @@ app.input_stream("lake.orders").join(table, on="k", how="inner", select=[]).send
 """
 
 
-def test_a_dataset_that_was_built_under_another_declaration_is_told(
+def test_a_dataset_that_was_built_under_another_declaration_is_reported(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = unbounded_dataset("prices", input="lake.orders", key="k", broadcast=True)
@@ -152,7 +152,7 @@ orders.join(prices, on="k").send_to(app.output_stream("lake.out", partitions=3, 
 """
 
 
-def test_a_folder_of_files_that_is_not_there_is_told_by_doctor_plan_and_advance(
+def test_a_folder_of_files_that_is_not_there_is_reported_by_doctor_plan_and_advance(
     project: Project,
 ) -> None:
     folder = project.folder / "nowhere"
@@ -193,7 +193,7 @@ def test_spark_its_workers_and_its_way_to_the_lake_are_tried(project: Project, s
 
 
 @pytest.mark.spark
-def test_workers_with_another_package_are_told(
+def test_workers_with_another_package_are_reported(
     project: Project, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "9.9")  # here, and not in the workers
@@ -236,7 +236,7 @@ def test_rules_of_time_zones_are_compared(
     assert (found["state"], "PYTHONTZPATH" in found["next_step"]) == ("failed", True)
 
 
-def test_a_wrong_java_is_told_and_spark_is_not_tried(
+def test_a_wrong_java_is_reported_and_spark_is_not_tried(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(project.folder))
@@ -245,7 +245,7 @@ def test_a_wrong_java_is_told_and_spark_is_not_tried(
     assert "JAVA_HOME" in found["Java"]["found"]
 
 
-def test_a_store_that_is_not_reached_is_told(
+def test_a_store_that_is_not_reached_is_reported(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {
@@ -320,7 +320,7 @@ FREED = "run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 30}"
         ("", "ok"),
     ],
 )
-def test_pools_whose_slots_stay_with_killed_runs_are_told(
+def test_pools_whose_slots_stay_with_killed_runs_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, state: str
 ) -> None:
     (tmp_path / "dagster.yaml").write_text(settings)

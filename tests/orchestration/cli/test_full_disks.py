@@ -205,10 +205,10 @@ def test_ticks_on_a_full_disk_say_its_name_or_need_no_room_and_go_on_later(
         assert isinstance(tickers["shop_restart"].tick(), str)
         before = tickers["shop_startpoints"].cursor
         for _ in range(2):
-            with pytest.raises(StoreUnavailableError) as told:
+            with pytest.raises(StoreUnavailableError) as reported:
                 tickers["shop_startpoints"].tick()
-            assert (told.value.url, reason in told.value.problem) == (lake.url, True)
-            assert "Make room" in told.value.next_step
+            assert (reported.value.url, reason in reported.value.problem) == (lake.url, True)
+            assert "Make room" in reported.value.next_step
         assert tickers["shop_startpoints"].cursor == before
         for used in ("filler", "many"):
             subprocess.run(["rm", "-rf", str(disk / used)], check=True)

@@ -44,7 +44,7 @@ def test_scopes_are_made_listed_and_deleted(world: World) -> None:
     assert "scope name '_x' is not allowed" in refused(world, "kv", "scope", "create", "_x")
 
 
-def test_a_table_is_created_once_updated_shown_and_listed(world: World) -> None:
+def test_a_table_is_created_once_updated_displayed_and_listed(world: World) -> None:
     again = ["kv", "create", TABLE, "--partitions", "3"]
     assert document(world, *again)["created"] is False
     assert "exists already" in printed(world, *again)
@@ -52,11 +52,15 @@ def test_a_table_is_created_once_updated_shown_and_listed(world: World) -> None:
     assert "no scope 'none'" in refused(world, "kv", "create", "none/t", "--partitions", "1")
     updated = document(world, "kv", "update", TABLE, "--longest-value", "9")
     assert (updated["updated"], updated["longest_value"], updated["partitions"]) == (True, 9, 3)
-    shown = document(world, "kv", "show", TABLE)
-    assert (shown["state"], shown["backend"], shown["longest_value"]) == ("active", "sqlite", 9)
-    assert [one["partition"] for one in shown["segments"]] == [0, 1, 2]
+    displayed = document(world, "kv", "show", TABLE)
+    assert (displayed["state"], displayed["backend"], displayed["longest_value"]) == (
+        "active",
+        "sqlite",
+        9,
+    )
+    assert [one["partition"] for one in displayed["segments"]] == [0, 1, 2]
     path = world.lake.url + ".key-values.sqlite"
-    assert all(path in one["location"] for one in shown["segments"])
+    assert all(path in one["location"] for one in displayed["segments"])
     assert path in printed(world, "kv", "show", TABLE)
     document(world, "kv", "create", "plant/b", "--partitions", "1")
     assert [one["name"] for one in document(world, "kv", "list", "plant")] == ["b", "machines"]
@@ -68,7 +72,7 @@ def test_a_table_is_created_once_updated_shown_and_listed(world: World) -> None:
     assert manager.get_configuration("plant", "machines") == KeyValueTableConfiguration(3, None, 9)
 
 
-def test_a_table_lies_where_an_option_says(world: World, tmp_path: Path) -> None:
+def test_a_table_is_stored_where_an_option_says(world: World, tmp_path: Path) -> None:
     path = str(tmp_path / "elsewhere.sqlite")
     assert document(world, "kv", "create", "plant/other", "--partitions", "1", "--sqlite", path)[
         "created"
@@ -90,7 +94,7 @@ def test_a_table_lies_where_an_option_says(world: World, tmp_path: Path) -> None
     assert "--schema needs --postgres" in lone
 
 
-def test_a_table_lies_in_objects_of_the_lake_and_is_found_there(world: World) -> None:
+def test_a_table_is_stored_in_objects_of_the_lake_and_is_found_there(world: World) -> None:
     made = document(world, "kv", "create", "plant/in-objects", "--partitions", "2", "--objects")
     assert made["backend"] == "objects"
     put = document(world, "kv", "put", "plant/in-objects", "k", "v", "--family", "f")
@@ -100,7 +104,7 @@ def test_a_table_lies_in_objects_of_the_lake_and_is_found_there(world: World) ->
     assert document(world, "kv", "delete", "plant/in-objects", "--yes")["deleted"] is True
 
 
-def test_a_table_lies_in_postgres_and_the_lake_holds_no_password(
+def test_a_table_is_stored_in_postgres_and_the_lake_holds_no_password(
     world: World, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [
@@ -168,9 +172,9 @@ def test_entries_are_written_read_and_removed_on_conditions(world: World) -> Non
     )
     entries = document(world, "kv", "get", TABLE, "m1", "m2", code=NOT_FOUND)["entries"]
     assert entries == [{"family": None, "key": "m1", "value": "21", "version": second}, None]
-    told = printed(world, "kv", "get", TABLE, "m1", "m2", code=NOT_FOUND)
-    assert second in told
-    assert re.search(r"m2 +no entry", re.sub(r"[│┃|]", " ", told)), (
+    reported = printed(world, "kv", "get", TABLE, "m1", "m2", code=NOT_FOUND)
+    assert second in reported
+    assert re.search(r"m2 +no entry", re.sub(r"[│┃|]", " ", reported)), (
         "it stands where a version does, not a value"
     )
     assert "m1 is removed" in printed(world, "kv", "remove", TABLE, "m1", "--version", second)
@@ -251,17 +255,17 @@ def ended(world: World, capfd: pytest.CaptureFixture[str], *arguments: str) -> t
     return code, printed.out, printed.err
 
 
-def test_conditions_that_do_not_hold_are_told_to_programs_too(
+def test_conditions_that_do_not_hold_are_reported_to_programs_too(
     world: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
     types = ["--key-type", "int", "--family", "f"]
     version = document(world, "kv", "put", TABLE, "5", "v", *types)["version"]
     code, out, err = ended(world, capfd, "put", TABLE, "05", "w", "--if-absent", *types)
     assert code == 5
-    told = json.loads(out)
-    assert told["failures"] == [{"family": "f", "key": 5, "expected": None, "found": version}]
-    assert told["error"]["type"] == "ConditionsNotMetError"
-    assert "nothing was written" in told["error"]["problem"]
+    reported = json.loads(out)
+    assert reported["failures"] == [{"family": "f", "key": 5, "expected": None, "found": version}]
+    assert reported["error"]["type"] == "ConditionsNotMetError"
+    assert "nothing was written" in reported["error"]["problem"]
     assert "nothing was written" in err.replace("\n", " ")
     other = "00" * 16
     code, out, _ = ended(world, capfd, "remove", TABLE, "6", "--version", other, *types)
@@ -362,11 +366,11 @@ def test_a_sealed_table_is_read_and_a_deleted_one_is_gone(world: World) -> None:
     assert "no key-value table 'plant/machines'" in refused(world, "kv", "get", TABLE, "m1")
 
 
-def test_what_is_typed_wrongly_is_told_in_a_sentence(
+def test_what_is_typed_wrongly_is_reported_in_a_sentence(
     world: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lake = ["--lake", world.lake.url]
-    for arguments, told in [
+    for arguments, reported in [
         (["get", "machines", "m1"], "has no scope"),
         (["create", "plant/ü", "--partitions", "1"], "is not allowed"),
         (["show", "plant/none"], "KeyValueTableNotFoundError"),
@@ -377,7 +381,7 @@ def test_what_is_typed_wrongly_is_told_in_a_sentence(
             )
         )
         assert code == 1
-        assert told in capfd.readouterr().err.replace("\n", " ")
+        assert reported in capfd.readouterr().err.replace("\n", " ")
     assert CliRunner().invoke(root, ["kv", "create", "plant/t"]).exit_code == 2
 
 

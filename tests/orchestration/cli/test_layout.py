@@ -47,7 +47,7 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def shown(world: World, *arguments: str, columns: int = 80) -> list[str]:
+def displayed(world: World, *arguments: str, columns: int = 80) -> list[str]:
     result = CliRunner().invoke(
         root, [*arguments, "--lake", world.lake.url], env={"COLUMNS": str(columns)}
     )
@@ -62,7 +62,7 @@ def test_no_id_and_no_time_is_folded_in_80_columns(world: World, command: str) -
     StoredVersions(world.lake, "planes").pin(
         "2013-01-01", reason=REASON, by="ada.lovelace@example.com"
     )
-    lines = shown(world, "dataset", *command.split())
+    lines = displayed(world, "dataset", *command.split())
     tables = [line for line in lines if line.startswith("│")]
     assert max(map(len, tables)) <= 80
     ids = {ref.id for ref in StoredVersions(world.lake, "planes").versions()}
@@ -82,7 +82,7 @@ def test_no_id_and_no_time_is_folded_in_80_columns(world: World, command: str) -
 
 def test_wide_tables_have_ids_times_and_reasons_whole(world: World) -> None:
     refs = StoredVersions(world.lake, "planes").versions()
-    lines = shown(world, "dataset", "versions", "planes", "--wide")
+    lines = displayed(world, "dataset", "versions", "planes", "--wide")
     for ref in refs:
         (line,) = [line for line in lines if ref.id in line]
         assert ref.reason in line
@@ -94,17 +94,17 @@ def test_a_shortened_id_is_taken_where_it_is_one_versions(world: World) -> None:
     first, second = store.versions()
     assert store.version(first.id[:7]).version == first.id
     assert store.version(first.id[:12]).version == first.id
-    assert f"version {second.id} of planes" in shown(
+    assert f"version {second.id} of planes" in displayed(
         world, "dataset", "show", "planes", second.id[:7]
     )
-    shown(world, "dataset", "pin", "planes", first.id[:7], "--reason", "x", "--by", "y")
+    displayed(world, "dataset", "pin", "planes", first.id[:7], "--reason", "x", "--by", "y")
     for wrong in ("v00000", "v0000019", "000001"):
         with pytest.raises(DatasetError) as caught:
             store.version(wrong)
         assert (caught.value.dataset, caught.value.version) == ("planes", wrong)
 
 
-def test_ids_of_one_number_are_told_apart_by_what_differs() -> None:
+def test_ids_of_one_number_are_distinguished_by_what_differs() -> None:
     rows = [
         ["v000001-ab34567890abcdef"],
         ["v000001-ac34567890abcdef"],
@@ -125,7 +125,9 @@ def test_ids_of_one_number_are_told_apart_by_what_differs() -> None:
         ("2026-11-22", "2026-11-22"),
     ],
 )
-def test_times_are_shown_by_the_minute_and_those_asked_for_exactly(time: str, reads: str) -> None:
+def test_times_are_displayed_by_the_minute_and_those_asked_for_exactly(
+    time: str, reads: str
+) -> None:
     assert format_minutes(time) == reads
 
 
@@ -216,9 +218,11 @@ def prices(tmp_path: Path) -> World:
 
 
 @pytest.mark.parametrize("command", ["get prices a", "items prices", "history prices a"])
-def test_values_of_users_are_shown_as_they_are(prices: World, command: str) -> None:
+def test_values_of_users_are_displayed_as_they_are(prices: World, command: str) -> None:
     words = set(
-        " ".join(shown(prices, "dataset", *command.split(), columns=200)).replace("│", " ").split()
+        " ".join(displayed(prices, "dataset", *command.split(), columns=200))
+        .replace("│", " ")
+        .split()
     )
     assert {"1e-07", "2019", "True", "0.1000000001"} <= words
     assert command.startswith("history") <= ("1234.56789012345" in words)
@@ -226,7 +230,7 @@ def test_values_of_users_are_shown_as_they_are(prices: World, command: str) -> N
 
 def test_a_difference_shows_values_as_they_are(prices: World) -> None:
     lines = " ".join(
-        shown(prices, "dataset", "diff", "prices", "2026-01-01", "2026-01-02", columns=200)
+        displayed(prices, "dataset", "diff", "prices", "2026-01-01", "2026-01-02", columns=200)
     )
     assert "1234.56789012345 -> 1e-07" in lines
 
@@ -244,7 +248,7 @@ def test_keys_are_printed_as_commands_take_them_and_every_document_is_json(world
 
     def read(*arguments: str) -> Any:
         return json.loads(
-            "\n".join(shown(world, "dataset", *arguments, "--json")), parse_constant=strict
+            "\n".join(displayed(world, "dataset", *arguments, "--json")), parse_constant=strict
         )
 
     (entry,) = read("items", "blobs")["entries"]
@@ -256,7 +260,7 @@ def test_keys_are_printed_as_commands_take_them_and_every_document_is_json(world
     }
     (found,) = read("get", "blobs", entry["blob"], entry["at"])
     assert (found["key"], found["entry"]) == ([entry["blob"], entry["at"]], entry)
-    assert "AP8=" in " ".join(shown(world, "dataset", "items", "blobs", columns=200))
+    assert "AP8=" in " ".join(displayed(world, "dataset", "items", "blobs", columns=200))
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_a_key_that_is_not_there_has_an_exit_code_of_its_own(
         assert run_command(lambda line=line: root(line, standalone_mode=False)) == code
 
 
-def test_nested_values_of_users_are_shown_as_they_are() -> None:
+def test_nested_values_of_users_are_displayed_as_they_are() -> None:
     assert (
         format_value({"x": 0.125, "years": [2019, 2020], "in": [{"y": 1234.5}]}, own=True)
         == "x: 0.125; years: 2019, 2020; in: y: 1234.5"

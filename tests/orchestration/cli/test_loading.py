@@ -33,7 +33,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_module_that_can_not_be_imported_is_told_with_file_and_line(
+def test_a_module_that_can_not_be_imported_is_reported_with_file_and_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, says = CASES[name]
@@ -61,7 +61,7 @@ def test_a_mistake_within_an_imported_declaration_keeps_its_own_words(
 @pytest.mark.parametrize(
     ("name", "found"), [("ap", "is not there"), ("number", "is int, not an Application")]
 )
-def test_a_name_that_is_no_application_is_told_with_those_that_are(
+def test_a_name_that_is_no_application_is_reported_with_those_that_are(
     name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "named.py").write_text(

@@ -76,23 +76,23 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     forget()
 
 
-def test_a_plan_is_shown_in_every_format_and_written_to_files(
+def test_a_plan_is_displayed_in_every_format_and_written_to_files(
     project: Project, tmp_path: Path
 ) -> None:
-    shown = {
+    displayed = {
         form: printed(project, "plan", "shop_app:app", "--format", form)
         for form in ("text", "json", "mermaid")
     }
-    assert shown["text"].startswith("Application shop\n")
-    assert json.loads(shown["json"])["format"] == 1
-    assert document(project, "plan", "shop_app:app") == json.loads(shown["json"])
-    assert shown["mermaid"].startswith("flowchart TD\n")
+    assert displayed["text"].startswith("Application shop\n")
+    assert json.loads(displayed["json"])["format"] == 1
+    assert document(project, "plan", "shop_app:app") == json.loads(displayed["json"])
+    assert displayed["mermaid"].startswith("flowchart TD\n")
     file = tmp_path / "plan.mmd"
     written = printed(project, "plan", "shop_app:app", "--format", "mermaid", "--output", str(file))
     assert written == f"The plan of shop is in {file}.\n"
-    assert file.read_text() == shown["mermaid"]
+    assert file.read_text() == displayed["mermaid"]
     assert document(project, "plan", "shop_app:app", "--output", str(file)) == {"output": str(file)}
-    assert file.read_text() == shown["json"]
+    assert file.read_text() == displayed["json"]
     assert "can't be written" in refused(
         project, "plan", "shop_app:app", "--output", str(tmp_path / "no" / "file")
     )
@@ -109,8 +109,10 @@ def test_a_stored_plan_is_compared_in_words(project: Project, tmp_path: Path) ->
     result = invoke(project, "plan", "shop_app:app", "--against", file)
     assert result.exit_code == 4
     assert result.output.splitlines()[0] == "operator filter-2 is new: n > 0"
-    told = json.loads(invoke(project, "plan", "shop_app:app", "--against", file, "--json").output)
-    assert told["differences"] == result.output.splitlines()
+    reported = json.loads(
+        invoke(project, "plan", "shop_app:app", "--against", file, "--json").output
+    )
+    assert reported["differences"] == result.output.splitlines()
 
 
 def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(
@@ -130,8 +132,8 @@ def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(
     assert "'before' has written lake.out" in note
     printed(project, "plan", "shop_app:app", "--format", "json", "--output", noted)
     for against in (plain, noted):
-        told = printed(project, "plan", "shop_app:app", "--against", against)
-        assert told == f"The plan equals the one in {against}.\nNote: {note}\n"
+        reported = printed(project, "plan", "shop_app:app", "--against", against)
+        assert reported == f"The plan equals the one in {against}.\nNote: {note}\n"
         assert document(project, "plan", "shop_app:app", "--against", against)["notes"] == [note]
     project.write('.filter("n > 0")')
     result = invoke(project, "plan", "shop_app:app", "--against", noted)
@@ -215,15 +217,15 @@ def test_sql_of_a_dataset_that_spark_can_not_read_fails_the_plan(
 
 
 @pytest.mark.spark
-def test_mistakes_of_sql_are_the_same_beside_a_session_and_after_it(
+def test_mistakes_of_sql_are_the_same_next_to_a_session_and_after_it(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [("n > 1", False), ("n >", False), ("select n from t", True), ("selec n from t", True)]
-    beside = syntax_errors(asked)
-    assert [bool(mistake) for mistake in beside] == [False, True, False, True]
+    nearby = syntax_errors(asked)
+    assert [bool(mistake) for mistake in nearby] == [False, True, False, True]
     # what PySpark put over py4j stays
     monkeypatch.setattr(SparkContext, "_active_spark_context", None)
-    assert syntax_errors(asked) == beside
+    assert syntax_errors(asked) == nearby
 
 
 @pytest.mark.lengthy

@@ -65,19 +65,19 @@ def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession)
 
 
 @pytest.mark.spark
-def test_what_spark_would_do_is_told_of_each_join_without_a_version_or_a_record(
+def test_what_spark_would_do_is_reported_of_each_join_without_a_version_or_a_record(
     verify: Any,
 ) -> None:
     result = verify("frame", "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["plan"]["application"] == "shop"
-    assert [list(join.values()) for join in told["spark"]["joins"]] == [
+    reported = json.loads(result.stdout)
+    assert reported["plan"]["application"] == "shop"
+    assert [list(join.values()) for join in reported["spark"]["joins"]] == [
         ["join-2-kinds", "kinds", "sort-merge join", "a bucketed scan of 2", 0, 0],
         ["join-3-names", "names", "broadcast join", "all of it in every task", 0, 0],
         ["join-6-again", "kinds", "sort-merge join", "a bucketed scan of 2", 0, 0],
     ]
-    assert told["spark"]["differences"] == []
+    assert reported["spark"]["differences"] == []
 
 
 @pytest.mark.spark
@@ -95,7 +95,7 @@ def test_an_unplanned_exchange_is_reported_with_its_operator_and_exit_code_4(ver
 
 
 @pytest.mark.spark
-def test_a_mistake_is_told_as_a_run_would(verify: Any) -> None:
+def test_a_mistake_is_reported_as_a_run_would(verify: Any) -> None:
     result = verify("frame.withColumn('z', frame['nowhere'])")
     assert result.exit_code != 0
     assert "map-4" in str(result.exception)

@@ -64,22 +64,24 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(lake)
 
 
-def test_watermarks_are_shown_with_idle_partitions_and_those_that_hold_back(world: World) -> None:
-    shown = printed(world, "checkpoint", "show", "watching")
-    assert "2026-01-01 12:05:00 UTC" in shown
-    assert "watermarks of operators" in shown
-    assert "idle" not in shown
-    shown = printed(world, "checkpoint", "show", "watched_clicks:app")
-    assert "lake.clicks: watermark 2026-01-01 12:20:00 UTC" in shown
-    assert "held back by lake.clicks.0" in shown
+def test_watermarks_are_displayed_with_idle_partitions_and_those_that_hold_back(
+    world: World,
+) -> None:
+    displayed = printed(world, "checkpoint", "show", "watching")
+    assert "2026-01-01 12:05:00 UTC" in displayed
+    assert "watermarks of operators" in displayed
+    assert "idle" not in displayed
+    displayed = printed(world, "checkpoint", "show", "watched_clicks:app")
+    assert "lake.clicks: watermark 2026-01-01 12:20:00 UTC" in displayed
+    assert "held back by lake.clicks.0" in displayed
 
-    told = document(world, "checkpoint", "show", "watched_clicks:app")
-    (clicks,) = told["watermarks"]
+    reported = document(world, "checkpoint", "show", "watched_clicks:app")
+    (clicks,) = reported["watermarks"]
     assert (clicks["held_by"], clicks["idle"], clicks["behind_newest"]) == (
         "lake.clicks.0",
         ["lake.clicks.1"],
         0.0,
     )
-    assert told["times"]["partitions"]["lake.clicks.1"]["watermark"] == "2026-01-01T12:05:00Z"
-    assert told["waiting_for"] == {"seen": "lake.clicks.0"}
+    assert reported["times"]["partitions"]["lake.clicks.1"]["watermark"] == "2026-01-01T12:05:00Z"
+    assert reported["waiting_for"] == {"seen": "lake.clicks.0"}
     assert "watermarks" not in document(world, "checkpoint", "show", "watching")

@@ -115,7 +115,9 @@ def test_a_change_without_a_reason_is_refused_in_a_dry_run_too(world: OffsetsWor
     assert listed(world) == {}
 
 
-def test_a_dry_run_tells_tasks_offsets_and_records_and_writes_nothing(world: OffsetsWorld) -> None:
+def test_a_dry_run_reports_tasks_offsets_and_records_and_writes_nothing(
+    world: OffsetsWorld,
+) -> None:
     text = printed(world, *ask("lake.orders", "--oldest", "--dry-run"))
     ends = document(world, "checkpoint", "show", "order-totals")["offsets"]
     for number in range(4):
@@ -250,12 +252,12 @@ def test_clear_wants_to_know_what(world: OffsetsWorld) -> None:
 # -- checkpoint
 
 
-def test_a_checkpoint_is_shown_by_name_and_with_the_streams_ends_by_application(
+def test_a_checkpoint_is_displayed_by_name_and_with_the_streams_ends_by_application(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.send("orders", 0, 0, 0)
-    shown = document(world, "checkpoint", "show", "shop:app")
-    assert sum(shown["behind"].values()) == 3
+    displayed = document(world, "checkpoint", "show", "shop:app")
+    assert sum(displayed["behind"].values()) == 3
     by_name = document(world, "checkpoint", "show", "order-totals")
     assert (by_name["batch"], by_name["by"]) == (1, "run-1")
     assert sum(map(int, by_name["offsets"].values())) == HOURS
@@ -263,7 +265,7 @@ def test_a_checkpoint_is_shown_by_name_and_with_the_streams_ends_by_application(
     assert "offsets behind" not in printed(world, "checkpoint", "show", "order-totals")
 
 
-def test_history_tells_who_moved_what_from_where_to_where(
+def test_history_reports_who_moved_what_from_where_to_where(
     world: OffsetsWorld, app: Application
 ) -> None:
     end = document(world, "checkpoint", "show", "order-totals")["offsets"]["lake.orders.2"]
@@ -291,7 +293,9 @@ def test_a_history_without_changes_is_not_about_a_partition(
     assert "None" not in refused(world, "checkpoint", "history", "order-totals")
 
 
-def test_an_application_that_is_not_there_is_told_with_those_that_are(world: OffsetsWorld) -> None:
+def test_an_application_that_is_not_there_is_reported_with_those_that_are(
+    world: OffsetsWorld,
+) -> None:
     for command in (["show", "sales"], ["history", "sales"], ["abandon", "sales", *WHY]):
         assert "there are: order-totals" in refused(world, "checkpoint", *command)
 

@@ -76,7 +76,7 @@ def test_the_latest_results_are_exported_in_files(lake: Lake, tmp_path: Path) ->
     ]
 
 
-def test_readers_are_described_told_of_by_maintain_and_forgotten(lake: Lake) -> None:
+def test_readers_are_described_reported_of_by_maintain_and_forgotten(lake: Lake) -> None:
     read_new(lake, "s", reader="report", max_records=2).commit()
     (reader,) = json.loads(run(lake, "show", "s", "--json"))["readers"]
     assert (reader["name"], reader["behind"], reader["lost"]) == ("report", 4, 0)

@@ -80,15 +80,15 @@ def test_versions_lists_what_is_served_and_what_was_rejected_and_why(world: Worl
     assert "rejected" in table
 
 
-def test_show_with_a_version_tells_what_the_validators_said_of_it(world: World) -> None:
-    shown = document(world, "show", "planes", "v3")
-    (verdict,) = shown["verdicts"]
+def test_show_with_a_version_reports_what_the_validators_reported_of_it(world: World) -> None:
+    displayed = document(world, "show", "planes", "v3")
+    (verdict,) = displayed["verdicts"]
     assert (verdict["name"], verdict["passed"], verdict["facts"]) == (
         "min_rows",
         False,
         {"rows": 1},
     )
-    assert shown["counters"]["read"] == 1
+    assert displayed["counters"]["read"] == 1
     assert "failed" in printed(world, "show", "planes", "v3")
     assert document(world, "show", "planes")["version"]["name"] == "v2"
     assert "versions of planes" in printed(world, "show", "planes")
@@ -256,7 +256,9 @@ def test_items_and_get_read_any_version(world: World) -> None:
     )
 
 
-def test_discard_goes_by_what_is_declared_or_told_and_lists_before_it_acts(world: World) -> None:
+def test_discard_goes_by_what_is_declared_or_reported_and_lists_before_it_acts(
+    world: World,
+) -> None:
     (plan,) = document(world, "expire", "planes", "--dry-run")
     assert plan["discarded"] == [], (
         "the declared policy keeps three, and nothing younger than a day goes"

@@ -30,12 +30,14 @@ def main(folder: Path, url: str, name: str) -> None:
             job.execute_in_process(instance=instance, raise_on_error=False), instance
         )
         failures = [event.step_failure_data for event in done.result.get_step_failure_events()]
-        told = [data.user_failure_data and data.user_failure_data.description for data in failures]
+        reported = [
+            data.user_failure_data and data.user_failure_data.description for data in failures
+        ]
         print(
             json.dumps(
                 {
                     "success": done.success,
-                    "failure": told and told[0],
+                    "failure": reported and reported[0],
                     "log": done.log,
                     "passed": done.passed,
                 }

@@ -138,10 +138,10 @@ def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(
     ends = [(-1, item, END, 0) for item in ("hot", *"abcdefgh")]
     append(lake, "orders", 3, ends)
     append(lake, "payments", 3, ends)
-    shown = run(definitions)["lake/minutes"]
-    marks = {mark["stream"]: mark["watermark"] for mark in shown["adjunct/watermarks"]}
+    displayed = run(definitions)["lake/minutes"]
+    marks = {mark["stream"]: mark["watermark"] for mark in displayed["adjunct/watermarks"]}
     assert marks == {f"lake.{name}": to_json_value(END - DELAY) for name in ("orders", "payments")}
-    assert shown["adjunct/state/shop-minutes/rows"] >= len(ends)
+    assert displayed["adjunct/state/shop-minutes/rows"] >= len(ends)
 
     def price(item: str, at: datetime) -> int | None:
         known = [
@@ -156,15 +156,15 @@ def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(
         (number, item, price(item, at)) for number, item, at, _ in (*orders, *ends)
     )
     payments = {number: (at, amount) for number, _, at, amount in records["payments"]}
-    met = {
+    matched = {
         n: payments[n]
         for n, _, at, _ in orders
         if n in payments and at <= payments[n][0] <= at + WITHIN
     }
-    assert 0 < len(met) < len(payments)
+    assert 0 < len(matched) < len(payments)
     paid = sent(lake, "paid", "id", "paid_at", "paid_amount")
     assert Counter({row: count for row, count in paid.items() if row[0] >= 0}) == Counter(
-        (number, *met.get(number, (None, None))) for number, *_ in orders
+        (number, *matched.get(number, (None, None))) for number, *_ in orders
     )
     windows: dict[tuple[str, datetime], list[int]] = {}
     for _, item, at, quantity in orders:

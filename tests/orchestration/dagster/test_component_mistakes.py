@@ -624,12 +624,12 @@ def test_every_command_says_the_line_the_reason_and_the_next_step(
     written(project, mistake.text)
     for command in (["plan"], ["run", "--master", "none"]):
         written(project, mistake.text)
-        said = error_of(*command)
-        assert (line_of(said), mistake.reason in said.problem, mistake.step in said.next_step) == (
-            mistake.line,
-            True,
-            True,
-        ), f"{command}: {said}"
+        said_messages = error_of(*command)
+        assert (
+            line_of(said_messages),
+            mistake.reason in said_messages.problem,
+            mistake.step in said_messages.next_step,
+        ) == (mistake.line, True, True), f"{command}: {said_messages}"
     with pytest.raises(ComponentError) as caught:
         checked_definitions(project, monkeypatch)
     assert line_of(caught.value) == mistake.line
@@ -679,16 +679,16 @@ NO_YAML = {
 
 
 @pytest.mark.parametrize("name", NO_YAML)
-def test_what_is_no_yaml_is_told_with_its_line(name: str, project: Path) -> None:
+def test_what_is_no_yaml_is_reported_with_its_line(name: str, project: Path) -> None:
     mistake = NO_YAML[name]
     for command in (["plan"], ["run", "--master", "none"]):
         written(project, mistake.text)
-        said = error_of(*command)
-        assert isinstance(said, ComponentError)
-        assert mistake.reason in said.problem
-        assert mistake.step in said.next_step
+        said_messages = error_of(*command)
+        assert isinstance(said_messages, ComponentError)
+        assert mistake.reason in said_messages.problem
+        assert mistake.step in said_messages.next_step
         if "quote" not in name:  # which ends at the next one
-            assert said.line == mistake.line
+            assert said_messages.line == mistake.line
 
 
 ATTRIBUTES = RIGHT[RIGHT.index("attributes:") :]
@@ -774,15 +774,15 @@ OF_THE_FILE = {
 
 
 @pytest.mark.parametrize("name", OF_THE_FILE)
-def test_what_dagster_finds_in_the_file_is_told_alike(name: str, project: Path) -> None:
+def test_what_dagster_finds_in_the_file_is_reported_alike(name: str, project: Path) -> None:
     text, line, reason, step = OF_THE_FILE[name]
     for command in (["plan"], ["run", "--master", "none"]):
         written(project, text)
-        said = error_of(*command)
-        assert isinstance(said, ComponentError)
-        assert said.line == line
-        assert reason in said.problem
-        assert step in said.next_step
+        said_messages = error_of(*command)
+        assert isinstance(said_messages, ComponentError)
+        assert said_messages.line == line
+        assert reason in said_messages.problem
+        assert step in said_messages.next_step
 
 
 def test_a_component_that_waits_for_its_streams_does_not_fail_the_others(
@@ -808,9 +808,9 @@ def test_a_component_that_waits_for_its_streams_does_not_fail_the_others(
             if "is not planned" in record.getMessage()
         ]
         line = waiting[: waiting.index("lake.customers2")].count("\n") + 1
-        said = next(message for message in waits if "'customers2'" in message)
-        assert said.startswith(f"{other / 'defs.yaml'}:{line}:")
-        assert "Create it, or correct the name." in said
+        said_messages = next(message for message in waits if "'customers2'" in message)
+        assert said_messages.startswith(f"{other / 'defs.yaml'}:{line}:")
+        assert "Create it, or correct the name." in said_messages
         assert not any(FILE in message for message in waits)
         written(project, RIGHT.replace("filter: quantity > 0", "filter: quantty > 0"))
         with pytest.raises(ComponentError, match="quantty"):  # the other one is planned
@@ -828,10 +828,10 @@ def test_sql_that_only_spark_reads_is_checked_with_its_line(
         "filter: quantity > 0", "filter: quantity >>>> 0 from", "Syntax error", "Correct the SQL"
     )
     written(project, mistake.text)
-    said = error_of("plan")
+    said_messages = error_of("plan")
     with pytest.raises(ComponentError) as caught:
         checked_definitions(project, monkeypatch)
-    for error in (said, caught.value):
+    for error in (said_messages, caught.value):
         assert line_of(error) == mistake.line
         assert mistake.reason in error.problem
         assert mistake.step in error.next_step
@@ -898,11 +898,11 @@ def test_the_check_of_the_schema_says_the_same_line(
 ) -> None:
     mistake = MISTAKES[name]
     written(project, mistake.text)
-    said = checked_yaml(project, capsys)
-    assert f"defs.yaml:{mistake.line} " in said
+    said_messages = checked_yaml(project, capsys)
+    assert f"defs.yaml:{mistake.line} " in said_messages
     if "misspelt" in name:
         right = mistake.step.removeprefix("mean ").removesuffix("?")
-        assert f"'{right}'" in said, "it says which keys there are"
+        assert f"'{right}'" in said_messages, "it says which keys there are"
 
 
 UNREADABLE = {
@@ -914,7 +914,9 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_a_file_in_another_encoding_or_nested_too_deeply_is_told(name: str, project: Path) -> None:
+def test_a_file_in_another_encoding_or_nested_too_deeply_is_reported(
+    name: str, project: Path
+) -> None:
     written(project, RIGHT).write_bytes(UNREADABLE[name])
     assert isinstance(error_of("plan"), ComponentError)
 
@@ -941,14 +943,14 @@ def test_dagster_shows_a_mistake_without_frames_and_state_of_its_tree(
     file = written(project, mistake.text)
     with pytest.raises(ComponentError) as caught:
         dg.ComponentTree.for_project(project).build_defs()
-    shown = shown_by_dagster(caught.value).to_string()
-    assert shown.startswith(f"ComponentError: {file}:{mistake.line}:")
-    assert mistake.reason in shown
-    assert mistake.step in shown.strip().split("\n")[-1]
-    assert 'File "' not in shown, "no stack"
+    displayed = shown_by_dagster(caught.value).to_string()
+    assert displayed.startswith(f"ComponentError: {file}:{mistake.line}:")
+    assert mistake.reason in displayed
+    assert mistake.step in displayed.strip().split("\n")[-1]
+    assert 'File "' not in displayed, "no stack"
 
 
-def test_messages_stay_hidden_where_dagster_is_told_to_hide_them(
+def test_messages_stay_hidden_where_dagster_is_reported_to_hide_them(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_REDACT_USER_CODE_ERRORS", "1")
@@ -973,10 +975,10 @@ def test_several_components_in_a_file_are_loaded_and_given_to_programs(
     written(project, SEVERAL)
     checked_definitions(project, monkeypatch)
     assert set(load_applications(project)) == {"shop", "second"}
-    said = error_of("plan")  # asks the file for one application
-    assert isinstance(said, ComponentError)
-    assert "2 components" in said.problem
-    assert "load_applications" in said.next_step
+    said_messages = error_of("plan")  # asks the file for one application
+    assert isinstance(said_messages, ComponentError)
+    assert "2 components" in said_messages.problem
+    assert "load_applications" in said_messages.next_step
 
 
 @pytest.mark.parametrize(
@@ -1019,8 +1021,8 @@ def test_what_two_components_share_is_named_with_the_lines_of_both(
     caplog.set_level(logging.WARNING)
     dg.ComponentTree.for_project(project).build_defs()
     last = SEVERAL.count("\n")
-    said = f"{shared!r} is in another component, too: {file}:{last}:"
-    (found,) = [each.getMessage() for each in caplog.records if said in each.getMessage()]
+    said_messages = f"{shared!r} is in another component, too: {file}:{last}:"
+    (found,) = [each.getMessage() for each in caplog.records if said_messages in each.getMessage()]
     assert found.startswith(f"{file}:")
     assert int(found.removeprefix(f"{file}:").partition(":")[0]) < RIGHT.count("\n")
 
@@ -1048,9 +1050,9 @@ SECRETS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "shown"), SECRETS)
-def test_lines_that_are_shown_hide_secrets(line: str, shown: str) -> None:
-    assert show_lines([line], 1, 1) == f"1 | {shown}\n  | ^ here"
+@pytest.mark.parametrize(("line", "displayed"), SECRETS)
+def test_lines_that_are_displayed_hide_secrets(line: str, displayed: str) -> None:
+    assert show_lines([line], 1, 1) == f"1 | {displayed}\n  | ^ here"
 
 
 def test_long_lines_are_cut_around_the_mistake() -> None:

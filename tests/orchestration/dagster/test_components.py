@@ -239,8 +239,10 @@ def in_python() -> list[Application]:
 
     words = Application("words")
     texts, notes = words.input_stream("lake.texts"), words.input_stream("lake.notes")
-    told = notes.merge(texts).flat_map(functions.words, schema=Schema.of(k="string", word="string"))
-    told.sink(functions.publish).join(words.table(customers), on={"length(word)": "id"})
+    reported = notes.merge(texts).flat_map(
+        functions.words, schema=Schema.of(k="string", word="string")
+    )
+    reported.sink(functions.publish).join(words.table(customers), on={"length(word)": "id"})
     return [app, words]
 
 
@@ -378,12 +380,12 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_its_line_and_column(mistake: str, tmp_path: Path) -> None:
-    text, there, told = MISTAKES[mistake]
+def test_a_mistake_is_reported_with_its_line_and_column(mistake: str, tmp_path: Path) -> None:
+    text, there, reported = MISTAKES[mistake]
     with pytest.raises(ComponentError) as caught:
         component(text, tmp_path).applications()
     message = str(caught.value)
-    assert told in message
+    assert reported in message
     file, line, column, _ = message.split(":", 3)
     assert file == str(tmp_path / "defs.yaml")
     lines = Path(file).read_text().splitlines()
@@ -392,7 +394,7 @@ def test_a_mistake_is_told_with_its_line_and_column(mistake: str, tmp_path: Path
     assert f"{line} | " in message, "the lines around it are shown"
 
 
-def test_a_kafka_cluster_is_declared_with_its_topics_and_its_mistakes_are_told(
+def test_a_kafka_cluster_is_declared_with_its_topics_and_its_mistakes_are_reported(
     tmp_path: Path,
 ) -> None:
     from dagster_adjunct.kafka import Json, KafkaTopic, KeyText, kafka_system
@@ -405,11 +407,11 @@ def test_a_kafka_cluster_is_declared_with_its_topics_and_its_mistakes_are_told(
     registered = registered_systems()["yard"]
     kafka_system("yard", bootstrap_servers="127.0.0.1:1", topics=declared)
     assert registered_systems()["yard"] is registered, "the same cluster is registered once"
-    for mistake, told in (
+    for mistake, reported in (
         ("bootstrap_server: a", "no 'bootstrap_server'"),
         ("bootstrap_servers: ''", "no bootstrap"),
     ):
-        with pytest.raises(ComponentError, match=told):
+        with pytest.raises(ComponentError, match=reported):
             component(
                 text.replace("bootstrap_servers: '127.0.0.1:1'", mistake), tmp_path
             ).applications()
@@ -529,14 +531,14 @@ def test_each_document_of_a_file_is_searched_for_repeated_keys_with_aliases(tmp_
     assert str(caught.value).startswith(f"{tmp_path / 'defs.yaml'}:14:")
 
 
-def test_a_password_in_the_file_is_not_shown(tmp_path: Path) -> None:
+def test_a_password_in_the_file_is_not_displayed(tmp_path: Path) -> None:
     text = OTHERS.replace("url_env: SHOP_REDIS", "url: redis://me:hunter2@host, sise: 1")
     with pytest.raises(ComponentError, match="RedisTable takes no") as caught:
         component(text, tmp_path).applications()
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_the_schema_refuses_is_told_of_the_form_that_is_meant() -> None:
+def test_what_the_schema_refuses_is_reported_of_the_form_that_is_meant() -> None:
     from jsonschema import Draft202012Validator
 
     schema = AdjunctComponent.get_model_cls().model_json_schema()
@@ -618,7 +620,7 @@ applications:
 
 
 @pytest.mark.parametrize("template", ["{{ nope }}", "{{ 1 / 0 }}", "{{ env.NOT_SET_ANYWHERE }}"])
-def test_a_template_that_fails_is_told_with_its_line(template: str, tmp_path: Path) -> None:
+def test_a_template_that_fails_is_reported_with_its_line(template: str, tmp_path: Path) -> None:
     text = f"""
 applications:
   shop:
@@ -672,9 +674,9 @@ def test_an_application_is_found_whatever_its_name_and_else_by_it() -> None:
     only = component("applications:\n  shop: {steps: []}\n")
     assert only.application().name == "shop"
     assert only.application("shop").name == "shop"
-    with pytest.raises(ConfigurationError, match="shop") as told:
+    with pytest.raises(ConfigurationError, match="shop") as reported:
         only.application("renamed")
-    assert told.value.argument == "name"
+    assert reported.value.argument == "name"
     several = component("applications:\n  shop: {steps: []}\n  till: {steps: []}\n")
     with pytest.raises(ConfigurationError, match="shop, till"):
         several.application()
@@ -727,7 +729,7 @@ def test_days_of_a_zone_are_declared_in_yaml_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [4, 9])
-def test_a_condition_that_nothing_answers_is_told_with_the_line_of_what_has_it(
+def test_a_condition_that_nothing_answers_is_reported_with_the_line_of_what_has_it(
     line: int, tmp_path: Path
 ) -> None:
     right, wrong = ("new_version", "stale") if line == 4 else ("new_records", "new_version")

@@ -38,8 +38,8 @@ def accept_all(candidate: Candidate) -> bool:
 
 
 def facts(finished: FinishedRun, check: str) -> dict[str, Any]:
-    told: dict[str, Any] = finished.checks[check].metadata["adjunct/facts"].value
-    return told
+    reported: dict[str, Any] = finished.checks[check].metadata["adjunct/facts"].value
+    return reported
 
 
 @pytest.mark.lengthy
@@ -86,9 +86,9 @@ def test_a_rejected_version_fails_its_check_and_the_previous_one_stays_in_use(la
     items = finished.observed["items"]
     assert (items["adjunct/action"], items["adjunct/version"]) == ("rejected", first)
     (rejected,) = items["adjunct/rejected"]
-    ((told, event),) = finished.rejections
-    assert told is not None
-    assert told.startswith(
+    ((reported, event),) = finished.rejections
+    assert reported is not None
+    assert reported.startswith(
         f"dataset items: version 'v2' ({rejected['id']}) is rejected, version {first} stays"
         " served: "
     )

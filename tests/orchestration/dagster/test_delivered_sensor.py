@@ -265,7 +265,7 @@ def test_what_is_delivered_later_is_launched_though_the_first_run_got_nowhere(
     assert sensors.look() == [["items_dataset", "menu_dataset"]]
 
 
-def test_what_stands_in_the_way_of_another_dataset_holds_nothing_back(
+def test_what_is_in_the_way_of_another_dataset_holds_nothing_back(
     lab: Lab, instance: DagsterInstance
 ) -> None:
     sensors = All(lab, instance, "menu_delivered", "items_delivered", datasets=PAIR)

@@ -127,13 +127,13 @@ def test_the_asset_graph_shows_streams_datasets_outputs_and_the_table(
         "priced_orders",
         "spending",
     ):
-        shown(page, name).wait_for()
+        displayed(page, name).wait_for()
     page.get_by_role("button", name="Hide navigation").click()
     zoom_out = page.locator("button", has=page.get_by_label("zoom_out"))
     zoom_out.click()
     zoom_out.click()
     for name in ("customers_dataset", "stock", "spending"):
-        expect(shown(page, name)).to_be_in_viewport(ratio=1)
+        expect(displayed(page, name)).to_be_in_viewport(ratio=1)
     keep_screenshot(page, "yaml-graph")
 
 
@@ -141,33 +141,33 @@ def test_a_run_launched_in_the_ui_succeeds_and_its_asset_shows_the_results(
     page: Page, servers: DagsterServers, run: str
 ) -> None:
     page.goto(f"{servers.url}/runs/{run}")
-    shown(page, "Success").wait_for()
+    displayed(page, "Success").wait_for()
     page.goto(f"{servers.url}/assets/lake/priced_orders")
     for text in ("order_id", "bigint", "adjunct/in_process_batches", "lake.priced-orders"):
-        shown(page, text).wait_for()
+        displayed(page, text).wait_for()
     keep_screenshot(page, "asset")
     page.goto(f"{servers.url}/assets/datasets/products_dataset")
     for text in ("Prices of products by edition", "adjunct/records_read", "edition-1"):
-        shown(page, text).wait_for()
+        displayed(page, text).wait_for()
 
 
 def test_a_startpoint_of_the_launchpad_is_applied_by_the_run_of_the_sensor(
     page: Page, servers: DagsterServers, run: str
 ) -> None:
     page.goto(f"{servers.url}/locations/my_orders/jobs/my_orders_startpoint/playground")
-    shown(page, "startpoint_my_orders").wait_for()
+    displayed(page, "startpoint_my_orders").wait_for()
     page.locator(".CodeMirror").first.click()
     page.keyboard.press("Control+A")
     page.keyboard.insert_text(STARTPOINT)
-    shown(page, "No errors").wait_for()
+    displayed(page, "No errors").wait_for()
     keep_screenshot(page, "startpoint")
     page.get_by_role("button", name="Launch Run").click()
     page.get_by_text("the next run of my-orders applies it").wait_for()
     switch_on(page, servers, "my_orders_startpoints")
     page.goto(f"{servers.url}/runs/{ended(servers, 'my_orders', besides=run)}")
-    shown(page, "Success").wait_for()
+    displayed(page, "Success").wait_for()
     page.goto(f"{servers.url}/assets/lake/priced_orders?view=events")
-    shown(page, "adjunct/startpoints").wait_for()
+    displayed(page, "adjunct/startpoints").wait_for()
 
 
 @pytest.mark.long  # without a browser: test_dataset_assets.py, test_automation.py
@@ -180,14 +180,14 @@ def test_a_delivery_that_conditions_request_and_validation_rejects_fails_checks(
     switch_on(page, servers, "my_orders_automation")
     ended(servers, "__ASSET_JOB", tag="dagster/from_automation_condition")
     page.goto(f"{servers.url}/assets/datasets/products_dataset?view=checks")
-    shown(page, "adjunct_accepted").click()
-    shown(page, "min_rows: 1 row, expected 2 or more").wait_for()
+    displayed(page, "adjunct_accepted").click()
+    displayed(page, "min_rows: 1 row, expected 2 or more").wait_for()
     page.get_by_text("Failed", exact=True).nth(
         2
     ).wait_for()  # of both checks, and of the chosen one's evaluation
     keep_screenshot(page, "failed-check")
     page.goto(f"{servers.url}/assets/datasets/products_dataset?view=automation")
-    shown(page, "Requested").wait_for()
+    displayed(page, "Requested").wait_for()
     page.get_by_text(re.compile(r"\d:\d\d:\d\d")).first.click()
     page.get_by_role("dialog").get_by_text("new_version").wait_for()
 
@@ -198,13 +198,13 @@ def test_a_backfill_of_two_days_materializes_both(
 ) -> None:
     ended(servers, "__ASSET_JOB", tag="dagster/backfill")
     page.goto(f"{servers.url}/assets/datasets/stock_dataset?view=partitions")
-    shown(page, "Materialized (2)").wait_for()
+    displayed(page, "Materialized (2)").wait_for()
     for day in DAYS:
-        shown(page, day).wait_for()
+        displayed(page, day).wait_for()
     keep_screenshot(page, "backfill")
 
 
-def shown(page: Page, text: str) -> Locator:
+def displayed(page: Page, text: str) -> Locator:
     """Return the first place where the page shows exactly this text; the UI also has hidden
     copies to measure.
     """

@@ -136,7 +136,7 @@ def test_outputs_can_be_asked_for_without_their_checks_and_checks_without_a_batc
     assert (finished.success, finished.made) == (True, {})
 
 
-def test_a_joins_check_stands_on_the_first_output_that_its_records_reach() -> None:
+def test_a_joins_check_is_on_the_first_output_that_its_records_reach() -> None:
     graph = build_definitions(application()).resolve_asset_graph()
     assert {
         (key.asset_key.path[-1], key.name) for key in graph.asset_check_keys if "match" in key.name
@@ -178,7 +178,7 @@ def test_a_check_has_its_rule_and_threshold_before_and_after_it_is_evaluated(lab
     assert specs["no_nulls_label"].metadata["adjunct/severity"] == "warn"
 
 
-def test_a_rule_is_told_with_what_its_function_was_given() -> None:
+def test_a_rule_is_reported_with_what_its_function_was_given() -> None:
     assert describe_rule(no_nulls("a", "b")) == "no_nulls(columns=['a', 'b'])"
     assert describe_rule(values_in("a", ["x"])) == "values_in(column='a', values=['x'])"
     assert describe_rule(sql_check("seats", "seats > 0")) == "sql(sql='seats > 0')"

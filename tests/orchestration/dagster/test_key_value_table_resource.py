@@ -95,7 +95,9 @@ def test_a_code_location_with_a_table_is_loaded_offline(tmp_path: Path) -> None:
         {"backend": {"backend": "dynamodb", "credentials_env": ["ID", "se-cret"]}},
     ],
 )
-def test_a_secret_in_the_place_of_a_name_is_refused_and_not_shown(settings: dict[str, Any]) -> None:
+def test_a_secret_in_the_place_of_a_name_is_refused_and_not_displayed(
+    settings: dict[str, Any],
+) -> None:
     with pytest.raises(
         ConfigurationError, match="is not the name of an environment variable"
     ) as refused:

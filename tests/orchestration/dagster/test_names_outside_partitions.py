@@ -78,7 +78,7 @@ def test_a_folder_that_is_no_partition_is_left_out_and_the_next_is_built(
 
 
 @BOTH
-def test_what_is_left_out_is_said_in_one_tick_and_then_again_for_another_name(
+def test_what_is_left_out_is_reported_in_one_tick_and_then_again_for_another_name(
     lab: Lab, tmp_path: Path, by: str
 ) -> None:
     deliver(tmp_path / "in", "2026-10-30")

@@ -85,11 +85,11 @@ def test_nothing_new_launches_nothing() -> None:
     assert decided(0) == Skip("No new records.")
 
 
-def test_one_record_is_enough_unless_said_otherwise() -> None:
+def test_one_record_is_enough_unless_declared_otherwise() -> None:
     assert isinstance(decided(1), str)
 
 
-def test_a_threshold_in_records_is_met_exactly() -> None:
+def test_a_threshold_in_records_is_matched_exactly() -> None:
     rule = LaunchWhen(records=100)
     assert decided(99, rule=rule) == Skip("99 new records; a run is launched at 100 records.")
     assert isinstance(decided(100, rule=rule), str)
@@ -421,7 +421,7 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_stream_that_was_made_anew_launches_a_run(lake: Lake, reset: bool) -> None:
+def test_a_stream_that_was_recreated_launches_a_run(lake: Lake, reset: bool) -> None:
     small.append(lake, "orders", 1, small.orders(0, 4))
     app, systems = Application("copy"), {"lake": LakeStreams(lake)}
     app.input_stream("lake.orders", default_offset="oldest", reset_offset=reset)
@@ -544,7 +544,7 @@ def test_a_tick_that_runs_out_of_time_is_gone_on_with_by_the_next(
         assert sensor.asked().tags["adjunct/lag"] != "12"
 
 
-def test_a_cursor_of_a_later_release_starts_anew_and_says_so_in_the_log(
+def test_a_cursor_of_a_later_release_starts_again_and_says_so_in_the_log(
     lake: Lake, capfd: pytest.CaptureFixture[str]
 ) -> None:
     small.append(lake, "orders", 1, small.orders(0, 10))

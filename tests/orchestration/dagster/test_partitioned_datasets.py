@@ -188,7 +188,7 @@ def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(
 
 
 @pytest.mark.lengthy
-def test_a_partition_built_anew_with_the_same_content_keeps_its_version(
+def test_a_partition_rebuilt_with_the_same_content_keeps_its_version(
     lab: Lab, answers: Answers
 ) -> None:
     first = build(lab, DAYS[0]).made[f"items/{DAYS[0]}"]

@@ -78,9 +78,9 @@ def test_new_records_launch_nothing_after_a_permanent_failure(
     run = fail(instance, WRONG)
     for number in (2, 3):
         append(lake, "orders", number)
-        told = sensor.skipped()
-        assert f"Run {run[:8]} failed permanently: the column 'n' is missing. Add it." in told
-        assert "until the code location is loaded again" in told
+        reported = sensor.skipped()
+        assert f"Run {run[:8]} failed permanently: the column 'n' is missing. Add it." in reported
+        assert "until the code location is loaded again" in reported
 
 
 def test_a_transient_failure_holds_nothing_back(lake: Lake, instance: DagsterInstance) -> None:

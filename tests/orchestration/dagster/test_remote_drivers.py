@@ -560,10 +560,10 @@ def test_a_run_fails_for_good_if_the_service_refuses_or_its_client_is_missing(
 @pytest.mark.parametrize("name", ["Python", "Spark", "dagster-adjunct"])
 def test_a_driver_of_other_versions_is_refused(name: str) -> None:
     exchange = Exchange(InMemoryStore(), "", versions={name: "3.9"})
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(ConfigurationError, match=rf"has {name} .*: expected 3\.9") as refused:
-        do_order(exchange, told.append)
-    assert told == [pack("error", refused.value)]
+        do_order(exchange, reported.append)
+    assert reported == [pack("error", refused.value)]
 
 
 class Heard:
@@ -578,7 +578,7 @@ class Heard:
 
 def test_messages_of_threads_arrive_in_order_and_whole() -> None:
     """Also those that were sent just before the driver ended."""
-    exchange, heard, numbers = Exchange(InMemoryStore(), "a/"), Heard(), []
+    exchange, received, numbers = Exchange(InMemoryStore(), "a/"), Heard(), []
     inbox = Inbox(exchange, {"number": numbers.append}, with_output=False)
 
     def tell(first: int) -> None:
@@ -593,7 +593,7 @@ def test_messages_of_threads_arrive_in_order_and_whole() -> None:
             )
 
     with exchange.offering("work"):
-        with inbox.read_messages(heard):
+        with inbox.read_messages(received):
             threads = [threading.Thread(target=tell, args=(first,)) for first in (0, 20)]
             for thread in threads:
                 thread.start()
@@ -604,7 +604,7 @@ def test_messages_of_threads_arrive_in_order_and_whole() -> None:
             )
         assert sorted(numbers) == list(range(40))
         assert [number for number in numbers if number < 20] == list(range(20))
-        assert heard.messages == [{"last": True}]
+        assert received.messages == [{"last": True}]
         assert not inbox.is_open
     assert list(exchange.store.list("a/")) == []
 

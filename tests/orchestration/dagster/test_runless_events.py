@@ -125,17 +125,17 @@ def test_a_command_stores_what_a_run_in_dagster_stores(
     assert result.exit_code == 0, result.output
     other = make_lake(tmp_path / "other")
     defs = build_definitions(shop, lake=other.url, spark=NO_SPARK)
-    with DagsterInstance.get() as told, DagsterInstance.ephemeral() as ran:
+    with DagsterInstance.get() as reported, DagsterInstance.ephemeral() as ran:
         builds = defs.resolve_job_def("daily_versions")
         assert builds.execute_in_process(instance=ran, partition_key="2026-01-02").success
         assert defs.resolve_job_def("shop").execute_in_process(instance=ran).success
-        by_command, by_run = materialized(told), materialized(ran)
+        by_command, by_run = materialized(reported), materialized(ran)
         # A dataset's seconds are those of the stages that it went through.
         for made in (by_command, by_run):
             for names in made.values():
                 names -= {name for name in names if name.startswith("adjunct/seconds/")}
         assert by_command == by_run
-        checks = checked(told)
+        checks = checked(reported)
         assert checks == checked(ran)
         assert set(checks) == {
             "datasets/daily_dataset adjunct_accepted",
@@ -143,7 +143,7 @@ def test_a_command_stores_what_a_run_in_dagster_stores(
             "datasets/items_dataset min_rows",
             "lake/priced match_rate_items",
         }
-        assert told.get_runs() == []
+        assert reported.get_runs() == []
 
 
 def counting(name: str) -> Application:
@@ -183,8 +183,8 @@ def test_plans_in_dagster_name_the_marks_of_a_renamed_application_as_tables_do(
     monkeypatch.setattr(f"{__name__}.totals", counting("totals"), raising=False)
     result = command(lake, "run", f"{__name__}:totals")
     assert result.exit_code == 0, result.output
-    with DagsterInstance.get() as told, DagsterInstance.ephemeral() as ran:
-        assert planned_marks(told, "tables/counts") == "sums"
+    with DagsterInstance.get() as reported, DagsterInstance.ephemeral() as ran:
+        assert planned_marks(reported, "tables/counts") == "sums"
         append(lake, "orders", 3)
         defs = build_definitions(counting("totals"), lake=lake.url, spark=NO_SPARK)
         assert defs.resolve_job_def("totals").execute_in_process(instance=ran).success
@@ -318,13 +318,15 @@ def test_an_instance_that_can_not_be_opened_fails_no_command(
 ) -> None:
     (home / "dagster.yaml").write_text(settings)
     assert command(lake, "run", REFERENCE).exit_code == 0
-    told = [record.getMessage() for record in caplog.records if record.name == "adjunct.dagster"]
-    assert len(told) == 1
-    assert told[0].startswith("Dagster ")
+    reported = [
+        record.getMessage() for record in caplog.records if record.name == "adjunct.dagster"
+    ]
+    assert len(reported) == 1
+    assert reported[0].startswith("Dagster ")
 
 
 @pytest.mark.lengthy
-def test_a_storage_that_fails_in_between_is_told_once_and_fails_no_command(
+def test_a_storage_that_fails_in_between_is_reported_once_and_fails_no_command(
     lake: Lake, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(instance: DagsterInstance, event: object) -> None:
@@ -332,9 +334,11 @@ def test_a_storage_that_fails_in_between_is_told_once_and_fails_no_command(
 
     monkeypatch.setattr(DagsterInstance, "report_runless_asset_event", fail)
     assert command(lake, "run", REFERENCE).exit_code == 0
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "adjunct.dagster"]
-    assert "OSError: database is locked" in told
-    assert str(home) in told
+    (reported,) = [
+        record.getMessage() for record in caplog.records if record.name == "adjunct.dagster"
+    ]
+    assert "OSError: database is locked" in reported
+    assert str(home) in reported
 
 
 def test_a_process_of_a_run_in_dagster_reports_nothing_itself(

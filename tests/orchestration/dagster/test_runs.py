@@ -103,7 +103,7 @@ def test_a_dataset_without_a_version_is_not_materialized_and_markers_are_named(
 
 @pytest.mark.usefixtures("either_engine")
 @pytest.mark.spark
-def test_metadata_tells_rows_schemas_versions_offsets_and_counters(
+def test_metadata_reports_rows_schemas_versions_offsets_and_counters(
     lake: Lake, tmp_path: Path, spark: Any
 ) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")

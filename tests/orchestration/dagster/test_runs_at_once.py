@@ -40,7 +40,7 @@ def run(
 
 
 @pytest.mark.lengthy
-def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_told(
+def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_asked(
     lake: Lake, instance: DagsterInstance
 ) -> None:
     with RunLease(lake, "copy", "by-hand", Claim()):

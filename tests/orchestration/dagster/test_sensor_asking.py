@@ -85,13 +85,13 @@ def test_a_cursor_survives_as_json(cursor: SensorCursor) -> None:
     assert read_cursor(write_cursor(cursor)) == (cursor, "")
 
 
-def test_without_a_cursor_nothing_is_said() -> None:
+def test_without_a_cursor_nothing_is_reported() -> None:
     assert read_cursor(None) == (SensorCursor(), "")
     assert read_cursor("") == (SensorCursor(), "")
 
 
 @pytest.mark.parametrize("version", [0, 99])
-def test_a_cursor_of_another_version_starts_anew_and_says_so(version: int) -> None:
+def test_a_cursor_of_another_version_starts_again_and_says_so(version: int) -> None:
     cursor, notice = read_cursor(f'{{"version": {version}, "seen": "2026-01-05"}}')
     assert cursor == SensorCursor()
     assert notice == f"The cursor has version {version}, but this release writes 1: it starts over."
@@ -100,7 +100,7 @@ def test_a_cursor_of_another_version_starts_anew_and_says_so(version: int) -> No
 @pytest.mark.parametrize(
     "text", ["nonsense", "[]", "3", '{"version": 1, "seen": 7}', '{"version": 1, "more": 1}']
 )
-def test_a_cursor_that_cannot_be_read_starts_anew_and_says_so(text: str) -> None:
+def test_a_cursor_that_cannot_be_read_starts_again_and_says_so(text: str) -> None:
     assert read_cursor(text) == (SensorCursor(), "The cursor can't be read: it starts over.")
 
 

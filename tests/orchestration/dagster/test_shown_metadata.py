@@ -187,7 +187,8 @@ def test_materialisations_have_column_lineage_descriptions_and_masked_rows(
     )
     for asset, column in (("items_dataset", "label"), ("copy", "title"), ("state", "title")):
         columns = {
-            shown.name: shown for shown in made[asset]["dagster/column_schema"].value.columns
+            displayed.name: displayed
+            for displayed in made[asset]["dagster/column_schema"].value.columns
         }
         assert columns[column].description == "What is on the shelf", asset
     rows = [record.data for record in items["adjunct/preview"].records]
@@ -203,7 +204,7 @@ def test_materialisations_have_column_lineage_descriptions_and_masked_rows(
 
 
 @pytest.mark.lengthy
-def test_nothing_is_shown_of_the_data_unless_it_is_asked_for(lab: Lab, tmp_path: Path) -> None:
+def test_nothing_is_displayed_of_the_data_unless_it_is_asked_for(lab: Lab, tmp_path: Path) -> None:
     made = run(lab, tmp_path)
     assert all("adjunct/preview" not in metadata for metadata in made.values())
     with pytest.raises(ConfigurationError) as caught:

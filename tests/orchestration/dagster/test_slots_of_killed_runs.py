@@ -71,10 +71,10 @@ def test_a_sensor_says_which_ended_run_keeps_the_slot_and_which_setting_frees_it
     instance.report_run_canceled(run)
     assert ticker.skipped() == "No new records."
     add_run(instance, dg.DagsterRunStatus.QUEUED)
-    told = ticker.skipped()
-    assert told.startswith("A run is already in progress. It waits for the slot that run ")
-    assert killed[:8] in told
-    assert advice in told
+    reported = ticker.skipped()
+    assert reported.startswith("A run is already in progress. It waits for the slot that run ")
+    assert killed[:8] in reported
+    assert advice in reported
 
 
 DEFINITIONS = """

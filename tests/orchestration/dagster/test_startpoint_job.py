@@ -109,12 +109,12 @@ def test_a_dry_run_shows_all_that_and_writes_nothing(
     assert startpoints.read().waiting == []
     assert "Dry run: nothing was written." in finished.log
     (event,) = [event for event in finished.events if event.event_type_value == "STEP_OUTPUT"]
-    shown = event.step_output_data.metadata["adjunct/startpoints"].value
+    displayed = event.step_output_data.metadata["adjunct/startpoints"].value
     assert [
         (partition["partition"], partition["start"], partition["tasks"])
-        for partition in shown["partitions"]
+        for partition in displayed["partitions"]
     ] == [("lake.orders.0", "2", ["Partition 0"]), ("lake.orders.1", "2", ["Partition 1"])]
-    assert shown["written"] is False
+    assert displayed["written"] is False
 
 
 @pytest.mark.lengthy

@@ -155,7 +155,7 @@ def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
 
 
 @BOTH
-def test_requests_that_no_task_can_apply_are_told_and_not_launched_for(
+def test_requests_that_no_task_can_apply_are_reported_and_not_launched_for(
     lake: Lake, instance: DagsterInstance, by: str
 ) -> None:
     ask_for(lake, SystemStreamPartition("lake", "orders", 9))

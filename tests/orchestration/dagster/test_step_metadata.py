@@ -34,7 +34,7 @@ REPLAY = Replay(
 SAID = "lake.orders.1: startpoint oldest (ann: wrong rates), epoch 1, applied in batch 7"
 
 
-def told(
+def reported(
     counters: dict[str, dict[str, int]], offsets: OffsetState, *sentences: str
 ) -> dict[str, Any]:
     state = ApplicationState(batch=7, offsets=offsets)
@@ -43,7 +43,7 @@ def told(
 
 
 def test_a_run_without_startpoints_says_nothing_of_them() -> None:
-    names = told({"lake.priced": {"rows": 3}}, OffsetState()).keys()
+    names = reported({"lake.priced": {"rows": 3}}, OffsetState()).keys()
     assert not names & {
         "adjunct/startpoints",
         "adjunct/epochs",
@@ -53,7 +53,9 @@ def test_a_run_without_startpoints_says_nothing_of_them() -> None:
 
 
 def test_a_run_reports_startpoints_their_epochs_and_replays_in_progress() -> None:
-    metadata = told({}, OffsetState(epochs={"lake.orders.1": 1}, replays={REPLAY.id: REPLAY}), SAID)
+    metadata = reported(
+        {}, OffsetState(epochs={"lake.orders.1": 1}, replays={REPLAY.id: REPLAY}), SAID
+    )
     assert metadata["adjunct/startpoints"] == [SAID]
     assert metadata["adjunct/epochs"] == {"lake.orders.1": 1}
     (replay,) = metadata["adjunct/replays"]
@@ -71,10 +73,10 @@ def test_lost_offsets_of_all_streams_are_counted_together() -> None:
         "lake.clicks": {"lost_offsets": 2},
         "lake.priced": {"rows": 3},
     }
-    assert told(counters, OffsetState())["adjunct/lost_offsets"] == 42
+    assert reported(counters, OffsetState())["adjunct/lost_offsets"] == 42
 
 
-def test_what_a_table_has_counted_and_measured_stands_on_its_asset_as_numbers() -> None:
+def test_what_a_table_has_counted_and_measured_is_on_its_asset_as_numbers() -> None:
     meter = Meter()
     meter.add("rate_waits", 1.25)
     meter.attempt(True, 40, 0.5)
@@ -86,10 +88,10 @@ def test_what_a_table_has_counted_and_measured_stands_on_its_asset_as_numbers() 
     metadata = output_metadata(report, "machines")
     assert metadata.pop("adjunct/totals").value == {"writes": 90}
     assert all(type(value) in (int, float) for value in metadata.values())
-    told = {name.removeprefix("adjunct/"): value for name, value in metadata.items()}
-    assert (told["writes"], told["null_keys"], told["rate_waits"]) == (40, 2, 1.25)
-    assert told["write_seconds_max"] == 0.5
-    assert told["batch_sizes_mean"] == 40
+    reported = {name.removeprefix("adjunct/"): value for name, value in metadata.items()}
+    assert (reported["writes"], reported["null_keys"], reported["rate_waits"]) == (40, 2, 1.25)
+    assert reported["write_seconds_max"] == 0.5
+    assert reported["batch_sizes_mean"] == 40
     assert report.to_json()["measured"]["machines"]["rate_waits"] == 1.25
 
 

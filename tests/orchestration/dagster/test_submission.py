@@ -315,8 +315,8 @@ def test_what_can_not_be_submitted_is_refused(settings: dict[str, Any], setting:
 
 def test_an_application_of_a_module_that_the_driver_lacks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "order").write_bytes(b"cno_such_module_of_a_user\nwork\n.")
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(ConfigurationError) as refused:
-        do_order(Exchange(LocalStore(tmp_path), ""), told.append)
+        do_order(Exchange(LocalStore(tmp_path), ""), reported.append)
     assert refused.value.module == "no_such_module_of_a_user"
-    assert told == [pack("error", refused.value)]
+    assert reported == [pack("error", refused.value)]

@@ -144,10 +144,10 @@ def test_no_secret_of_postgres_is_in_anything_that_a_run_stores_logs_or_pickles(
         "CREATE TABLE machines (machine text PRIMARY KEY, temperature double precision)"
     )
     postgres_server.execute(f"GRANT ALL ON machines TO {GUARDED_USER}")
-    told = run(in_postgres, machines(), instance, capfd)
-    assert told.success is right
-    assert ("MACHINES_SECRET" if right else "rejected the login") in told.of_this_run
-    assert secret not in told.whole
+    reported = run(in_postgres, machines(), instance, capfd)
+    assert reported.success is right
+    assert ("MACHINES_SECRET" if right else "rejected the login") in reported.of_this_run
+    assert secret not in reported.whole
 
 
 @pytest.mark.parametrize(("right", "apart"), [(True, True), (True, False), (False, False)])
@@ -168,10 +168,10 @@ def test_no_secret_of_redis_is_in_anything_that_a_run_stores_logs_or_pickles(
     if not apart:
         where = {"url": EnvVar("MACHINES_SECRET")}
     resource = RedisTableResource(prefix="machines", key="machine", columns=COLUMNS, **where)
-    told = run(in_redis, resource, instance, capfd)
-    assert told.success is right
-    assert ("MACHINES_SECRET" if right else "rejected the login") in told.of_this_run
-    assert secret not in told.whole
+    reported = run(in_redis, resource, instance, capfd)
+    assert reported.success is right
+    assert ("MACHINES_SECRET" if right else "rejected the login") in reported.of_this_run
+    assert secret not in reported.whole
 
 
 def test_no_secret_of_dynamodb_is_in_anything_that_a_run_stores_logs_or_pickles(
@@ -191,11 +191,11 @@ def test_no_secret_of_dynamodb_is_in_anything_that_a_run_stores_logs_or_pickles(
         endpoint_url=dynamodb_server.endpoint,
         credentials=[EnvVar("MACHINES_KEY_ID"), EnvVar("MACHINES_SECRET")],
     )
-    told = run(in_dynamodb, resource, instance, capfd)
-    assert told.success
-    assert "MACHINES_SECRET" in told.of_this_run
-    assert "a-real-secret" not in told.whole
-    assert "AREALKEYID" not in told.whole
+    reported = run(in_dynamodb, resource, instance, capfd)
+    assert reported.success
+    assert "MACHINES_SECRET" in reported.of_this_run
+    assert "a-real-secret" not in reported.whole
+    assert "AREALKEYID" not in reported.whole
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["let in", "turned away"])
@@ -219,14 +219,14 @@ def test_no_secret_of_a_service_is_in_anything_that_a_run_stores_logs_or_pickles
             key="machine",
             secret_headers={"Authorization": EnvVar("MACHINES_SECRET")},
         )
-        told = run(in_a_service, resource, instance, capfd)
+        reported = run(in_a_service, resource, instance, capfd)
         assert all(
             headers["authorization"] == "Bearer a-real-secret" for _, _, headers in service.seen
         )
         assert service.seen
-    assert told.success is right
-    assert ("MACHINES_SECRET" if right else "rejected with 401") in told.of_this_run
-    assert "a-real-secret" not in told.whole
+    assert reported.success is right
+    assert ("MACHINES_SECRET" if right else "rejected with 401") in reported.of_this_run
+    assert "a-real-secret" not in reported.whole
 
 
 @pytest.fixture(scope="module")
@@ -235,11 +235,11 @@ def guarded_redis() -> Iterator[RedisServerProcess]:
         yield server
 
 
-def test_what_is_no_name_of_a_variable_is_refused_and_not_told() -> None:
-    with pytest.raises(ConfigurationError) as told:
+def test_what_is_no_name_of_a_variable_is_refused_and_not_reported() -> None:
+    with pytest.raises(ConfigurationError) as reported:
         PostgresTableResource(table="t", key="id", dsn="postgresql://user:correct-horse@host/db")
-    assert told.value.argument == "dsn"
-    assert "correct-horse" not in str(told.value)
+    assert reported.value.argument == "dsn"
+    assert "correct-horse" not in str(reported.value)
     assert PostgresTableResource(table="t", key="id", dsn="MACHINES_DSN").dsn == "MACHINES_DSN"
 
 
@@ -291,13 +291,13 @@ def test_records_in_a_key_value_table_keep_the_name_of_a_backends_variable(tmp_p
         "backend": "postgres",
         "dsn_env": "MACHINES_DSN",
     }
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as reported:
         KeyValueRowsResource(
             **settings,
             key="a",
             stored_in={"backend": "postgres", "dsn_env": "postgresql://a:correct-horse@b/c"},
         )
-    assert "correct-horse" not in str(told.value)
+    assert "correct-horse" not in str(reported.value)
     with KeyValueRowsResource(**settings, key=["a", "b"], family="a", create=True).blocking(
         "pairs"
     ) as table:

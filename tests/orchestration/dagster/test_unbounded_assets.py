@@ -220,7 +220,7 @@ def test_each_check_of_the_stream_materializes_a_table_with_a_freshness_policy(l
     assert "report" in finished.made
 
 
-def test_a_table_of_one_run_is_shown_and_not_made(lab: Lab) -> None:
+def test_a_table_of_one_run_is_displayed_and_not_made(lab: Lab) -> None:
     passing = replace(PRICES, following=ChangeStreamOptions(persistent=False))
     defs = lab.definitions(passing)
     graph = defs.resolve_asset_graph()

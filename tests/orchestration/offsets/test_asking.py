@@ -91,7 +91,8 @@ def previewed(
 ) -> list[tuple[Any, ...]]:
     previews = preview(world.lake, world.systems(), app, requests)
     return [
-        (shown.checkpoint, shown.start, shown.end, shown.offsets, shown.moved) for shown in previews
+        (displayed.checkpoint, displayed.start, displayed.end, displayed.offsets, displayed.moved)
+        for displayed in previews
     ]
 
 
@@ -132,7 +133,7 @@ def test_a_time_means_the_same_in_every_zone(moment: datetime, minutes: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "told"),
+    ("kind", "value", "reported"),
     [
         ("timestamp", "2026-01-31T18:00", "names no zone. Write 2026-01-31T18:00Z"),
         ("timestamp", "2026", "looks like a year"),
@@ -147,11 +148,11 @@ def test_a_time_means_the_same_in_every_zone(moment: datetime, minutes: int) -> 
     ],
 )
 def test_what_is_not_clear_is_refused_with_what_to_write(
-    kind: str, value: str | None, told: str
+    kind: str, value: str | None, reported: str
 ) -> None:
     with pytest.raises(ConfigurationError) as error:
         parse_position(kind, value)
-    assert told in str(error.value)
+    assert reported in str(error.value)
 
 
 # -- partitions
@@ -176,7 +177,7 @@ def test_partitions_are_named_one_by_one_as_ranges_and_as_whole_streams(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("fake.s.4", "names partition 4, and the stream has 4 partitions, 0 to 3"),
         ("fake.s.2-9", "names partition 9"),
@@ -191,7 +192,7 @@ def test_partitions_are_named_one_by_one_as_ranges_and_as_whole_streams(
     ],
 )
 def test_what_can_not_be_read_is_refused_by_name(
-    world: OffsetsWorld, app: Application, text: str, told: str
+    world: OffsetsWorld, app: Application, text: str, reported: str
 ) -> None:
     app.table(bounded_dataset("prices", input="fake.prices", key="k", broadcast=True))
     app.table(unbounded_dataset("rates", input="fake.changes", key="k", partitions=1))
@@ -200,7 +201,7 @@ def test_what_can_not_be_read_is_refused_by_name(
     )
     with pytest.raises(AdjunctError) as error:
         expand_partitions(app, world.systems(), [text])
-    assert told in str(error.value)
+    assert reported in str(error.value)
 
 
 def test_names_that_are_none_and_streams_that_are_not_there_are_errors_of_their_own(
@@ -320,7 +321,7 @@ def test_a_preview_writes_nothing_and_looks_once_at_a_stream(
     assert len(lake.store.requests) < 20  # type: ignore[attr-defined]
 
 
-def test_what_can_not_be_resolved_is_told_and_not_raised(
+def test_what_can_not_be_resolved_is_reported_and_not_raised(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.fake.__class__ = TimelessStreams
@@ -360,7 +361,7 @@ def test_a_request_for_a_task_that_does_not_read_the_partition_is_for_nobody(
     )
 
 
-def test_offsets_of_a_stream_that_was_made_anew_are_not_compared_with_those_before(
+def test_offsets_of_a_stream_that_was_recreated_are_not_compared_with_those_before(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
@@ -385,7 +386,7 @@ def test_a_stream_that_is_an_input_and_a_datasets_is_the_datasets_only_by_name(
         *build_requests(changes, StartpointOldest(), task="Partition 1", **WHO),
     ]
     previews = preview(world.lake, world.systems(), app, requests)
-    assert [shown.tasks for shown in previews] == [
+    assert [displayed.tasks for displayed in previews] == [
         ("Partition 1",),
         ("dataset rates",),
         ("dataset prices",),
@@ -401,6 +402,8 @@ def test_an_application_of_datasets_only_has_previews(world: OffsetsWorld) -> No
     app.table(unbounded_dataset("rates", input="lake.changes", key="k", partitions=2))
     whole = build_requests(ssps("lake.changes", 0, 1), StartpointOldest(), **WHO)
     previews = preview(world.lake, world.systems(), app, whole)
-    assert {(shown.tasks, shown.error) for shown in previews} == {(("dataset rates",), None)}
+    assert {(displayed.tasks, displayed.error) for displayed in previews} == {
+        (("dataset rates",), None)
+    }
     (part,) = preview(world.lake, world.systems(), app, whole[:1])
     assert "has no table yet" in str(part.error)

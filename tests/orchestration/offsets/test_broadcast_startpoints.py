@@ -48,9 +48,9 @@ def test_it_is_handed_to_every_task_applied_once_and_removed_from_all(
     asked = Startpoints(app, lake=world.lake).request(
         "lake.rules", StartpointSpecific(offset="1"), **WHO
     )
-    assert [(shown.tasks, shown.offsets, shown.moved) for shown in asked.previews] == [
-        (("Partition 0", "Partition 1", "Partition 2"), 3, -3)
-    ]
+    assert [
+        (displayed.tasks, displayed.offsets, displayed.moved) for displayed in asked.previews
+    ] == [(("Partition 0", "Partition 1", "Partition 2"), 3, -3)]
     world.begin(app)
     assert {task for task, _ in world.fanned_out(app)} == {
         "Partition 0",

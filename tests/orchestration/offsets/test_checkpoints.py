@@ -72,7 +72,7 @@ def test_it_says_where_to_go_on_and_who_left_it_so(world: OffsetsWorld, app: App
     assert abs(checkpoint.at - closed.closed_at) < timedelta(seconds=5)
 
 
-def test_an_open_batch_and_a_stored_startpoint_are_shown_and_move_nothing(
+def test_an_open_batch_and_a_stored_startpoint_are_displayed_and_move_nothing(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
@@ -100,7 +100,7 @@ def test_the_history_of_a_life_reads_as_it_was_lived(world: OffsetsWorld, app: A
     world.run(app)
     world.ask(app, "fake.s.2", StartpointUpcoming)
     world.run(app)
-    told = [
+    reported = [
         (
             change.by,
             change.batch,
@@ -110,7 +110,7 @@ def test_the_history_of_a_life_reads_as_it_was_lived(world: OffsetsWorld, app: A
         )
         for change in changes(world, app)
     ]
-    assert told == [
+    assert reported == [
         ("run-4", None, {S2: ("@0", "@0")}, {S2: 1}, "positions moved, nothing to read there yet"),
         ("run-4", None, {}, {}, None),
         ("run-3", 3, {S0: ("@5", "@5")}, {S0: 1}, None),
@@ -137,7 +137,7 @@ def test_replays_begin_move_end_and_are_cancelled(world: OffsetsWorld, app: Appl
     BatchLog(world.lake, app.name).abandon(reason="it never ends", by="ada", skip=False)
     (replay,) = world.state(app).offsets.replays
     BatchLog(world.lake, app.name).cancel_replays([replay], reason="enough", by="ada")
-    told = [
+    reported = [
         (
             change.by,
             change.note,
@@ -146,7 +146,7 @@ def test_replays_begin_move_end_and_are_cancelled(world: OffsetsWorld, app: Appl
         )
         for change in changes(world, app, 6)
     ]
-    assert told == [
+    assert reported == [
         ("ada", "replays cancelled: enough", [("cancelled", "fake.s.1", "@0", "@0", 2)], {}),
         ("ada", "batch 6 abandoned: it never ends", [("moved", "fake.s.1", "@0", "@0", 2)], {}),
         ("run-3", None, [("began", "fake.s.1", "@0", "@0", 1)], {}),

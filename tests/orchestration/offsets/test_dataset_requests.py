@@ -156,7 +156,7 @@ def test_unbounded_datasets_have_a_task_and_those_of_an_input_only_by_name(world
     assert find_reading_tasks(app, None, world.systems).named_only == {"dataset beside"}
 
 
-def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: World) -> None:
+def test_a_request_for_all_is_not_for_a_dataset_next_to_the_application(world: World) -> None:
     app = app_of(followed("one"), followed("again", "one"), followed("beside", "main"))
     for_all, for_one, named = StartpointOldest(), StartpointOldest(), StartpointOldest()
     startpoints = ask(
@@ -196,13 +196,13 @@ def test_what_is_asked_of_a_dataset_is_applied_in_one_commit_and_then_removed(wo
         request("two", 1, StartpointOldest()),
         request("main", 0, StartpointOldest()),
     )
-    heard: list[AdvanceReport] = []
-    outcome = apply(world, app, startpoints, on_report=heard.append)
-    assert [(report.dataset, report.action) for report in heard] == [
+    received: list[AdvanceReport] = []
+    outcome = apply(world, app, startpoints, on_report=received.append)
+    assert [(report.dataset, report.action) for report in received] == [
         ("one", "rewound"),
         ("two", "rewound"),
     ]
-    assert outcome == DatasetOutcome(tuple(heard))
+    assert outcome == DatasetOutcome(tuple(received))
     assert values(world, "one") == tenfold_in(world, "one", 0, 1)
     assert values(world, "two") == tenfold_in(world, "two", 1)
     assert startpoints.get_fan_outs().keys() == {"Partition 0"}
@@ -213,7 +213,7 @@ def test_what_is_asked_of_a_dataset_is_applied_in_one_commit_and_then_removed(wo
     assert apply(world, app, startpoints) == DatasetOutcome()
 
 
-def test_oldest_for_all_partitions_builds_the_table_anew(world: World) -> None:
+def test_oldest_for_all_partitions_builds_the_table_again(world: World) -> None:
     app = app_of(followed("one"))
     startpoints = ask(
         world, app, *(request("one", number, StartpointOldest()) for number in (0, 1))

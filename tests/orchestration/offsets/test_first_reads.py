@@ -232,7 +232,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
     assert looked == [49, 48, 47, 46, 45]
 
 
-def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_anew() -> None:
+def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_recreated() -> None:
     span = OffsetRange(start="0", end="5")
     intent = Intent(batch=1, run="me", clock=BEGIN, ranges={PARTITIONS[0]: span})
     closed = ClosedBatch(intent=intent, closed_at=BEGIN, records=1, counters={}, seconds={})

@@ -44,8 +44,8 @@ def test_an_open_batch_goes_on_with_what_is_left_and_counts_what_is_lost(left: i
     dies_open(world, app)
     world.fake.write("s", 0, 4, 5, 6)
     world.fake.retain_from("s", 0, left)
-    told: list[str] = []
-    ranges = world.reads(app, on_event=lambda event: told.append(event.summary()))
+    reported: list[str] = []
+    ranges = world.reads(app, on_event=lambda event: reported.append(event.summary()))
     read = {
         (ssp, n)
         for batch in ranges
@@ -57,7 +57,7 @@ def test_an_open_batch_goes_on_with_what_is_left_and_counts_what_is_lost(left: i
     assert world.state(app).totals["fake.s"] == {"lost_offsets": left}
     assert [
         text
-        for text in told
+        for text in reported
         if "batch 1" in text and f"@{left}, the oldest left" in text and "fake.s.0" in text
     ]
     assert world.state(app).checkpoint == {S0: "@6", S1: "@3"}
@@ -83,7 +83,7 @@ def test_more_that_is_lost_while_the_batch_is_open_is_counted_once() -> None:
     assert world.state(app).totals["fake.s"] == {"lost_offsets": 2}
 
 
-def test_retention_that_is_faster_than_the_run_that_began_the_batch_is_met_in_it() -> None:
+def test_retention_that_is_faster_than_the_run_that_began_the_batch_is_matched_in_it() -> None:
     world, app = two_partitions(), reader()
     tried: list[Batch] = []
 

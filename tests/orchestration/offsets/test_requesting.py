@@ -142,7 +142,9 @@ def test_one_that_goes_on_from_the_checkpoint_is_written_though_it_has_no_offset
     assert batch.read() == {S[0]: ("@10", "@11")}
 
 
-def test_what_is_not_applied_is_replaced_and_said_so(world: OffsetsWorld, app: Application) -> None:
+def test_what_is_not_applied_is_replaced_and_reported_so(
+    world: OffsetsWorld, app: Application
+) -> None:
     asked(world, app, StartpointOldest(), 0)
     fan_out(world, app)
     asked(world, app, StartpointUpcoming(), 1, 2)
@@ -183,7 +185,7 @@ def test_a_replay_that_would_read_nothing_is_rejected_as_its_dry_run_says(
 
 @pytest.mark.parametrize("handed", [False, True])
 @pytest.mark.parametrize("bounded_first", [False, True])
-def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
+def test_a_replay_and_a_startpoint_replace_each_other_only_when_reported_to(
     world: OffsetsWorld, app: Application, bounded_first: bool, handed: bool
 ) -> None:
     ends = (
@@ -199,10 +201,10 @@ def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
         asked(world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1])
     assert "would replace" in str(error.value)
     assert "--replace" in str(error.value)
-    (told,) = asked(
+    (reported,) = asked(
         world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1], dry_run=True
     ).notes
-    assert told == f"would be rejected: {error.value}"
+    assert reported == f"would be rejected: {error.value}"
     assert (
         asked(
             world,

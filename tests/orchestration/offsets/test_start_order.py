@@ -199,7 +199,7 @@ def test_a_partition_that_is_added_while_a_run_is_in_progress_waits_for_the_next
 # -- streams that are not what they were
 
 
-def test_a_stream_that_was_made_anew_is_an_error_until_somebody_says_where_to_begin(
+def test_a_stream_that_was_recreated_is_an_error_until_somebody_says_where_to_begin(
     world: OffsetsWorld,
 ) -> None:
     stream_of_two(world, key=["k"])
@@ -220,7 +220,7 @@ def test_a_stream_that_was_made_anew_is_an_error_until_somebody_says_where_to_be
     assert world.reads(app) == [{S1: ("@3", "@4")}]
 
 
-def test_a_stream_that_is_made_anew_while_a_run_is_in_progress_ends_the_run(
+def test_a_stream_that_is_recreated_while_a_run_is_in_progress_ends_the_run(
     world: OffsetsWorld,
 ) -> None:
     stream_of_two(world)
@@ -232,7 +232,7 @@ def test_a_stream_that_is_made_anew_while_a_run_is_in_progress_ends_the_run(
     assert world.state(app).checkpoint == {S0: "@3", S1: "@3"}
 
 
-def test_a_position_resolved_in_the_stream_before_is_resolved_anew_in_the_new_one(
+def test_a_position_resolved_in_the_stream_before_is_resolved_again_in_the_new_one(
     world: OffsetsWorld,
 ) -> None:
     stream_of_two(world)
@@ -250,7 +250,7 @@ def test_a_position_resolved_in_the_stream_before_is_resolved_anew_in_the_new_on
     assert world.state(app).checkpoint == {S0: "@2", S1: "@1"}
 
 
-def test_an_open_batch_of_a_stream_that_was_made_anew_is_not_run_again(world: OffsetsWorld) -> None:
+def test_an_open_batch_of_a_stream_that_was_recreated_is_not_run_again(world: OffsetsWorld) -> None:
     stream_of_two(world)
     app = reader()
     world.output.before = lambda batch: world.die_after(0)

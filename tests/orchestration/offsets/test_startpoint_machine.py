@@ -150,13 +150,13 @@ class StartpointMachine(RuleBasedStateMachine):
             for task, held in ids.items()
             for ssp, request_id in held.items()
         }
-        fault_met = (
+        fault_hit = (
             self.do(
                 lambda manager: manager.remove_fan_outs(ids) or True, model.remove(chosen), fault
             )
             is None
         )
-        if not fault_met:
+        if not fault_hit:
             self.applied |= {(task, ssp, request_id) for (task, ssp), request_id in chosen.items()}
 
     @rule(task=NAMED, ssps=st.one_of(st.none(), st.sets(PARTITIONS)), fault=FAULTS)

@@ -103,7 +103,7 @@ def test_each_target_has_a_request_of_its_own(manager: StartpointManager, clock:
     assert waiting_at(manager, S1, T1) == specific
 
 
-def test_the_last_request_for_a_target_counts_whatever_its_clock_said(
+def test_the_last_request_for_a_target_counts_whatever_its_clock_reported(
     manager: StartpointManager, clock: Clock
 ) -> None:
     write_startpoint(manager, S0, made(clock), **WHO)
@@ -464,7 +464,7 @@ def test_ten_thousand_partitions_of_a_thousand_tasks_take_few_requests(tmp_path:
     assert len(store.requests) < 60
 
 
-def test_expired_requests_are_shown_until_they_are_deleted_and_that_is_told(
+def test_expired_requests_are_displayed_until_they_are_deleted_and_that_is_reported(
     manager: StartpointManager, clock: Clock
 ) -> None:
     write_startpoint(manager, S0, made(clock), **WHO)
@@ -488,7 +488,7 @@ def test_a_startpoint_that_is_written_again_after_it_was_handed_out_is_a_new_req
     assert pending(manager) == {T0: {S0: startpoint}}
 
 
-def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
+def test_a_request_that_is_written_again_is_applied_once_and_that_is_reported(
     manager: StartpointManager, clock: Clock
 ) -> None:
     request = StartpointRequest(ssp=S0, startpoint=made(clock), **WHO)
@@ -505,7 +505,7 @@ def test_a_request_that_is_written_again_is_applied_once_and_that_is_told(
     assert manager.read().waiting == []
 
 
-def test_one_that_loses_to_a_later_one_at_its_task_is_told(
+def test_one_that_loses_to_a_later_one_at_its_task_is_reported(
     manager: StartpointManager, clock: Clock
 ) -> None:
     write_startpoint(manager, S0, made(clock), **WHO)

@@ -57,15 +57,15 @@ def ends(world: OffsetsWorld) -> list[int]:
     return [int(end) for _, end in sorted(streams.upcoming(streams.partitions("s")).items())]
 
 
-def test_what_would_happen_is_shown_and_nothing_is_written(
+def test_what_would_happen_is_displayed_and_nothing_is_written(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)
     startpoints = Startpoints(app, lake=world.lake)
     asked = startpoints.preview("lake.s", StartpointOldest())
-    assert [(shown.start, shown.offsets, shown.moved) for shown in asked.previews] == [
-        ("0", end, -end) for end in ends(world)
-    ]
+    assert [
+        (displayed.start, displayed.offsets, displayed.moved) for displayed in asked.previews
+    ] == [("0", end, -end) for end in ends(world)]
     assert not asked.written
     assert startpoints.list()["waiting"] == []
     (wrong,) = startpoints.preview("lake.s.1", StartpointSpecific(offset="99")).previews
@@ -88,7 +88,7 @@ def test_one_position_is_asked_for_again_and_again_and_followed_each_time(
     assert [applied["partition"] for applied in startpoints.list()["applied"]] == ["lake.s.1"]
 
 
-def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_said(
+def test_a_waiting_startpoint_is_replaced_by_a_replay_only_when_that_is_reported(
     world: OffsetsWorld, app: Application
 ) -> None:
     startpoints = Startpoints(app, lake=world.lake)
@@ -271,7 +271,7 @@ def test_where_startpoints_are_switched_off_none_is_written_by_any_way(world: Of
     assert manager.read().waiting == []
 
 
-def test_requests_of_disabled_startpoints_are_kept_shown_and_applied_later(
+def test_requests_of_disabled_startpoints_are_kept_displayed_and_applied_later(
     world: OffsetsWorld, app: Application
 ) -> None:
     world.run(app)

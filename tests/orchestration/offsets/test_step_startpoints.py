@@ -337,7 +337,7 @@ def test_what_was_handed_out_waits_for_the_input_when_it_is_deployed_without_it(
     assert [world.state(app).offsets.applied[ssp].id for ssp in (S0, S1)] == asked
 
 
-def test_what_retention_takes_of_a_startpoint_is_said_to_be_of_it_and_whose_it_is(
+def test_what_retention_takes_of_a_startpoint_is_declared_to_be_of_it_and_whose_it_is(
     world: OffsetsWorld,
 ) -> None:
     app = reader()

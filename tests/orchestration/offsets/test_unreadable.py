@@ -57,7 +57,7 @@ def put(world: OffsetsWorld, namespace: str, key: str, value: object) -> None:
     )
 
 
-def shown(world: OffsetsWorld, app: Application) -> list[dict[str, Any]]:
+def displayed(world: OffsetsWorld, app: Application) -> list[dict[str, Any]]:
     return collect_startpoints(world.lake, world.systems(), app, world.now)["unreadable"]
 
 
@@ -71,7 +71,7 @@ NEWER = {"version": 2, "ssp": "fake.s.1", "where": "the middle"}
 
 
 @pytest.mark.parametrize(
-    ("ssp", "startpoint", "told"),
+    ("ssp", "startpoint", "reported"),
     [
         ("fake.s", StartpointOldest(), "'fake.s'.*SystemStreamPartition"),
         ("fake.s.0", StartpointOldest(), "'fake.s.0'.*SystemStreamPartition"),
@@ -82,9 +82,9 @@ NEWER = {"version": 2, "ssp": "fake.s.1", "where": "the middle"}
     ],
 )
 def test_types_are_checked_when_a_request_is_written(
-    world: OffsetsWorld, app: Application, ssp: Any, startpoint: Any, told: str
+    world: OffsetsWorld, app: Application, ssp: Any, startpoint: Any, reported: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reported):
         write_startpoint(world.startpoints(app), ssp, startpoint, **WHO)
     assert world.startpoints(app).read().waiting == []
 
@@ -128,7 +128,7 @@ OF_S1 = '["fake.s.1",null]'
         ('{"a":1}', 1),
     ],
 )
-def test_a_request_that_can_not_be_read_stops_nothing_is_shown_and_is_taken_back(
+def test_a_request_that_can_not_be_read_stops_nothing_is_displayed_and_is_taken_back(
     world: OffsetsWorld, app: Application, key: str, value: object
 ) -> None:
     put(world, "startpoints", key, value)
@@ -136,11 +136,11 @@ def test_a_request_that_can_not_be_read_stops_nothing_is_shown_and_is_taken_back
     report = world.run(app)
     assert world.output.batches[2].read() == {S0: ("@0", "@3")}
     assert any("a startpoint waits that is left alone" in text for text in report.startpoints)
-    (row,) = shown(world, app)
+    (row,) = displayed(world, app)
     assert row["partition"] in key
     done = cleared(world, app)
     assert [request.key for request in done.unreadable] == [key]
-    assert shown(world, app) == []
+    assert displayed(world, app) == []
     assert not any("left alone" in text for text in world.run(app).startpoints)
 
 
@@ -148,25 +148,25 @@ def test_no_request_takes_the_place_of_one_that_can_not_be_read(
     world: OffsetsWorld, app: Application
 ) -> None:
     put(world, "startpoints", OF_S1, stored(S1, version=2))
-    told = r"(?s)nothing is written.*would replace.*version 2.*clear"
-    with pytest.raises(ConfigurationError, match=told):
+    reported = r"(?s)nothing is written.*would replace.*version 2.*clear"
+    with pytest.raises(ConfigurationError, match=reported):
         write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
-    (shown_before,) = request_startpoints(
+    (displayed_before,) = request_startpoints(
         world.lake,
         world.systems(),
         app,
         build_requests([S1], StartpointOldest(), **WHO),
         dry_run=True,
     ).previews
-    assert f"{S1}: waiting, and can't be read" in str(shown_before.error)
-    told = (
+    assert f"{S1}: waiting, and can't be read" in str(displayed_before.error)
+    reported = (
         r"(?s)nothing is written.*waiting, and can't be read.*version 2.*clear MODULE:APP fake.s.1"
     )
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=reported):
         request_startpoints(
             world.lake, world.systems(), app, build_requests([S1], StartpointOldest(), **WHO)
         )
-    assert shown(world, app)[0]["partition"] == str(S1)
+    assert displayed(world, app)[0]["partition"] == str(S1)
     cleared(world, app, S1)
     write_startpoint(world.startpoints(app), S1, StartpointOldest(), **WHO)
     assert waiting_at(world.startpoints(app), S1) is not None
@@ -181,10 +181,10 @@ def test_what_was_written_for_a_text_and_deleted_before_stops_no_run(
     assert world.startpoints(app).delete_startpoint("fake.s")
     assert not world.startpoints(app).delete_startpoint("fake.s")
     world.run(app)
-    (row,) = shown(world, app)
+    (row,) = displayed(world, app)
     assert (row["partition"], row["handed_to"]) == ("fake.s", None)
     assert len(cleared(world, app).unreadable) == 1
-    assert shown(world, app) == []
+    assert displayed(world, app) == []
 
 
 def hand_out(world: OffsetsWorld, pending: list[Any], task: str = "Partition 1") -> None:
@@ -206,7 +206,7 @@ def test_only_the_partition_with_an_unreadable_startpoint_is_not_read(
         "fake.s.1: a startpoint was handed out that is left alone; nothing is read there until"
     )
     assert "version 2" in text
-    (row,) = shown(world, app)
+    (row,) = displayed(world, app)
     assert (row["partition"], row["handed_to"]) == ("fake.s.1", "Partition 1")
     assert handed_to(world.startpoints(app), "Partition 1") == {}
     (unread,) = world.startpoints(app).read().unreadable
@@ -223,7 +223,7 @@ def test_only_the_partition_with_an_unreadable_startpoint_is_not_read(
     assert world.reads(app) == [{S1: ("@3", "@4")}]
 
 
-def test_what_can_be_read_beside_it_stays_and_what_comes_later_waits_behind_it(
+def test_what_can_be_read_next_to_it_stays_and_what_comes_later_waits_behind_it(
     world: OffsetsWorld, app: Application
 ) -> None:
     task = {"Partition 1": [S1, S2]}
@@ -275,9 +275,9 @@ def test_other_entries_that_can_not_be_read_are_left_alone(
     put(world, "startpoints-fan-out", key, {"a": 1})
     world.ask(app, str(S0), StartpointOldest)
     assert world.reads(app) == [{S0: ("@0", "@3")}]
-    assert len(shown(world, app)) == 1
+    assert len(displayed(world, app)) == 1
     assert len(cleared(world, app).unreadable) == 1
-    assert shown(world, app) == []
+    assert displayed(world, app) == []
 
 
 def test_texts_in_place_of_partitions_are_refused_everywhere(

@@ -36,7 +36,7 @@ def sized(**streams: tuple[int, int]) -> Catalog:
     )
 
 
-def test_every_join_that_can_not_be_is_told_with_its_streams():
+def test_every_join_that_can_not_be_is_reported_with_its_streams():
     app = application()
     s = app.input_stream("lake.s")
     s.join(app.table(dataset("a", 4)), on="k", select=[]).join(
@@ -56,7 +56,7 @@ def test_every_join_that_can_not_be_is_told_with_its_streams():
         assert f"At {join}: " in error.next_step
 
 
-def test_the_lines_of_the_joins_are_told():
+def test_the_lines_of_the_joins_are_reported():
     app = application()
     s = app.input_stream("lake.s")
     s.join(app.table(dataset("a", 4)), on="k", select=[])
@@ -262,7 +262,7 @@ def test_what_agrees_takes_part_too_and_is_counted_with_the_most():
     assert dict(error.counts) == {"lake.s1": 8, "lake.s2": 4, "lake.t": 8}
 
 
-def test_what_was_brought_together_before_the_join_is_told():
+def test_what_was_brought_together_before_the_join_is_reported():
     app = application()
     both = app.input_stream("lake.s1").apply(Together(), app.input_stream("lake.s2"))
     both.filter("true").join(app.table(dataset("t", 4)), on="k", select=[])
@@ -271,7 +271,7 @@ def test_what_was_brought_together_before_the_join_is_told():
     assert 'At together-3: move lake.s2 with .partition_by("k") before it' in error.next_step
 
 
-def test_records_that_lie_by_other_columns_are_told_beside_counts():
+def test_records_that_are_partitioned_by_other_columns_are_reported_next_to_counts():
     app = application()
     by_x = StreamFacts("lake.x", 4, ("x",), SPARK)
     app.input_stream("lake.x").join(app.table(dataset("a", 4)), on="k", select=[])
@@ -282,7 +282,7 @@ def test_records_that_lie_by_other_columns_are_told_beside_counts():
     assert 'Write .partition_by("k") before join-2-a.' in error.next_step
 
 
-def test_where_only_the_columns_differ_both_joins_are_told():
+def test_where_only_the_columns_differ_both_joins_are_reported():
     app = application()
     facts = [StreamFacts(f"lake.{name}", 4, ("x",), SPARK) for name in ("x", "y")]
     for facts_of in facts:
@@ -308,7 +308,7 @@ def test_hundreds_of_conflicts_are_counted_beyond_the_first():
     assert len(str(error)) < 12_000
 
 
-def test_a_strict_application_is_not_told_to_let_the_planner_move_records():
+def test_a_strict_application_is_not_reported_to_let_the_planner_move_records():
     app = application(strict=True)
     app.input_stream("lake.s").join(app.table(dataset("t", 4)), on="k", select=[])
     typed = [StreamFacts(f"lake.{name}", 8, ("k",), SPARK, Schema.of(k="int")) for name in "st"]
@@ -318,7 +318,7 @@ def test_a_strict_application_is_not_told_to_let_the_planner_move_records():
     assert failure.value.argument == "strict"
 
 
-def test_the_same_change_is_told_once_and_one_join_is_counted_as_one():
+def test_the_same_change_is_reported_once_and_one_join_is_counted_as_one():
     app = application()
     s, table = app.input_stream("lake.s"), app.table(dataset("t", 4))
     for number in range(12):

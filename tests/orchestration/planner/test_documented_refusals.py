@@ -53,8 +53,8 @@ def raised_places() -> Iterator[tuple[str, int, int]]:
                 "PartitionCountMismatchError",
             ):
                 around = [f for f in functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
-                told = f"{path.name}, {around[-1].name}: {ast.unparse(node)}"
-                if not any(part in told for part in ELSEWHERE):
+                reported = f"{path.name}, {around[-1].name}: {ast.unparse(node)}"
+                if not any(part in reported for part in ELSEWHERE):
                     yield str(path), node.lineno, node.end_lineno or 0
 
 

@@ -81,11 +81,11 @@ def test_the_drawing_of_the_example_in_the_documentation_is_the_one_of_its_plan(
     """If not, run: adjunct plan dagster_adjunct.examples.flights.pipeline:app --format mermaid."""
     lake = open_lake(str(tmp_path / "lake"))
     create_streams(lake)
-    (shown,) = [
+    (displayed,) = [
         block for block in blocks_of(ROOT / "docs" / "planner.md") if block.language == "mermaid"
     ]
     assert (
-        shown.text.strip()
+        displayed.text.strip()
         == plan_application(flights, systems=systems_for(flights, lake=lake)).to_mermaid().strip()
     )
 

@@ -49,7 +49,7 @@ def test_an_operator_in_front_is_one_new_operator_though_it_renumbers_the_rest()
     )
 
 
-def test_what_an_operator_does_is_told_by_what_it_did() -> None:
+def test_what_an_operator_does_is_reported_by_what_it_did() -> None:
     def keep(condition: str) -> ExecutionPlan:
         return orders(after=lambda stream: stream.filter(condition))
 
@@ -58,8 +58,8 @@ def test_what_an_operator_does_is_told_by_what_it_did() -> None:
     )
 
 
-def test_counts_joins_and_exchanges_are_told() -> None:
-    told = "\n".join(orders(buckets=4).differences_from(orders()))
+def test_counts_joins_and_exchanges_are_reported() -> None:
+    reported = "\n".join(orders(buckets=4).differences_from(orders()))
     for part in (
         "operator partition-by-3 has 4 partitions, had 8",
         "stream app-partition-by-3 (intermediate) has 4 partitions, had 8",
@@ -67,18 +67,18 @@ def test_counts_joins_and_exchanges_are_told() -> None:
         "proven join join-4-u has 4 partitions, had 8",
         "exchange at partition-by-3 (partition_by) has 4 partitions, had 8",
     ):
-        assert part in told
-    told = "\n".join(orders(by="v").differences_from(orders()))
-    assert "operator send-to-5 is partitioned by v, was by k" in told
-    assert "exchange at send-to-5 (output) is partitioned by v, was by k" in told
+        assert part in reported
+    reported = "\n".join(orders(by="v").differences_from(orders()))
+    assert "operator send-to-5 is partitioned by v, was by k" in reported
+    assert "exchange at send-to-5 (output) is partitioned by v, was by k" in reported
 
 
-def test_the_order_of_a_table_and_columns_are_told() -> None:
-    told = planned(last_seen(tags(newest_by="at"))).differences_from(planned(last_seen(tags())))
-    assert any("keeps the order newest, kept per source partition" in line for line in told)
+def test_the_order_of_a_table_and_columns_are_reported() -> None:
+    reported = planned(last_seen(tags(newest_by="at"))).differences_from(planned(last_seen(tags())))
+    assert any("keeps the order newest, kept per source partition" in line for line in reported)
     assert any(
         line.startswith("note is gone: Table tags: order holds per source partition only")
-        for line in told
+        for line in reported
     )
     wider = planned(last_seen(tags()), scans(("tag",))).differences_from(planned(last_seen(tags())))
     assert any("keeps the order per key" in line for line in wider)
@@ -92,14 +92,14 @@ def test_the_order_of_a_table_and_columns_are_told() -> None:
     assert "operator map-5: the columns are in another order: k, v" in swapped
 
 
-def test_a_send_whose_marks_are_others_is_told() -> None:
-    told = planned(counts(None, None)).differences_from(planned(counts(None)))
-    assert any("marks applied records as counts#2, did as counts" in line for line in told)
+def test_a_send_whose_marks_are_others_is_reported() -> None:
+    reported = planned(counts(None, None)).differences_from(planned(counts(None)))
+    assert any("marks applied records as counts#2, did as counts" in line for line in reported)
     named = planned(counts("late", None)).differences_from(planned(counts(None)))
     assert not any("marks applied records" in line for line in named)
 
 
-def test_whatever_member_changes_is_told() -> None:
+def test_whatever_member_changes_is_reported() -> None:
     """Of both plans, each value in turn is made another: silence would be a difference that
     nobody hears of.
     """

@@ -111,13 +111,13 @@ def brute_force(app: Application):
     def begin(operator):
         return operator if operator.spec.role is not None else begin(operators[operator.inputs[0]])
 
-    def lies_by(operator):
+    def is_partitioned_by(operator):
         spec = operator.spec
         if isinstance(spec, PartitionBy):
             return spec.columns
         if isinstance(spec, Input | SendToStream):
             return ("k",)
-        before = lies_by(operators[operator.inputs[0]])
+        before = is_partitioned_by(operators[operator.inputs[0]])
         if isinstance(spec, MapFunction):
             return None
         if isinstance(spec, Map) and len(spec.expressions[-1]) > 1 and before == ("k",):
@@ -148,7 +148,7 @@ def brute_force(app: Application):
     wanted, conflict = components(counts, pairs, default)
     if conflict:
         return PartitionCountMismatchError, wanted
-    if any(lies_by(operators[join.inputs[0]]) != ("k",) for join in joins):
+    if any(is_partitioned_by(operators[join.inputs[0]]) != ("k",) for join in joins):
         return PlanningError, wanted
     return None, wanted
 
@@ -210,7 +210,7 @@ def test_planning_takes_steps_in_proportion_to_the_operators(auto):
 
 
 @pytest.mark.parametrize("chained", [False, True])
-def test_what_is_shown_and_stored_of_a_plan_grows_in_proportion_to_the_operators(chained):
+def test_what_is_displayed_and_stored_of_a_plan_grows_in_proportion_to_the_operators(chained):
     """Of many joins and many writers of one table, none repeats what the others have; nor does a
     branch of a branch.
     """

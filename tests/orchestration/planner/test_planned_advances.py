@@ -125,12 +125,12 @@ def test_the_plan_says_what_each_kind_of_dataset_needs_to_advance(
     assert [advance.dataset for advance in plan.advances] == ["d"]
     needed = needs_of(dataset)
     assert (named in needed) if named else (needed == "")
-    said = (
+    said_messages = (
         f"Dataset d is advanced with Spark, because of {needed}."
         if named
         else "few records are advanced without"
     )
-    assert said in plan.render()
+    assert said_messages in plan.render()
     assert "Dataset d is advanced" not in plan_of(dataset, engine="spark").render()
     assert ExecutionPlan.from_json(plan.to_json()) == plan
 

@@ -20,7 +20,7 @@ from tests.orchestration.planner.planning import application, catalog, dataset
 RULES = StreamFacts("lake.rules", 2, ("rule",), SPARK, Schema.of(rule="string", limit="int"))
 
 
-def test_each_task_reads_all_of_it_beside_its_own_partition() -> None:
+def test_each_task_reads_all_of_it_next_to_its_own_partition() -> None:
     app = application()
     app.input_stream("lake.s")
     app.input_stream("lake.rules", broadcast=True).send_to(
@@ -53,7 +53,7 @@ def test_it_constrains_no_count_and_is_no_member_of_a_join_group() -> None:
         build_plan(app, catalog(RULES, s=8, wide=16, other=16))
 
 
-def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
+def test_a_partitioned_dataset_is_not_matched_without_moving_first() -> None:
     for options, refused in (({}, True), ({"auto_repartition": True}, False)):
         app = application(**options)
         app.input_stream("lake.s")
@@ -73,7 +73,7 @@ def test_a_partitioned_dataset_is_not_met_without_moving_first() -> None:
             ]
 
 
-def test_a_broadcast_dataset_is_met_as_it_is() -> None:
+def test_a_broadcast_dataset_is_matched_as_it_is() -> None:
     app = application()
     app.input_stream("lake.s")
     rules = app.input_stream("lake.rules", broadcast=True).map("*", "rule as k")

@@ -21,8 +21,8 @@ def test_there_are_as_many_copies_as_tasks() -> None:
     visits.partition_by("v", partitions=6).send_to(
         app.output_stream("lake.out", partitions=9, key="v")
     )
-    told = visits.filter("v > 0").broadcast()
-    kept = told.join(app.table(dataset("names")), on="k", how="left", select=["name"])
+    reported = visits.filter("v > 0").broadcast()
+    kept = reported.join(app.table(dataset("names")), on="k", how="left", select=["name"])
     planned = build_plan(
         app,
         catalog(VISITS, StreamFacts("lake.names", 1, schema=Schema.of(k="string", name="string"))),
@@ -32,14 +32,14 @@ def test_there_are_as_many_copies_as_tasks() -> None:
     assert planned.operator(kept.operator).columns == ("k", "v", "task", "name")
     assert [
         (exchange.operator, exchange.reason, exchange.partitions) for exchange in planned.exchanges
-    ][-1] == (told.operator, "broadcast", 6)
+    ][-1] == (reported.operator, "broadcast", 6)
     assert re.search(
         r"app-broadcast-5 +broadcast +6 +task +task number +one for each task", planned.render()
     )
     assert str(planned.tasks[5].ssps) == "()"
 
 
-def test_a_partitioned_dataset_is_met_behind_a_shuffle_only() -> None:
+def test_a_partitioned_dataset_is_matched_behind_a_shuffle_only() -> None:
     app = application()
     app.input_stream("lake.visits").broadcast().join(app.table(dataset("t", 4)), on="k")
     with pytest.raises(PlanningError) as failure:

@@ -55,7 +55,7 @@ def test_what_is_cast_is_of_its_new_type_and_has_to_move() -> None:
 
 
 @pytest.mark.parametrize(("stream", "dataset"), [(None, INT), (INT, None), (None, None)])
-def test_types_that_are_not_known_are_said_to_be_unproven(
+def test_types_that_are_not_known_are_reported_as_unproven(
     stream: Schema | None, dataset: Schema | None
 ) -> None:
     app = application()

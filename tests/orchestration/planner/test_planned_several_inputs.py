@@ -56,7 +56,7 @@ def test_counts_travel_across_joins_of_streams_to_those_that_are_open() -> None:
     assert [edge.partitions for edge in build_plan(alone, catalog(s0=3, s1=4)).streams][-1] == 5
 
 
-def test_each_input_lies_by_its_own_columns() -> None:
+def test_each_input_is_partitioned_by_its_own_columns() -> None:
     app = application()
     moved = app.input_stream("lake.s2").partition_by("id")
     app.input_stream("lake.s1").apply(StreamJoin((("k",), ("id",))), moved)
@@ -121,7 +121,7 @@ def test_what_lies_alike_in_all_inputs_lies_so_together() -> None:
     assert failure.value.operator == "join-4-t"
 
 
-def test_a_count_that_comes_from_what_is_together_is_told_by_one_of_its_streams() -> None:
+def test_a_count_that_comes_from_what_is_together_is_reported_by_one_of_its_streams() -> None:
     app = application()
     both = app.input_stream("lake.s1").apply(Together(), app.input_stream("lake.s2"))
     app.input_stream("lake.s3").partition_by("k").apply(BY_K, both)
@@ -129,7 +129,7 @@ def test_a_count_that_comes_from_what_is_together_is_told_by_one_of_its_streams(
     assert (moved.partitions, moved.count_from) == (4, "inferred from lake.s1 in stream-join-6")
 
 
-def test_what_lies_in_other_counts_is_together_in_none_that_is_known() -> None:
+def test_what_is_stored_in_other_counts_is_together_in_none_that_is_known() -> None:
     app = application()
     app.input_stream("lake.s1").apply(Together(), app.input_stream("lake.s2"))
     together = build_plan(app, catalog(s1=4, s2=5)).operator("together-3")
@@ -137,7 +137,7 @@ def test_what_lies_in_other_counts_is_together_in_none_that_is_known() -> None:
     assert build_plan(app, catalog(s1=4, s2=4)).operator("together-3").partitioned_by == ("k",)
 
 
-def test_what_lies_by_other_columns_is_together_by_none() -> None:
+def test_what_is_partitioned_by_other_columns_is_together_by_none() -> None:
     app = application()
     app.input_stream("lake.s1").partition_by("x").apply(
         Together(), app.input_stream("lake.s2")

@@ -202,8 +202,8 @@ def test_mistakes_in_the_declaration_are_named() -> None:
         ({"key": "k", "schema": {"k": "string"}, "partitions": 2}, "expected a Schema"),
         ({"key": "k", "schema": COUNTS, "partitions": 2, "partition_by": "n"}, "not in its key"),
     ]
-    for arguments, told in wrong:
-        with pytest.raises((ConfigurationError, PlanningError), match=told):
+    for arguments, reported in wrong:
+        with pytest.raises((ConfigurationError, PlanningError), match=reported):
             app.local_table("counts", **arguments)  # type: ignore[arg-type]
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=2)
     with pytest.raises(PlanningError, match="twice"):
@@ -217,7 +217,7 @@ def test_mistakes_in_the_declaration_are_named() -> None:
     assert caught.value.argument == "deleted"
 
 
-def test_what_changed_of_the_state_is_told_in_a_plan_s_differences() -> None:
+def test_what_changed_of_the_state_is_reported_in_a_plan_s_differences() -> None:
     older = counting(application())
     app = application()
     counts = app.local_table("counts", key="k", schema=COUNTS, partitions=4)

@@ -47,7 +47,7 @@ def joining(auto: bool = False, **options: Any) -> Application:
     return app
 
 
-def test_both_sides_lie_by_the_key_and_so_does_what_leaves() -> None:
+def test_both_sides_are_partitioned_by_the_key_and_so_does_what_leaves() -> None:
     plan = assert_plannable(joining(), given())
     joined = next(operator for operator in plan.operators if operator.kind == "stream-join")
     assert (joined.partitions, joined.partitioned_by) == (2, ("k",))
@@ -123,10 +123,10 @@ def test_streams_that_meet_and_windows_are_listed_apart_from_joins_with_datasets
     assert _JOINS not in assert_plannable(joining(), given()).render(), (
         "nothing is joined with a dataset"
     )
-    told = assert_plannable(with_all("n"), streams).differences_from(plan)
+    reported = assert_plannable(with_all("n"), streams).differences_from(plan)
     assert any(
-        line.startswith("state at window-6-sums is partitioned by n, was by k") for line in told
-    ), told
+        line.startswith("state at window-6-sums is partitioned by n, was by k") for line in reported
+    ), reported
 
 
 _JOINS = "Joins that need no exchange on the dataset's side"
@@ -201,7 +201,7 @@ def test_a_bound_is_a_time_or_two(within: Any) -> None:
     assert failure.value.argument == "within"
 
 
-def test_what_is_longer_than_times_can_be_is_refused_where_it_is_said() -> None:
+def test_what_is_longer_than_times_can_be_is_refused_where_it_is_reported() -> None:
     for kind in (Tumbling, Session):
         with pytest.raises(ConfigurationError) as failure:
             kind(timedelta.max)
@@ -279,7 +279,7 @@ def test_state_rejects_incomparable_keys_and_types_that_the_lake_lacks() -> None
     assert (caught.value.operator, caught.value.column) == ("window-4-w", "even")
 
 
-def test_updates_of_a_window_that_count_again_are_told() -> None:
+def test_updates_of_a_window_that_count_again_are_reported() -> None:
     def counted(condition: str | None, **options: Any) -> Application:
         app = Application("app", **options)
         clicks = app.input_stream("lake.left", event_time="at")
@@ -290,10 +290,10 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
         minutes.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
         return app
 
-    told = [
+    reported = [
         note for note in assert_plannable(counted("n > 0"), given()).notes if "each update" in note
     ]
-    assert told == [
+    assert reported == [
         "window-4-h gets each update of a window of window-2-m as a separate record. "
         'Keep only final results: .filter("final").'
     ]
@@ -301,8 +301,8 @@ def test_updates_of_a_window_that_count_again_are_told() -> None:
     minutes = app.input_stream("lake.left", event_time="at").window(
         Tumbling(MINUTE), by="k", name="m", aggregates={"n": Count()}, results="updates"
     )
-    shown = minutes.with_columns(shown="if(final, 1, 0)")
-    shown.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
+    displayed = minutes.with_columns(shown="if(final, 1, 0)")
+    displayed.window(Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()})
     assert [note for note in assert_plannable(app, given()).notes if "each update" in note], (
         "it lets all through"
     )
@@ -337,8 +337,8 @@ def test_only_a_condition_that_holds_for_final_results_alone_lets_no_update_thro
     minutes.filter(condition).window(
         Tumbling(60 * MINUTE), by="k", name="h", aggregates={"n": Count()}
     )
-    told = [note for note in assert_plannable(app, given()).notes if "each update" in note]
-    assert bool(told) is not final
+    reported = [note for note in assert_plannable(app, given()).notes if "each update" in note]
+    assert bool(reported) is not final
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_key_of_the_name_of_what_windows_keep_is_refused_where_it_is_planned(n
 
 
 @pytest.mark.parametrize("name", ["expires$", "record$", "at$", "behind$"])
-def test_a_function_of_all_columns_is_refused_one_that_is_kept_beside_records(name: str) -> None:
+def test_a_function_of_all_columns_is_refused_one_that_is_kept_next_to_records(name: str) -> None:
     columns = {"k": "string", "at": "timestamp", name: "int"}
     stream = TestStream(Schema.of(**columns), key="k", partitions=2)
     app = Application("app")

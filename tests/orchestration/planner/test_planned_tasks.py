@@ -29,7 +29,7 @@ def planned(tasks: int | None, partitions: int = 6, other: int = 4):
     return build_plan(app, catalog(RULES, s=partitions, r=other, d=1, small=1))
 
 
-def test_each_partition_number_is_a_task_unless_said_otherwise():
+def test_each_partition_number_is_a_task_unless_declared_otherwise():
     tasks = planned(None).tasks
     assert [task.name for task in tasks] == [f"Partition {number}" for number in range(6)]
     assert tasks == planned(6).tasks == planned(100).tasks

@@ -89,11 +89,11 @@ def notes_of(app: Application, catalog: Catalog) -> list[str]:
 def test_columns_of_unknown_types_that_a_stream_has_are_unproven() -> None:
     """A strict application is refused."""
     unknown = ("k", "nth_of(k) as v", "nth_of(v) as w")
-    told = (
+    reported = (
         "send-to-3: the types of 'v' (to be int), 'w' (to be string), as stream lake.out declares,"
         " are not known"
     )
-    assert told in " ".join(notes_of(sending(*unknown), world(k="string", v="int", w="string")))
+    assert reported in " ".join(notes_of(sending(*unknown), world(k="string", v="int", w="string")))
     app = Application("app", strict=True)
     app.input_stream("lake.s").map(*unknown).send_to(
         app.output_stream("lake.out", partitions=2, key="k")

@@ -73,9 +73,9 @@ def test_a_dataset_that_was_built_under_another_declaration_is_noted_as_the_run_
     advance(unbounded_dataset("ref", input="lake.ref", key="id", partitions=1), streams)
     app = joining(WRONG[what])
     note = noted(app, streams)
-    with pytest.raises(DatasetError) as told:
+    with pytest.raises(DatasetError) as reported:
         run(app, streams)
-    assert f"{what} is" in told.value.problem
+    assert f"{what} is" in reported.value.problem
     assert f"{what} is" in note
     assert "Its next advance fails" in note
 

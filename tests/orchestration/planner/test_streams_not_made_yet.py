@@ -81,9 +81,9 @@ def test_records_lie_right_in_a_stream_whose_system_says_how_it_will_spread_them
         edge for edge in planned(streams, saying(None), app).streams if edge.name == "fake.out"
     ]
     assert edge.partitioner == "unknown"
-    told = planned(streams, saying(NewStreams("spark-murmur3")), app)
-    (edge,) = [edge for edge in told.streams if edge.name == "fake.out"]
-    assert (edge.partitioner, told.exchanges) == ("spark-murmur3", ())
+    reported = planned(streams, saying(NewStreams("spark-murmur3")), app)
+    (edge,) = [edge for edge in reported.streams if edge.name == "fake.out"]
+    assert (edge.partitioner, reported.exchanges) == ("spark-murmur3", ())
 
 
 def test_the_lake_is_what_it_says(streams: LakeStreams) -> None:

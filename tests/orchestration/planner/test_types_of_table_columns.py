@@ -36,7 +36,7 @@ NEVER = [
 ]
 
 
-def told(column: str, sent: str | None, declared: str | None = None) -> str:
+def reported(column: str, sent: str | None, declared: str | None = None) -> str:
     """What is said where `sent` goes into a column of the table; "" where it may."""
     columns = COLUMNS | ({} if declared is None else {column: declared})
     store = SqliteTable("t.sqlite", "t", "key", columns=COLUMNS)
@@ -51,8 +51,9 @@ def told(column: str, sent: str | None, declared: str | None = None) -> str:
 @pytest.mark.parametrize("sent", NEVER)
 @pytest.mark.parametrize("column", ["text", "at", "j", "texts", "n", "key"])
 def test_types_that_no_column_takes_are_refused(column: str, sent: str) -> None:
-    assert f"table t has the column '{column}' as {COLUMNS[column]}, and {sent} is sent" in told(
-        column, sent
+    assert (
+        f"table t has the column '{column}' as {COLUMNS[column]}, and {sent} is sent"
+        in reported(column, sent)
     )
 
 
@@ -60,15 +61,15 @@ def test_types_that_no_column_takes_are_refused(column: str, sent: str) -> None:
     "sent", ["struct<a:int>", "array<string>", "array<struct<a:int>>", "array<array<string>>"]
 )
 def test_what_has_parts_is_no_plain_value_and_may_be_json(sent: str) -> None:
-    assert f"and {sent} is sent. Convert it to text: to_json(text)." in told("text", sent)
-    assert told("j", sent) == ""
+    assert f"and {sent} is sent. Convert it to text: to_json(text)." in reported("text", sent)
+    assert reported("j", sent) == ""
 
 
 @pytest.mark.parametrize(
     "sent", ["struct<map:int,time:string,interval:int,date:int>", "string", "double", "array<int>"]
 )
 def test_json_takes_what_it_can_hold(sent: str) -> None:
-    assert told("j", sent) == ""
+    assert reported("j", sent) == ""
     for part in (
         "timestamp_ntz",
         "map<string,int>",
@@ -78,8 +79,8 @@ def test_json_takes_what_it_can_hold(sent: str) -> None:
         "decimal(9,2)",
         "binary",
     ):
-        assert "is sent" in told("j", f"struct<a:int,b:{part}>")
-        assert "is sent" in told("j", part)
+        assert "is sent" in reported("j", f"struct<a:int,b:{part}>")
+        assert "is sent" in reported("j", part)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +94,13 @@ def test_json_takes_what_it_can_hold(sent: str) -> None:
         ),
     ],
 )
-def test_what_json_does_not_hold_is_told_how_it_becomes_something_else(
+def test_what_json_does_not_hold_is_reported_how_it_becomes_something_else(
     sent: str, step: str
 ) -> None:
-    assert told("j", sent).endswith(f"is sent. {step}")
+    assert reported("j", sent).endswith(f"is sent. {step}")
 
 
-def told_of(update: Update, store: Any = None, **known: str) -> str:
+def reported_of(update: Update, store: Any = None, **known: str) -> str:
     """What is said of an update by a stream of a text and a number, with what Spark knows of the
     update's columns.
     """
@@ -117,12 +118,12 @@ def told_of(update: Update, store: Any = None, **known: str) -> str:
 
 
 def test_members_are_added_to_json_and_nothing_else_is() -> None:
-    assert told_of(Update(add=(("j", "named_struct('n', n)"),))) == ""
-    assert told_of(Update(add=(("j", "null"),))) == ""
-    told_of_number = told_of(Update(add=(("j", "n"),)))
+    assert reported_of(Update(add=(("j", "named_struct('n', n)"),))) == ""
+    assert reported_of(Update(add=(("j", "null"),))) == ""
+    reported_of_number = reported_of(Update(add=(("j", "n"),)))
     assert (
         "'j' as json, and bigint is added to it. Add members to it: named_struct('…', n)."
-        in told_of_number
+        in reported_of_number
     )
 
 
@@ -131,38 +132,42 @@ def test_members_are_added_to_json_and_nothing_else_is() -> None:
 )
 def test_what_spark_alone_knows_of_what_is_added_is_refused_too(column: str, kind: str) -> None:
     update = Update(add=((column, "told_by_spark"),))
-    assert told_of(update) == ""
-    assert f"'{column}' as {COLUMNS[column]}, and {kind} is sent" in told_of(
+    assert reported_of(update) == ""
+    assert f"'{column}' as {COLUMNS[column]}, and {kind} is sent" in reported_of(
         update, **{column: kind}
     )
 
 
 def test_only_a_store_that_can_has_lists_in_json_appended_to() -> None:
     update = Update(append=(("j", "n"),))
-    assert "'j' as json, and an update would append to it. Append to an array." in told_of(update)
-    assert told_of(update, DynamoDbTable("t", "key", columns=COLUMNS)) == ""
+    assert "'j' as json, and an update would append to it. Append to an array." in reported_of(
+        update
+    )
+    assert reported_of(update, DynamoDbTable("t", "key", columns=COLUMNS)) == ""
 
 
 def test_the_expression_of_an_update_is_what_is_to_be_cast() -> None:
-    assert told_of(Update(set=(("n", "word"),))).endswith("is sent. Cast it: cast(word as bigint).")
+    assert reported_of(Update(set=(("n", "word"),))).endswith(
+        "is sent. Cast it: cast(word as bigint)."
+    )
 
 
 @pytest.mark.parametrize("sent", [None, "void", "string collate UTF8_LCASE", "varchar(10)"])
 def test_what_is_not_known_and_what_is_null_may_be_any(sent: str | None) -> None:
-    assert told("text", sent) == ""
+    assert reported("text", sent) == ""
 
 
 @pytest.mark.parametrize("sent", ["array<void>", "array<string>", "array<varchar(3)>", "void"])
 def test_lists_take_lists_of_their_elements(sent: str) -> None:
-    assert told("texts", sent) == ""
+    assert reported("texts", sent) == ""
 
 
 @pytest.mark.parametrize(
     "sent", ["array<int>", "array<array<string>>", "array<binary>", "array<timestamp_ntz>"]
 )
 def test_lists_of_other_elements_are_refused(sent: str) -> None:
-    assert f"as array<string>, and {sent} is sent" in told("texts", sent)
+    assert f"as array<string>, and {sent} is sent" in reported("texts", sent)
 
 
 def test_a_type_that_only_the_store_knows_takes_what_comes() -> None:
-    assert told("text", "map<string,int>", declared="hstore") == ""
+    assert reported("text", "map<string,int>", declared="hstore") == ""

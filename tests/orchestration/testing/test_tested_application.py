@@ -135,21 +135,21 @@ def test_small_batches_are_counted_and_a_limit_is_kept(spark: SparkSession) -> N
 
 
 @pytest.mark.parametrize(
-    "told_by",
+    "reported_by",
     [
         "name",
         *(pytest.param(other, marks=pytest.mark.long) for other in ("marker", "date=%Y-%m-%d")),
     ],
 )
-def test_versions_are_dated_by_the_test_whatever_tells_it_in_production(
-    spark: SparkSession, told_by: str
+def test_versions_are_dated_by_the_test_whatever_reports_it_in_production(
+    spark: SparkSession, reported_by: str
 ) -> None:
     def day(number: int) -> datetime:
         return datetime(2026, 1, number, tzinfo=UTC)
 
     app = Application("flown")
     planes = bounded_dataset(
-        "planes", input="lake.planes", key="tail", partitions=2, valid_from=told_by
+        "planes", input="lake.planes", key="tail", partitions=2, valid_from=reported_by
     )
     flights = app.input_stream("lake.flights")
     flown = flights.join(app.table(planes), on="tail", how="left", select=["seats"], as_of="at")
@@ -180,7 +180,7 @@ def test_versions_are_dated_by_the_test_whatever_tells_it_in_production(
             "a": None,
             "b": 4,
         }
-        assert planes.valid_from == told_by
+        assert planes.valid_from == reported_by
 
 
 def test_a_time_is_asked_for_where_versions_have_one_and_refused_elsewhere() -> None:
@@ -219,7 +219,7 @@ class Service(TableWriteFunction[str, Any, Any]):
 
 
 def test_a_users_table_function_is_not_called_but_its_limits_hold(spark: SparkSession) -> None:
-    def told(update: bool) -> Application:
+    def reported(update: bool) -> Application:
         app = Application("told")
         table = app.table(RemoteTable("service", key="visitor", write_function=Service()))
         visits = app.input_stream("lake.visits").map("visitor", "shop")
@@ -229,12 +229,12 @@ def test_a_users_table_function_is_not_called_but_its_limits_hold(spark: SparkSe
             visits.send_to(table)
         return app
 
-    with TestApplication(told(False), STREAMS) as test:
+    with TestApplication(reported(False), STREAMS) as test:
         test.input("lake.visits", VISITS[:2])
         assert {
             key: record["shop"] for key, record in test.run(spark).table("service").items()
         } == {"ann": "n", "bob": "s"}
-    with TestApplication(told(True), STREAMS) as test, pytest.raises(PlanningError) as failure:
+    with TestApplication(reported(True), STREAMS) as test, pytest.raises(PlanningError) as failure:
         test.run(spark)
     assert failure.value.operator == "send-to-table-3-service"
 
@@ -251,7 +251,7 @@ def test_an_undescribed_stream_has_the_columns_of_all_its_first_records() -> Non
     assert failure.value.stream == "lake.visits"
 
 
-def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> None:
+def test_mistakes_are_reported_as_in_production_and_before_spark(tmp_path: Path) -> None:
     def no_session() -> SparkSession:
         raise AssertionError("Spark was asked for")
 

@@ -187,7 +187,7 @@ def test_no_rows_make_no_file_and_nothing_stays_in_staging(tmp_path: Path) -> No
     assert list(store.list("")) == []
 
 
-def test_the_range_of_a_timestamp_column_stands_in_the_stats() -> None:
+def test_the_range_of_a_timestamp_column_is_in_the_stats() -> None:
     schema = Schema.of(at="timestamp")
     data = pa.table({"at": pa.array([5, None, 3], pa.timestamp("us", tz="UTC"))})
     layout = BucketLayout(schema, (), 1)

@@ -73,7 +73,7 @@ class ScriptedSegments:
         text = TextSerializer()
         return KeyValueTable(id, KeyValueTableConfiguration(partitions, **more), self, text, text)
 
-    def met(self, kind: str, partition: int, keys: int) -> Lose | None:
+    def matched(self, kind: str, partition: int, keys: int) -> Lose | None:
         """Note a request; raise what the script says of it."""
         self.asked.append((kind, partition, keys, time.monotonic()))
         fault = self.script.pop(0) if self.script else self.repeat
@@ -93,7 +93,7 @@ class ScriptedSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
-        fault = self._backend.met("apply", self._partition, len(changes))
+        fault = self._backend.matched("apply", self._partition, len(changes))
         if not (repeated and token in self._backend.tokens):
             self._apply(changes, token)
         if fault is not None:
@@ -101,12 +101,12 @@ class ScriptedSegment:
             raise fault.error
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
-        self._backend.met("get", self._partition, len(keys))
+        self._backend.matched("get", self._partition, len(keys))
         return [self._entries.get(key) for key in keys]
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         assert not within.is_empty
-        self._backend.met("page", self._partition, limit)
+        self._backend.matched("page", self._partition, limit)
         inside = sorted(
             k for k in self._entries if within.start <= k and (within.end is None or k < within.end)
         )

@@ -112,10 +112,10 @@ def test_a_table_key_has_these_bytes(family: str | None, key: bytes, stored: byt
     [("f" * 8190, b"k"), ("é" * 4095, b"k"), ("f", b"k" * 8190), (None, b"k" * 8191)],
 )
 def test_a_byte_more_than_fits_is_refused(family: str | None, key: bytes) -> None:
-    with pytest.raises(KeyTooLongError) as told:
+    with pytest.raises(KeyTooLongError) as reported:
         CODER.table_key(CODER.prefix(family), key)
-    assert told.value.size is not None
-    assert told.value.size == 8191
+    assert reported.value.size is not None
+    assert reported.value.size == 8191
 
 
 @pytest.mark.parametrize("family", ["f" * 8191, "é" * 4096, "😀" * 2048])

@@ -78,9 +78,9 @@ def test_a_table_holds_what_a_dictionary_holds(steps: list[Any]) -> None:
                 else:
                     versions = table.apply(changes, family=family)
             except ConditionsNotMetError as error:
-                told = {failure.key: failure.found for failure in error.failures}
+                reported = {failure.key: failure.found for failure in error.failures}
             else:
-                told = {}
+                reported = {}
                 for change, version in zip(changes, versions, strict=True):
                     if version is None:
                         model.pop((family, change.key), None)
@@ -88,7 +88,7 @@ def test_a_table_holds_what_a_dictionary_holds(steps: list[Any]) -> None:
                         assert version not in seen.setdefault((family, change.key), [])
                         seen[family, change.key].append(version)
                         model[family, change.key] = (change.value, version)
-            assert told == failing
+            assert reported == failing
             backend.script = []
             asked = [TableKey(f, key) for f in "fg" for key in "abc"]
             entries = table.get_all(asked)
@@ -96,10 +96,12 @@ def test_a_table_holds_what_a_dictionary_holds(steps: list[Any]) -> None:
                 model.get((key.family or "", key.key)) for key in asked
             ]
     for family in "fg":
-        met = [
+        matched = [
             (entry.key.key, entry.value) for page in table.entries(family) for entry in page.items
         ]
-        assert met == sorted((key, value) for (f, key), (value, _) in model.items() if f == family)
+        assert matched == sorted(
+            (key, value) for (f, key), (value, _) in model.items() if f == family
+        )
 
 
 def _change(

@@ -90,7 +90,7 @@ def test_keys_of_families_and_of_none_are_different_keys(table: Table) -> None:
     assert [entry and entry.value for entry in table.get_all(asked)] == ["none", "a", "b", "none"]
 
 
-def test_a_condition_that_does_not_hold_tells_the_version_found(table: Table) -> None:
+def test_a_condition_that_does_not_hold_reports_the_version_found(table: Table) -> None:
     version = table.put("k", "1", family="f")
     table.remove("gone", family="f")
     old = table.replace("k", "2", version, family="f")
@@ -411,9 +411,9 @@ def test_an_error_says_as_facts_all_that_is_known_of_what_it_refuses(
     limits = SegmentLimits(key=8, value=8, changes=3, request=40, family_prefix=52)
     with pytest.raises(KeyValueTableError) as caught:
         call(BlockingKeyValueTable(ScriptedSegments(limits=limits).table()))
-    told = caught.value.facts
-    told |= {"failures": len(told["failures"])} if "failures" in told else {}
-    assert told == {"scope": "scope", "table": "table", "family": FAMILY} | facts
+    reported = caught.value.facts
+    reported |= {"failures": len(reported["failures"])} if "failures" in reported else {}
+    assert reported == {"scope": "scope", "table": "table", "family": FAMILY} | facts
 
 
 def test_what_ends_a_table_names_the_family_that_was_asked_for() -> None:
@@ -510,7 +510,7 @@ def test_without_a_loop_partitions_are_read_at_once_and_end_before_an_error() ->
     assert sorted(ended) == [0, 1, 3]
 
 
-def test_a_serializer_that_fails_or_makes_no_bytes_is_told_with_the_table(
+def test_a_serializer_that_fails_or_makes_no_bytes_is_reported_with_the_table(
     backend: ScriptedSegments,
 ) -> None:
     def broken(value: Any) -> Any:

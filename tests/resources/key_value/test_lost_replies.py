@@ -136,7 +136,7 @@ def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(
         table.put("k", "1")
 
 
-def test_what_did_nothing_is_tried_again_and_then_told_as_it_is(
+def test_what_did_nothing_is_tried_again_and_then_reported_as_it_is(
     backend: Any, table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeating, "RETRY_SECONDS", 0.2)
@@ -156,7 +156,7 @@ def test_what_did_nothing_is_tried_again_and_then_told_as_it_is(
             request()
 
 
-def test_what_asking_again_does_not_help_is_told_at_once(backend: Any, table: Any) -> None:
+def test_what_asking_again_does_not_help_is_reported_at_once(backend: Any, table: Any) -> None:
     for error in (TableAccessError("no entry.", ""), KeyValueTableSealedError("sealed.", "")):
         backend.script = [error]
         with pytest.raises(type(error)):

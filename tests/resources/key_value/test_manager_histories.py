@@ -176,7 +176,7 @@ def in_some_order(events: Sequence[Event]) -> bool:
     return possible(frozenset(), None)
 
 
-def test_the_checker_tells_right_from_wrong() -> None:
+def test_the_checker_reports_right_from_wrong() -> None:
     made = [Event("create 1", True, 0, 2), Event("create 1", False, 1, 3)]
     assert in_some_order(made)
     assert not in_some_order([Event("create 1", True, 0, 2), Event("create 1", True, 1, 3)])

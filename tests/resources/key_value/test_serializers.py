@@ -278,7 +278,7 @@ def test_bytes_of_something_else_are_refused(serializer: Any, stored: bytes) -> 
         serializer.from_bytes(stored)
 
 
-def test_what_a_model_refuses_is_told_by_its_fields_or_of_the_whole() -> None:
+def test_what_a_model_refuses_is_reported_by_its_fields_or_of_the_whole() -> None:
     with pytest.raises(SerializationError, match=r"the whole document: low is above high(\W|$)"):
         ModelSerializer(Range).from_bytes(b'{"low":2,"high":1}')
     with pytest.raises(

@@ -60,7 +60,7 @@ def resumed(pages: Callable[[IteratorState | None], Any], size: int) -> list[Any
     st.none() | _KEYS,
     st.none() | _KEYS,
 )
-def test_a_family_is_met_in_the_order_of_its_keys_bytes(
+def test_a_family_is_matched_in_the_order_of_its_keys_bytes(
     keys: set[tuple[str | None, str]],
     size: int,
     longest: int,
@@ -91,7 +91,7 @@ def test_a_family_is_met_in_the_order_of_its_keys_bytes(
 
 
 @given(st.sets(st.tuples(st.sampled_from([None, "f", "gg"]), _KEYS)), st.integers(1, 4))
-def test_a_whole_table_is_met_by_partition_then_by_table_key(
+def test_a_whole_table_is_matched_by_partition_then_by_table_key(
     keys: set[tuple[str | None, str]], size: int
 ) -> None:
     table = filled(keys)
@@ -123,18 +123,18 @@ def test_a_prefix_may_end_in_the_middle_of_a_character() -> None:
     assert [key.key for page in table.keys("f", prefix=b"\xc3") for key in page.items] == ["é", "ê"]
 
 
-def test_while_others_write_each_key_is_met_once_and_those_that_stay_are_met() -> None:
+def test_while_others_write_each_key_is_matched_once_and_those_that_stay_are_matched() -> None:
     table = filled([("f", f"{n:03}") for n in range(0, 100, 2)])
-    met: list[str] = []
+    matched: list[str] = []
     for turn, page in enumerate(table.keys("f", page_size=7)):
-        met += [key.key for key in page.items]
-        table.put(met[-1], "again", family="f")
+        matched += [key.key for key in page.items]
+        table.put(matched[-1], "again", family="f")
         table.put("000", "again", family="f")
         table.put(f"{2 * turn + 1:03}", "new", family="f")
         table.remove("098", family="f")
-    assert met == sorted(set(met))
-    assert {f"{n:03}" for n in range(0, 98, 2)} <= set(met)
-    assert "098" not in met
+    assert matched == sorted(set(matched))
+    assert {f"{n:03}" for n in range(0, 98, 2)} <= set(matched)
+    assert "098" not in matched
 
 
 def test_behind_the_last_page_its_state_gives_what_came_since() -> None:
@@ -152,11 +152,11 @@ def test_a_page_that_is_known_to_be_the_last_is_not_asked_behind() -> None:
     backend = ScriptedSegments()
     table = filled([("f", "b"), ("f", "c"), ("g", "x")], backend)
     backend.asked.clear()
-    met = []
+    matched = []
     for page in table.entries("f"):
-        met += [entry.key.key for entry in page.items]
+        matched += [entry.key.key for entry in page.items]
         table.put_all([("a", "new"), ("d", "new")], family="f")
-    assert met == ["b", "c"]
+    assert matched == ["b", "c"]
     assert [kind for kind, *_ in backend.asked] == ["page", "apply"]
     backend.asked.clear()
     assert [len(page.items) for page in table.keys("f", page_size=2)] == [2, 2]
@@ -221,15 +221,15 @@ def test_a_state_is_refused_by_any_other_iteration(
     ] == ["b"]
 
 
-def test_a_state_is_refused_by_other_partitions_and_by_a_table_that_was_created_anew() -> None:
+def test_a_state_is_refused_by_other_partitions_and_by_a_table_that_was_recreated() -> None:
     backend = ScriptedSegments()
     table = filled([(None, f"{n}") for n in range(20)], backend)
     state = next(table.all_entries(page_size=1)).state
     with pytest.raises(IteratorStateError):
         next(table.all_entries(partitions=[0, 1], state=state))
-    anew = backend.table(id=TableId(ID.scope, ID.name, "00000000000000a2"))
+    renewed = backend.table(id=TableId(ID.scope, ID.name, "00000000000000a2"))
     with pytest.raises(IteratorStateError):
-        next(BlockingKeyValueTable(anew).all_entries(state=state))
+        next(BlockingKeyValueTable(renewed).all_entries(state=state))
 
 
 @given(st.integers(0, 60), st.integers(1, 255))
@@ -252,7 +252,7 @@ def test_a_state_has_these_bytes_and_can_be_pickled() -> None:
 
 
 @pytest.mark.parametrize("stored", [b"", b"\0", b"\0\2\xff\xff key"])
-def test_what_somebody_else_stored_as_a_key_is_told_with_the_table(stored: bytes) -> None:
+def test_what_somebody_else_stored_as_a_key_is_reported_with_the_table(stored: bytes) -> None:
     backend = ScriptedSegments()
     table = filled([("f", "a"), (None, "b")], backend)
     backend.stored[0] = {stored: StoredEntry(stored, b"v" * 16, b"value")}

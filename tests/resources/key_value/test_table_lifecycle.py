@@ -69,7 +69,7 @@ def test_a_table_that_is_being_deleted_goes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "reported"),
     [
         ({"partitions": 8}, r"partitions 4 \(wanted: 8\)"),
         ({"longest_key": 10}, r"longest_key None \(wanted: 10\)"),
@@ -80,8 +80,10 @@ def test_a_table_that_is_being_deleted_goes_first() -> None:
         ),
     ],
 )
-def test_another_configuration_is_refused_and_told(other: dict[str, object], told: str) -> None:
-    with pytest.raises(KeyValueTableExistsError, match=told) as refused:
+def test_another_configuration_is_refused_and_reported(
+    other: dict[str, object], reported: str
+) -> None:
+    with pytest.raises(KeyValueTableExistsError, match=reported) as refused:
         create(table(), **other)
     assert refused.value.facts == {"scope": "plant", "table": "machines"}
 
@@ -100,14 +102,14 @@ def test_limits_are_updated_and_partitions_are_not() -> None:
     assert (caught.value.scope, caught.value.table) == ("plant", "machines")
 
 
-def test_who_seals_an_open_table_is_told_so() -> None:
+def test_who_seals_an_open_table_is_reported_so() -> None:
     assert decide_seal(table("creating"), NAME) == TableTransition(None, table("creating"))
     assert decide_seal(table("active"), NAME) == TableTransition(True, table("sealing"))
     assert decide_seal(table("sealing"), NAME) == TableTransition(False, table("sealing"))
     assert decide_seal(table("sealed"), NAME) == TableTransition(False, table("sealed"))
 
 
-def test_who_deletes_a_table_is_told_so() -> None:
+def test_who_deletes_a_table_is_reported_so() -> None:
     for state in ("creating", "active", "sealing", "sealed"):
         assert decide_delete(table(state)) == TableTransition(True, table("deleting"))
     assert decide_delete(table("deleting")) == TableTransition(False, table("deleting"))
@@ -149,7 +151,7 @@ def test_what_is_done_is_stored_unless_others_went_on() -> None:
     assert not was_deleted(table("sealed"), table())
 
 
-def test_an_entry_is_read_as_it_was_stored_and_what_is_none_is_told() -> None:
+def test_an_entry_is_read_as_it_was_stored_and_what_is_none_is_reported() -> None:
     stored = table("sealed", longest_value=5).model_dump(mode="json")
     assert parse_stored_entry(StoredTable, stored, "it") == table("sealed", longest_value=5)
     with pytest.raises(MalformedDocumentError) as caught:

@@ -241,7 +241,7 @@ def test_segments_tell_the_hashes_of_each_partition_and_where_it_lives(
         manager.segments("plant", "others")
 
 
-def test_an_entry_that_cannot_be_read_is_told_of_and_stops_no_other(
+def test_an_entry_that_cannot_be_read_is_reported_of_and_stops_no_other(
     manager: KeyValueTableManager,
 ) -> None:
     manager.create("plant", "machines", FOUR)
@@ -267,13 +267,13 @@ def test_what_is_no_backend_is_refused_at_once(lake: Lake, wrong: Any) -> None:
     assert caught.value.argument == "backend"
 
 
-def test_an_url_is_no_lake_and_told_how_to_open_it() -> None:
+def test_an_url_is_no_lake_and_reported_how_to_open_it() -> None:
     with pytest.raises(ConfigurationError, match=r"open_lake\('folder'\)") as caught:
         KeyValueTableManager("folder")  # type: ignore[arg-type]
     assert caught.value.argument == "lake"
 
 
-def test_a_setting_that_a_backend_does_not_have_is_told_with_those_that_it_has() -> None:
+def test_a_setting_that_a_backend_does_not_have_is_reported_with_those_that_it_has() -> None:
     with pytest.raises(
         ConfigurationError, match=r"'postgres'.*'dsn'.*It accepts dsn_env, connect, schema"
     ):
@@ -327,7 +327,7 @@ def test_a_backend_with_other_settings_is_the_same_place(tmp_path: Path) -> None
     assert str(path) in patient.segments("plant", "machines")[0].location
 
 
-def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(
+def test_without_a_backend_tables_lie_next_to_a_local_lake_and_in_another_one(
     tmp_path: Path,
 ) -> None:
     def own(lake: Lake) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def test_without_a_backend_tables_lie_beside_a_local_lake_and_in_another_one(
         resolve_lake_backend(in_memory, IN_SQLITE)
 
 
-def test_a_table_lies_in_the_objects_of_a_lake_that_is_not_local() -> None:
+def test_a_table_is_stored_in_the_objects_of_a_lake_that_is_not_local() -> None:
     lake = open_lake(f"memory://{secrets.token_hex(8)}")
     manager = KeyValueTableManager(lake)
     manager.create_scope("plant")
@@ -430,14 +430,14 @@ def test_a_table_is_read_when_sealed_and_its_handles_end_when_it_is_deleted(tmp_
         manager.create("plant", "machines", FOUR)
         with pytest.raises(KeyValueTableNotFoundError):
             table.get("m1")
-        with manager_table(manager, "machines") as anew:
-            assert anew.get("m1") is None
+        with manager_table(manager, "machines") as renewed:
+            assert renewed.get("m1") is None
 
 
 # -- races
 
 
-def test_of_managers_that_race_exactly_one_is_told_that_it_was_the_one(
+def test_of_managers_that_race_exactly_one_is_reported_that_it_was_the_one(
     lake: Lake, backend: RememberedTables
 ) -> None:
     managers = [KeyValueTableManager(lake, backend) for _ in range(6)]
@@ -491,7 +491,7 @@ for step in range(8):
 
 
 @pytest.mark.lengthy
-def test_of_processes_that_race_exactly_one_is_told_that_it_was_the_one(tmp_path: Path) -> None:
+def test_of_processes_that_race_exactly_one_is_reported_that_it_was_the_one(tmp_path: Path) -> None:
     lake = open_lake(tmp_path / "lake")
     KeyValueTableManager(lake, RememberedTables("here")).create_scope("first")
     command = [sys.executable, "-c", _RACER, lake.url]
@@ -502,9 +502,9 @@ def test_of_processes_that_race_exactly_one_is_told_that_it_was_the_one(tmp_path
     for racer in racers:
         assert racer.stdout is not None
         assert racer.stdout.readline() == "ready\n"
-    told = [racer.communicate("go\n", timeout=120)[0].splitlines() for racer in racers]
+    reported = [racer.communicate("go\n", timeout=120)[0].splitlines() for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0, 0]
-    for answers in zip(*told, strict=True):
+    for answers in zip(*reported, strict=True):
         for one in zip(*(answer.split() for answer in answers), strict=True):
             assert sorted(one) == ["False", "False", "True"]
 
@@ -607,7 +607,7 @@ def test_a_sealer_that_is_late_has_sealed_the_table_before_it_was_deleted(
     assert (names(manager), backend.tables) == ([], {})
 
 
-def test_a_backend_that_lost_a_table_is_told_not_hidden(
+def test_a_backend_that_lost_a_table_is_reported_not_hidden(
     manager: KeyValueTableManager, backend: RememberedTables
 ) -> None:
     manager.create("plant", "machines", FOUR)
@@ -673,14 +673,14 @@ def test_a_table_that_took_the_place_of_the_one_asked_about_is_asked_about_itsel
     manager.create("plant", "machines", FOUR)
     other = RememberedTables(manager.lake.url)
 
-    def made_anew(step: str) -> None:
+    def recreated(step: str) -> None:
         other.before = refusing
         assert [manager.delete("plant", "machines"), manager.create("plant", "machines", FOUR)] == [
             True,
             True,
         ]
 
-    other.before = made_anew
+    other.before = recreated
     with pytest.raises(TableAccessError, match="must be owner"):
         getattr(KeyValueTableManager(manager.lake, other), ending)("plant", "machines")
     assert state(manager) == "active"

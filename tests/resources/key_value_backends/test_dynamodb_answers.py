@@ -150,7 +150,7 @@ def test_a_conflict_next_to_a_failed_condition_is_checked_again() -> None:
     assert len(script.asked) == 2
 
 
-def test_conflicts_without_end_are_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conflicts_without_end_are_reported_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamodb, "PATIENCE", 0.05)
     script = Script(*[cancelled(NONE, CONFLICT, NONE)] * 1000)
     with pytest.raises(TableUnavailableError):
@@ -174,7 +174,7 @@ def test_conflicts_without_end_are_told_as_unavailable(monkeypatch: pytest.Monke
         (refused("InternalServerError", ResponseMetadata={"HTTPStatusCode": 500}), ReplyLostError),
     ],
 )
-def test_a_refusal_is_told_as_what_it_means(answer: Exception, error: type[Exception]) -> None:
+def test_a_refusal_is_reported_as_what_it_means(answer: Exception, error: type[Exception]) -> None:
     with pytest.raises(error):
         apply(segment_of(Script(answer)))
 
@@ -189,7 +189,7 @@ def test_a_lost_try_is_asked_about_under_its_own_token() -> None:
     assert script.asked[1] == script.asked[-1]
 
 
-def test_what_was_not_found_out_of_a_lost_try_is_not_told_as_nothing_happened() -> None:
+def test_what_was_not_found_out_of_a_lost_try_is_not_reported_as_nothing_happened() -> None:
     script = Script(
         LOST,
         UNREACHED,
@@ -219,7 +219,7 @@ def test_a_repeat_that_does_not_get_as_far_as_the_write_knows_nothing_of_it_eith
         apply(segment, repeated=True)
 
 
-def test_a_copy_of_a_try_that_stays_under_way_is_not_told_as_nothing_happened(
+def test_a_copy_of_a_try_that_stays_under_way_is_not_reported_as_nothing_happened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dynamodb, "PATIENCE", 0.05)
@@ -232,7 +232,7 @@ def test_a_copy_of_a_try_that_stays_under_way_is_not_told_as_nothing_happened(
     assert set(script.tokens[1:]) == {"1"}
 
 
-def test_after_the_token_of_a_lost_try_was_burnt_its_refusal_is_told() -> None:
+def test_after_the_token_of_a_lost_try_was_burnt_its_refusal_is_reported() -> None:
     script = Script(LOST, cancelled(NONE, FAILED, NONE), OK)
     segment = segment_of(script)
     with pytest.raises(ReplyLostError):
@@ -357,7 +357,7 @@ def test_a_read_without_an_answer_may_be_repeated(answer: Exception) -> None:
 @pytest.mark.parametrize(
     "other", [{"d": {"B": b""}}, {"v": {"S": "1"}, "d": {"B": b""}}, {"v": {"B": b"v"}}]
 )
-def test_items_that_something_else_has_written_are_told(other: dict[str, Any]) -> None:
+def test_items_that_something_else_has_written_are_reported(other: dict[str, Any]) -> None:
     layout = SegmentLayout(0)
     item = {**layout.entry(key(b"a")), **other}
     for answer, read in (

@@ -404,7 +404,7 @@ def test_a_write_whose_reply_is_lost_again_and_again_is_applied_once(
     run(behind(proxy).open(table, 0), work)
 
 
-def test_a_refusal_that_was_lost_is_told_when_it_is_asked_for_again(
+def test_a_refusal_that_was_lost_is_reported_when_it_is_asked_for_again(
     backend: DynamoDbSegments, table: TableId, proxy: TcpProxy
 ) -> None:
     token = new_token()
@@ -453,7 +453,7 @@ def test_a_request_that_comes_late_is_not_applied_after_its_repeat_was_refused(
     run(behind(proxy, read_timeout=5.0).open(table, 0), work)
 
 
-def test_a_server_out_of_reach_is_told_as_that_and_nothing_happened(
+def test_a_server_out_of_reach_is_reported_as_that_and_nothing_happened(
     proxy: TcpProxy, dynamodb: DynamoDbServer
 ) -> None:
     backend = behind(proxy)

@@ -485,14 +485,14 @@ def test_creating_what_is_there_leaves_its_entries(handle, backend, table):
     assert handle.stored() == stored
 
 
-def test_handles_of_a_deleted_table_meet_an_error_also_when_it_is_created_anew(
+def test_handles_of_a_deleted_table_meet_an_error_also_when_it_is_recreated(
     handle, backend, table, run
 ):
     handle.write(put(APPLE, b"red"))
     backend.delete(table, 1)
-    anew = new_table_id()
-    anew = type(anew)(table.scope, table.name, anew.incarnation)
-    backend.create(anew, 1)
+    renewed = new_table_id()
+    renewed = type(renewed)(table.scope, table.name, renewed.incarnation)
+    backend.create(renewed, 1)
     for request in (
         lambda: handle.write(put(APPLE, b"x")),
         lambda: handle.write(insert(PEAR, b"x"), remove(APPLE)),
@@ -504,8 +504,8 @@ def test_handles_of_a_deleted_table_meet_an_error_also_when_it_is_created_anew(
         with pytest.raises(KeyValueTableNotFoundError) as raised:
             request()
         assert (raised.value.scope, raised.value.table) == (table.scope, table.name)
-    assert Handle(backend.open(anew, 0), run).stored() == {}
-    backend.delete(anew, 1)
+    assert Handle(backend.open(renewed, 0), run).stored() == {}
+    backend.delete(renewed, 1)
 
 
 def test_deleting_may_be_repeated_and_meet_nothing(backend):
@@ -522,7 +522,7 @@ def test_deleting_may_be_repeated_and_meet_nothing(backend):
 
 # the others are classes of the tests
 @pytest.mark.parametrize("segment_store", SEGMENT_STORES, indirect=True)
-def test_a_backend_is_made_anew_from_its_description_and_its_pickle(
+def test_a_backend_is_recreated_from_its_description_and_its_pickle(
     segment_store, backend, table, handle, run
 ):
     handle.write(put(APPLE, b"red"))

@@ -55,7 +55,7 @@ def test_backends_accept_paths_and_numbers_where_they_need_text(tmp_path):
     }
 
 
-def test_a_table_is_created_used_sealed_deleted_and_created_anew(managers):
+def test_a_table_is_created_used_sealed_deleted_and_recreated(managers):
     manager, other = managers(), managers()
     with pytest.raises(KeyValueTableNotFoundError):
         manager.update("plant", "machines", TWO)
@@ -93,9 +93,9 @@ def test_a_table_is_created_used_sealed_deleted_and_created_anew(managers):
                 handle.get("alone")
             with pytest.raises(KeyValueTableNotFoundError):
                 handle.put("alone", 4)
-    with opened(other) as anew:
-        assert anew.get_all(["m1", "m2"], family="north") == [None, None]
-        anew.put("alone", 5)
+    with opened(other) as renewed:
+        assert renewed.get_all(["m1", "m2"], family="north") == [None, None]
+        renewed.put("alone", 5)
     assert manager.delete("plant", "machines") is True
 
 
@@ -117,7 +117,7 @@ def test_names_at_their_limits_are_names_of_tables(managers):
     assert manager.delete_scope(scope) is True
 
 
-def test_of_managers_that_race_one_is_told_that_it_was_the_one(managers):
+def test_of_managers_that_race_one_is_reported_that_it_was_the_one(managers):
     racing = [managers() for _ in range(4)]
     with ThreadPoolExecutor(len(racing)) as threads:
         for configurations in ([TWO] * 4, [TWO, KeyValueTableConfiguration(1)] * 2):
@@ -128,9 +128,9 @@ def test_of_managers_that_race_one_is_told_that_it_was_the_one(managers):
                 except KeyValueTableExistsError:
                     return "refused"
 
-            told = Counter(threads.map(create, zip(racing, configurations, strict=True)))
+            reported = Counter(threads.map(create, zip(racing, configurations, strict=True)))
             same = len(set(configurations)) == 1
-            assert told == (
+            assert reported == (
                 {"True": 1, "False": 3} if same else {"True": 1, "False": 1, "refused": 2}
             )
             with opened(racing[0]) as table:

@@ -343,7 +343,7 @@ def damaged(store: ObjectStore, key: str, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [3, 9, 13, 30, -1])
-def test_a_damaged_pointer_is_told(inner, table, rival, run, at):
+def test_a_damaged_pointer_is_reported(inner, table, rival, run, at):
     rival.write(put(APPLE, b"red"))
     damaged(inner, pointer_of(inner), at)
     with pytest.raises(MalformedDocumentError):
@@ -351,7 +351,7 @@ def test_a_damaged_pointer_is_told(inner, table, rival, run, at):
 
 
 @pytest.mark.parametrize("at", [0, 100, 70_000, -1, -40])
-def test_a_damaged_run_is_told(inner, table, rival, run, at):
+def test_a_damaged_run_is_reported(inner, table, rival, run, at):
     rival.write(put(APPLE, b"red"))
     flushed(rival)
     [key] = runs_of(inner)
@@ -360,7 +360,7 @@ def test_a_damaged_run_is_told(inner, table, rival, run, at):
         Handle(over(inner).open(table, 0), run).entries()
 
 
-def test_a_run_that_is_cut_or_missing_is_told(inner, table, rival, run):
+def test_a_run_that_is_cut_or_missing_is_reported(inner, table, rival, run):
     flushed(rival)
     [key] = runs_of(inner)
     inner.put(key, inner.get(key).data[:-10])
@@ -479,17 +479,17 @@ class WithoutMemory(FaultyStore):
 
 
 @pytest.mark.parametrize(
-    ("store", "told"), [(WithoutRoom, "/nowhere"), (WithoutMemory, "MemoryError: no memory")]
+    ("store", "reported"), [(WithoutRoom, "/nowhere"), (WithoutMemory, "MemoryError: no memory")]
 )
 def test_a_write_is_done_whatever_the_upkeep_after_it_raises(
-    inner, table, run, monkeypatch, caplog, store, told
+    inner, table, run, monkeypatch, caplog, store, reported
 ):
     monkeypatch.setattr(segment_upkeep, "_IN_MEMORY", 0)
     monkeypatch.setattr(segment_upkeep, "_MANY_RUNS", 8)
     handle = Handle(over(store(inner)).open(table, 0), run)
     for number in range(12):
         flushed(handle, prefix=b"%d" % number)
-    assert told in caplog.text
+    assert reported in caplog.text
     assert handle.value(of(b"11-3")) == LARGE
 
 

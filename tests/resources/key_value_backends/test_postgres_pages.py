@@ -100,7 +100,7 @@ def keys_of(page: Any) -> list[str]:
     return [entry.key.key for entry in page.items]
 
 
-def met_in(pages: Iterable[Any]) -> list[str]:
+def matched_in(pages: Iterable[Any]) -> list[str]:
     return [key for page in pages for key in keys_of(page)]
 
 
@@ -134,7 +134,7 @@ def test_the_third_page_is_read_while_the_second_is_used_and_the_second_is_not(
     assert keys_of(next(pages)) == KEYS[10:20]
     remove_behind(iterated, postgres_server, 20)
     assert [keys_of(page) for page in pages] == [KEYS[20:30]]
-    assert met_in(iterated.pages()) == KEYS[:20]
+    assert matched_in(iterated.pages()) == KEYS[:20]
 
 
 def test_the_state_of_a_page_is_of_that_page_and_not_of_what_was_read_ahead(
@@ -143,7 +143,7 @@ def test_the_state_of_a_page_is_of_that_page_and_not_of_what_was_read_ahead(
     pages = iterated.pages()
     for place in (10, 20, 30):
         state = IteratorState.from_bytes(next(pages).state.to_bytes())
-        assert met_in(iterated.pages(state=state)) == KEYS[place:]
+        assert matched_in(iterated.pages(state=state)) == KEYS[place:]
 
 
 def test_large_entries_are_not_read_ahead(
@@ -158,17 +158,17 @@ def test_large_entries_are_not_read_ahead(
 
 
 def test_who_iterates_may_use_the_only_connection_meanwhile(iterated: Iterated) -> None:
-    met = []
+    matched = []
     for page in iterated.pages():
-        met += keys_of(page)
-        iterated.call("put", met[0], "again", family=FAMILY)
-        iterated.call("put", f"{met[-1][:3]}+", "new", family=FAMILY)
-        assert iterated.call("get", f"{met[-1][:3]}+", family=FAMILY).value == "new"
+        matched += keys_of(page)
+        iterated.call("put", matched[0], "again", family=FAMILY)
+        iterated.call("put", f"{matched[-1][:3]}+", "new", family=FAMILY)
+        assert iterated.call("get", f"{matched[-1][:3]}+", family=FAMILY).value == "new"
         assert [len(keys_of(other)) for other in iterated.pages()][:4] == [
             10
         ] * 4  # another iteration, whole
-    assert met == sorted(set(met))
-    assert set(KEYS) <= set(met)
+    assert matched == sorted(set(matched))
+    assert set(KEYS) <= set(matched)
 
 
 def test_iterations_that_are_left_leave_nothing_behind(
@@ -195,13 +195,13 @@ def test_an_iteration_with_a_prefetch_resumes_where_the_connection_was_lost(
     iterated: Iterated, postgres_server: PostgresServer, between: Callable[[Iterated], Any]
 ) -> None:
     pages = iterated.pages()
-    met = keys_of(next(pages)) + keys_of(next(pages))
+    matched = keys_of(next(pages)) + keys_of(next(pages))
     postgres_server.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ="
         f" '{APPLICATION}'"
     )
     between(iterated)
-    assert met + met_in(pages) == KEYS
+    assert matched + matched_in(pages) == KEYS
 
 
 @pytest.mark.parametrize("connections", [1, 2])
@@ -214,7 +214,7 @@ def test_iterations_at_once_take_turns_over_few_connections_and_each_meets_all(
     )
     iterated = Iterated(backend, blocking=True)
 
-    def met(number: int) -> list[str]:
+    def matched(number: int) -> list[str]:
         keys: list[str] = []
         for page in iterated.pages():
             keys += keys_of(page)
@@ -222,7 +222,7 @@ def test_iterations_at_once_take_turns_over_few_connections_and_each_meets_all(
                 iterated.call("put", KEYS[-1], "again", family=FAMILY)
         return keys
 
-    async def met_in_loop() -> list[str]:
+    async def matched_in_loop() -> list[str]:
         return [
             entry.key.key
             async for page in iterated.table.entries(FAMILY, page_size=7)
@@ -230,12 +230,12 @@ def test_iterations_at_once_take_turns_over_few_connections_and_each_meets_all(
         ]
 
     async def all_in_loop() -> list[list[str]]:
-        met_by_each = await asyncio.gather(*(met_in_loop() for _ in range(20)))
+        matched_by_each = await asyncio.gather(*(matched_in_loop() for _ in range(20)))
         await iterated.table.close()
-        return met_by_each
+        return matched_by_each
 
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(met, [0, 1, 2, 3] * 10)) == [KEYS] * 40
+        assert list(pool.map(matched, [0, 1, 2, 3] * 10)) == [KEYS] * 40
     assert asyncio.run(all_in_loop()) == [KEYS] * 20
     iterated.close()
 

@@ -160,7 +160,7 @@ def test_a_table_whose_creation_was_begun_is_deleted_by_those_who_may(
         assert managers.owner.list("plant") == ()
 
 
-def test_a_read_only_role_reads_and_is_told_the_setting_when_it_writes(
+def test_a_read_only_role_reads_and_is_reported_the_setting_when_it_writes(
     managers: Managers, postgres_server: PostgresServer
 ) -> None:
     managers.owner.create("plant", "machines", TWO)

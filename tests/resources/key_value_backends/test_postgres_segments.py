@@ -171,7 +171,7 @@ def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(
     assert handle.stored() == {APPLE: (batch.versions[0], b"batch")}
 
 
-def test_what_refuses_a_batch_is_told_as_it_stood_at_one_moment(
+def test_what_refuses_a_batch_is_reported_as_it_stood_at_one_moment(
     segment_store, handle, table, bare, postgres_server
 ):
     """What others changed while the batch waited came at once with a key that its statement
@@ -472,7 +472,7 @@ def test_nothing_is_left_of_a_table_that_was_deleted(backend, postgres_server):
         assert postgres_server.execute(f"{query} '%{table.incarnation}%'") == []
 
 
-def test_a_schema_that_is_missing_and_a_login_that_is_refused_are_told(
+def test_a_schema_that_is_missing_and_a_login_that_is_refused_are_reported(
     segment_store, postgres_server, monkeypatch
 ):
     missing = PostgresSegments(connect=segment_store.backend().connect, schema="nowhere")

@@ -72,12 +72,12 @@ class SegmentMachine(RuleBasedStateMachine):
     @initialize()
     def neighbours(self) -> None:
         """What lies beside it is not touched."""
-        self.beside = [
+        self.nearby = [
             of(b"", self.family[:-1] + "0" * 9),
             of(b"\xff", self.family + "\0"),
             of(b"a", None),
         ]
-        self.handle.write(*map(put, self.beside))
+        self.handle.write(*map(put, self.nearby))
 
     def key(self, key: bytes) -> bytes:
         return of(key, self.family)
@@ -148,7 +148,7 @@ class SegmentMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         entries = self.handle.entries(family_range(family_prefix(self.family)))
         assert entries == [self.stored(key, True) for key in sorted(self.expected)]
-        assert None not in self.handle.get(*self.beside)
+        assert None not in self.handle.get(*self.nearby)
 
 
 @pytest.mark.lengthy

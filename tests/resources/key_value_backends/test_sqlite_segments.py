@@ -101,7 +101,7 @@ def test_what_is_deleted_leaves_nothing_in_the_file(handle, path, table):
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == []
 
 
-def test_a_missing_file_is_told_and_not_made(tmp_path):
+def test_a_missing_file_is_reported_and_not_made(tmp_path):
     backend = SqliteSegments(tmp_path / "none.sqlite")
     table = new_table_id()
     with pytest.raises(TableNotFoundError) as caught:
@@ -124,8 +124,8 @@ def test_a_file_that_is_removed_or_replaced_while_it_is_open_takes_no_write_any_
     for use in (lambda: handle.get(APPLE), lambda: handle.write(put(PEAR))):
         with pytest.raises(TableAccessError):
             use()
-    for beside in path.parent.iterdir():
-        beside.unlink()
+    for nearby in path.parent.iterdir():
+        nearby.unlink()
     (tmp_path / "copy.sqlite").rename(path)
     assert handle.value(APPLE) == b"red"
     handle.write(put(PEAR, b"green"))
@@ -141,7 +141,7 @@ def test_a_wait_that_never_ends_or_begins_is_refused(path, seconds):
     assert caught.value.argument == "busy_timeout"
 
 
-def test_what_is_no_database_is_told(tmp_path):
+def test_what_is_no_database_is_reported(tmp_path):
     other = tmp_path / "notes.txt"
     other.write_text("no database, but long enough to be taken for one" * 20)
     with pytest.raises(TableAccessError) as caught:
@@ -380,7 +380,7 @@ def no_file_beyond(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_file_that_can_not_grow_is_told_and_the_write_is_done_once_it_can(handle, path):
+def test_a_file_that_can_not_grow_is_reported_and_the_write_is_done_once_it_can(handle, path):
     handle.write(put(APPLE, b"small"))
     request = Request.of([put(APPLE, b"large" * 100_000), insert(PEAR, b"small")])
     log = path.with_name(path.name + "-wal")
@@ -402,9 +402,9 @@ def test_a_full_database_refuses_the_request_and_keeps_what_it_has(handle, path)
     connection = handle.segment._connections.take()
     connection.execute("PRAGMA max_page_count = 10")
     handle.segment._connections.give(connection)
-    with pytest.raises(TableUnavailableError) as told:
+    with pytest.raises(TableUnavailableError) as reported:
         handle.write(put(APPLE, b"large" * 100_000))
-    assert told.value.needs_action
+    assert reported.value.needs_action
     assert handle.value(APPLE) == b"small"
     handle.write(put(PEAR, b"small"))
 

@@ -281,8 +281,8 @@ def test_a_program_of_a_users_own_writes_and_reads_them_on_a_cluster(
 ) -> None:
     command = [sys.executable, on_a_cluster.__file__, spark_cluster, str(postgres_server.port)]
     environment = {**os.environ, "ADJUNCT_LAKE_SHARED": "true"}  # it uses no lake
-    told = subprocess.run(
+    reported = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env=environment
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert json.loads(told.stdout.splitlines()[-1]) == [20_000, 4, 20_000, 20_000]
+    assert reported.returncode == 0, reported.stderr[-3000:]
+    assert json.loads(reported.stdout.splitlines()[-1]) == [20_000, 4, 20_000, 20_000]

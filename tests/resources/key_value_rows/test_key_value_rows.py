@@ -199,7 +199,7 @@ def test_the_first_key_columns_may_be_the_family_and_the_rest_is_the_key(lake: L
     }
 
 
-def test_a_record_whose_family_would_be_empty_has_none_and_is_met_by_its_key_alone(
+def test_a_record_whose_family_would_be_empty_has_none_and_is_matched_by_its_key_alone(
     lake: Lake,
 ) -> None:
     columns = {"site": "string", "machine": "string", "n": "bigint"}
@@ -243,14 +243,14 @@ def test_a_key_that_others_keep_changing_holds_up_no_other_key() -> None:
     send(function, adding(keys))
     (segment,) = backend.stored.values()
     hot = next(key for key in segment if key.endswith(b"hot"))
-    before, races = backend.met, iter(range(5))
+    before, races = backend.matched, iter(range(5))
 
-    def met(kind: str, partition: int, keys: int) -> Lose | None:
+    def matched(kind: str, partition: int, keys: int) -> Lose | None:
         if kind == "apply" and next(races, None) is not None:  # somebody else is faster
             segment[hot] = segment[hot]._replace(version=bytes([*range(15), len(backend.asked)]))
         return before(kind, partition, keys)
 
-    backend.met, backend.asked = met, []  # type: ignore[method-assign]
+    backend.matched, backend.asked = matched, []  # type: ignore[method-assign]
     (outcomes,) = send(function, adding(keys))
     assert not outcomes.problems
     assert numbers(function, *keys) == [2] * 10
@@ -273,7 +273,7 @@ def test_a_lost_reply_is_settled_and_an_increment_done_once(after: bool) -> None
     assert numbers(function, "a") == [2]
 
 
-def test_what_is_unknown_and_what_did_nothing_are_told_apart() -> None:
+def test_what_is_unknown_and_what_did_nothing_are_distinguished() -> None:
     function, backend = scripted(horizon=0.2)
     send(function, putting({"a": {"n": 1}}))
     backend.script, backend.repeat = [None], Lose(ReplyLostError("a cable"), after=True)
@@ -312,7 +312,7 @@ def test_entries_that_the_table_does_not_take_are_refused_by_themselves(lake: La
     assert [record and record["n"] for record in got.records] == [1, None]
 
 
-def test_what_is_no_record_is_told_and_holds_up_no_other(lake: Lake) -> None:
+def test_what_is_no_record_is_reported_and_holds_up_no_other(lake: Lake) -> None:
     function = rows(lake)
     send(function, putting({"a": {"n": 1}}))
     table: KeyValueTable[str, str] = KeyValueTableManager(lake).open(

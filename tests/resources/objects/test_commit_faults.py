@@ -93,7 +93,7 @@ def test_a_commit_that_won_is_found_below_those_that_came_after_it() -> None:
         log.commit(made, {}, by="me")
 
 
-def test_a_lost_race_is_told_from_a_won_one_below_those_that_came_after() -> None:
+def test_a_lost_race_is_reported_from_a_won_one_below_those_that_came_after() -> None:
     log, rival, parent, store = _at_second_commit()
 
     def overtake() -> None:
@@ -217,10 +217,14 @@ def test_a_disk_that_is_full_at_the_swap_is_no_unknown_outcome(
         written(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreUnavailableError) as told:
+    with pytest.raises(StoreUnavailableError) as reported:
         log.commit(parent, {"n": 2}, by="me")
-    assert (told.value.without_effect, told.value.url, len(calls)) == (True, str(tmp_path), 3)
-    assert os.strerror(code) in told.value.problem
+    assert (reported.value.without_effect, reported.value.url, len(calls)) == (
+        True,
+        str(tmp_path),
+        3,
+    )
+    assert os.strerror(code) in reported.value.problem
     monkeypatch.setattr(os, "fsync", written)
     assert log.current() == parent
     assert log.commit(parent, {"n": 2}, by="me").number == (1 if first else 2)

@@ -212,7 +212,7 @@ def test_an_address_that_can_not_work_is_refused(
 
 
 @pytest.mark.parametrize("url", ["gs//bucket", "abfss//c", "file//x", "S3//b/x", "s3//b/x"])
-def test_an_address_without_a_colon_is_not_told_as_one_that_is_refused(url: str) -> None:
+def test_an_address_without_a_colon_is_not_reported_as_one_that_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_lake(url)
     takes = (
@@ -224,7 +224,7 @@ def test_an_address_without_a_colon_is_not_told_as_one_that_is_refused(url: str)
 
 
 @pytest.mark.parametrize("url", ["s3//key:secret@b", "s3a:/key:secret@b", "https://key:secret@b/x"])
-def test_a_login_in_an_address_that_is_refused_is_not_shown(url: str) -> None:
+def test_a_login_in_an_address_that_is_refused_is_not_displayed(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_lake(url)
     assert "secret" not in str(refused.value)
@@ -253,13 +253,13 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(
 
 
 @pytest.mark.parametrize("folder", ["/proc/x", "/dev/null/x", "/sys/lake"])
-def test_a_folder_that_the_system_refuses_is_said_as_ours(folder: str) -> None:
+def test_a_folder_that_the_system_refuses_is_reported_as_ours(folder: str) -> None:
     with pytest.raises(ConfigurationError) as failure:
         open_lake(folder).store.put("x", b"")
     assert failure.value.facts == {"argument": "url"}
 
 
-def test_a_disk_that_fails_is_told_as_what_may_pass(
+def test_a_disk_that_fails_is_reported_as_what_may_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = open_lake(tmp_path)
@@ -314,7 +314,7 @@ def test_no_secret_and_no_connection_travels_in_a_pickle(s3_server: S3Server) ->
     assert current.number == 1
 
 
-def test_a_missing_bucket_and_wrong_credentials_are_said(
+def test_a_missing_bucket_and_wrong_credentials_are_reported(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigurationError, match="the bucket does not exist") as caught:
@@ -341,7 +341,7 @@ def test_a_store_in_memory_is_found_by_its_name_as_long_as_somebody_holds_it() -
     assert InMemoryStore.named("memory://kept").head("a") is None
 
 
-def test_a_lake_whose_folder_is_deleted_is_made_anew_by_who_opens_it_again(tmp_path: Path) -> None:
+def test_a_lake_whose_folder_is_deleted_is_recreated_by_who_opens_it_again(tmp_path: Path) -> None:
     folder, numbers = tmp_path / "lake", pa.table({"n": pa.array([1, 2], pa.int32())})
     ids = set()
     for _ in range(3):

@@ -111,7 +111,7 @@ def test_a_replace_that_was_refused_for_now_is_repeated(
 
 
 @pytest.mark.parametrize("trouble", ["500", "lost-before", "lost-after"])
-def test_a_replace_of_unknown_outcome_is_sent_once_and_said(
+def test_a_replace_of_unknown_outcome_is_sent_once_and_reported(
     store: S3Store, troubled: TroubledS3, trouble: Trouble
 ) -> None:
     etag = store.put("k", b"one")
@@ -242,7 +242,7 @@ def test_server_side_encryption_is_asked_for(s3_server: S3Server) -> None:
         assert store._head("k")["SSEKMSKeyId"].endswith("a-key")
 
 
-def test_a_closed_port_and_missing_credentials_are_said(
+def test_a_closed_port_and_missing_credentials_are_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     closed = S3Options(endpoint="http://127.0.0.1:9", region="us-east-1", attempts=2)

@@ -41,7 +41,7 @@ def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
     assert info.size == 0
 
 
-def test_head_tells_size_etag_and_time_by_the_stores_clock(store: ObjectStore) -> None:
+def test_head_reports_size_etag_and_time_by_the_stores_clock(store: ObjectStore) -> None:
     etag = store.put("k", b"12345")
     info = store.head("k")
     assert info is not None

@@ -60,14 +60,14 @@ def refused(text: str, types: dict[str, str | None] | None = None) -> str | None
 def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, step: int) -> None:
     pairs = [shape.format(*names) for shape in shapes(OF_TWO) for names in product(TYPES, TYPES)]
     texts = [*pairs, *(shape.format(name) for shape in shapes(OF_ONE) for name in TYPES)]
-    told = [text for text in texts if refused(text)]
-    assert len(told) > len(texts) / 2
+    reported = [text for text in texts if refused(text)]
+    assert len(reported) > len(texts) / 2
     frame = spark.createDataFrame([], ", ".join(f"{name} {kind}" for name, kind in TYPES.items()))
     before = spark.conf.get("spark.sql.ansi.enabled")
     try:
         for ansi in ("true", "false"):
             spark.conf.set("spark.sql.ansi.enabled", ansi)
-            assert [text for text in told[::step] if analysed(frame, text) is not None] == []
+            assert [text for text in reported[::step] if analysed(frame, text) is not None] == []
     finally:
         spark.conf.set("spark.sql.ansi.enabled", str(before))
 
@@ -87,7 +87,7 @@ def test_spark_refuses_every_pair_of_types_that_is_refused(spark: SparkSession, 
         ("split(s, ',') = 1", "which is array<string>, with '1', which is int"),
     ],
 )
-def test_what_is_wrong_with_an_operand_is_told(text: str, message: str) -> None:
+def test_what_is_wrong_with_an_operand_is_reported(text: str, message: str) -> None:
     assert message in str(refused(text))
 
 

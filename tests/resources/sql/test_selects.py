@@ -57,7 +57,7 @@ LEFT = [
 ]
 
 
-def told(text: str) -> str:
+def reported(text: str) -> str:
     try:
         check_select("rows", text, "version", TYPES, side="the dataset", next_step="Correct it.")
     except PlanningError as error:
@@ -66,8 +66,8 @@ def told(text: str) -> str:
 
 
 def test_what_is_refused_what_is_taken_and_what_is_left() -> None:
-    assert [text for text in REFUSED if not told(text)] == []
-    assert [text for text in (*TAKEN, *LEFT) if told(text)] == []
+    assert [text for text in REFUSED if not reported(text)] == []
+    assert [text for text in (*TAKEN, *LEFT) if reported(text)] == []
     assert [text for text in TAKEN if needs_spark_analysis(text, "version")] == []
     assert [text for text in LEFT if not needs_spark_analysis(text, "version")] == []
 

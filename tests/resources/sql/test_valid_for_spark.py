@@ -83,7 +83,7 @@ def damaged(random: Random, text: str) -> str:
 
 
 @pytest.mark.slow
-def test_sparks_parser_accepts_what_is_said_to_be_valid() -> None:
+def test_sparks_parser_accepts_what_is_declared_to_be_valid() -> None:
     if shutil.which("java") is None:
         pytest.skip("Spark's parser needs Java")
     random, drawn = Random(9), Drawn(9)

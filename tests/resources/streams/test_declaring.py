@@ -86,7 +86,7 @@ def test_a_declaration_that_can_not_work_says_why(streams: LakeStreams) -> None:
     assert streams.list_streams() == []
 
 
-def test_a_stream_that_is_named_with_its_system_is_told_its_name(streams: LakeStreams) -> None:
+def test_a_stream_that_is_named_with_its_system_is_reported_its_name(streams: LakeStreams) -> None:
     records = SCHEMA.to_arrow().empty_table()
     for named in (
         lambda: streams.create("lake.s", schema=SCHEMA, partitions=1),

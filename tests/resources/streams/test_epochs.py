@@ -97,7 +97,7 @@ def test_an_epoch_is_an_int(s: LakeStreams, records: Records, values: pa.Array) 
     assert failure.value.facts == {"stream": "lake.s", "column": "__epoch"}
 
 
-def test_compaction_keeps_epochs_also_beside_files_without_them(
+def test_compaction_keeps_epochs_also_next_to_files_without_them(
     s: LakeStreams, records: Records
 ) -> None:
     expected: dict[int, int] = {}
@@ -113,7 +113,7 @@ def test_compaction_keeps_epochs_also_beside_files_without_them(
 
 
 @pytest.mark.spark
-def test_spark_reads_and_writes_epochs_also_beside_files_without_them(
+def test_spark_reads_and_writes_epochs_also_next_to_files_without_them(
     spark: SparkSession, local_lake: Lake, records: Records
 ) -> None:
     from pyspark.sql import functions as F

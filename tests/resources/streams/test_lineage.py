@@ -120,7 +120,7 @@ def test_results_of_records_that_retention_took_before_the_rewriting_stay(
     assert copying.latest() == [*range(1, 10), *range(1000, 2000, 100)]
 
 
-def test_a_named_reader_is_told_that_what_was_rewritten_was_read_again(
+def test_a_named_reader_is_reported_that_what_was_rewritten_was_read_again(
     copying: Copying, lake: Lake
 ) -> None:
     copying.arrive(*range(1, 20))

@@ -94,7 +94,7 @@ def test_markers_take_an_offset_and_count_what_was_delivered(
     assert streams.markers("m", streams.upcoming(streams.partitions("m"))) == []
 
 
-def test_markers_alone_are_told_their_counts(streams: LakeStreams) -> None:
+def test_markers_alone_are_reported_their_counts(streams: LakeStreams) -> None:
     streams.create("m", schema=SCHEMA, key=["k"], partitions=3)
     one = streams.append_markers(
         "m", "v1", partitions=[1], rows={1: 5}, checksum="abc", producer="p", sequence=0

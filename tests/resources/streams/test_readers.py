@@ -91,7 +91,9 @@ def test_what_was_not_committed_is_read_again_under_the_same_number(
     assert values(batch) == first  # a batch that is open stays as it is
 
 
-def test_of_two_at_once_one_commits_and_the_other_is_told_who(lake: Lake, s: LakeStreams) -> None:
+def test_of_two_at_once_one_commits_and_the_other_is_reported_who(
+    lake: Lake, s: LakeStreams
+) -> None:
     mine, theirs = (
         read_new(lake, "s", reader="report"),
         read_new(lake, "s", reader="report", by="the other run"),
@@ -122,7 +124,7 @@ def test_a_limit_gives_all_in_turns(lake: Lake, s: LakeStreams, limit: int) -> N
     assert sorted(taken) == list(range(10))
 
 
-def test_what_retention_took_unread_is_an_error_or_told(
+def test_what_retention_took_unread_is_an_error_or_reported(
     lake: Lake, s: LakeStreams, records: Records, clock: Clock
 ) -> None:
     read_new(lake, "s", reader="report").commit()
@@ -145,7 +147,7 @@ def test_what_retention_took_unread_is_an_error_or_told(
     assert read_new(lake, "s", reader="report").lost == {}
 
 
-def test_a_stream_made_anew_is_refused_until_the_reader_is_forgotten(
+def test_a_stream_recreated_is_refused_until_the_reader_is_forgotten(
     lake: Lake, s: LakeStreams, clock: Clock
 ) -> None:
     batch = read_new(lake, "s", reader="report")
@@ -220,7 +222,7 @@ def test_nonsense_is_refused(lake: Lake, s: LakeStreams) -> None:
     assert list_readers(lake, "s") == []
 
 
-def test_a_reader_is_told_which_sources_were_read_again_since_its_last_commit(
+def test_a_reader_is_reported_which_sources_were_read_again_since_its_last_commit(
     lake: Lake, s: LakeStreams, records: Records
 ) -> None:
     def send(sequence: int, start: int, end: int, epoch: int) -> None:

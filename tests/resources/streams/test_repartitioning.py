@@ -280,8 +280,10 @@ def test_markers_of_different_times_are_refused_and_one_time_is_that_of_all(
     streams.append_markers("s", "v2", producer="m", sequence=1, partitions=[0])
     streams.append_markers("s", "v2", producer="m", sequence=2, partitions=[1], valid_from=times[0])
     rewrite(streams, 3)
-    times_told = [marker.valid_from for marker in streams.markers("s") if marker.version == "v2"]
-    assert times_told == [times[0]] * 3, "partition 0 did not say"
+    times_reported = [
+        marker.valid_from for marker in streams.markers("s") if marker.version == "v2"
+    ]
+    assert times_reported == [times[0]] * 3, "partition 0 did not say"
     for partition, time in enumerate((times[0], times[1], None)):
         streams.append_markers(
             "s", "v3", producer="m", sequence=3 + partition, partitions=[partition], valid_from=time
@@ -307,11 +309,11 @@ def test_a_wrong_count_in_a_marker_stays_wrong(streams: LakeStreams, clock: Cloc
         "s", "v1", producer="m", sequence=1, rows={0: right[0] + 1, 1: right[1] - 1}
     )
     rewrite(streams, 3)
-    told = {marker.ssp.partition: marker.rows for marker in streams.markers("s")}
-    assert sum(count or 0 for count in told.values()) == 9 + 2
+    reported = {marker.ssp.partition: marker.rows for marker in streams.markers("s")}
+    assert sum(count or 0 for count in reported.values()) == 9 + 2
 
 
-def test_a_named_reader_at_the_end_goes_on_and_another_one_is_told(
+def test_a_named_reader_at_the_end_goes_on_and_another_one_is_reported(
     streams: LakeStreams, clock: Clock
 ) -> None:
     filled(streams.lake, clock)

@@ -123,7 +123,7 @@ def test_a_missing_field_is_refused() -> None:
         Startpoint.from_json(stored)
 
 
-def test_startpoints_are_told_apart_and_never_change() -> None:
+def test_startpoints_are_distinguished_and_never_change() -> None:
     first, second = StartpointOldest(), StartpointOldest()
     assert first.id != second.id
     with pytest.raises(FrozenInstanceError):
@@ -303,7 +303,7 @@ def test_a_time_gives_the_first_record_at_or_after_it(
 
 
 @pytest.mark.parametrize(
-    ("ms", "told"),
+    ("ms", "reported"),
     [
         (
             1_767_225_600_000_000_000,
@@ -322,8 +322,10 @@ def test_a_time_gives_the_first_record_at_or_after_it(
         ),
     ],
 )
-def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(
+    ms: int, reported: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=reported):
         StartpointTimestamp(timestamp_ms=ms)
     with pytest.raises(ConfigurationError) as failure:
         StartpointOldest(creation_timestamp_ms=ms)
@@ -356,7 +358,7 @@ def test_seconds_where_milliseconds_belong_are_refused_with_what_they_are(
         (253_402_300_799_999, "9999-12-31T23:59:59.999"),
     ],
 )
-def test_the_first_and_the_last_time_can_be_said_and_found(
+def test_the_first_and_the_last_time_can_be_reported_and_found(
     filled: LakeStreams, ms: int, text: str
 ) -> None:
     startpoint = StartpointTimestamp(timestamp_ms=ms)

@@ -144,13 +144,13 @@ def test_an_increment_whose_answer_was_lost_counts_once(reached, proxy):
     assert totals_in(reached, name, expected) == expected
 
 
-def test_what_is_told_of_an_entry_is_true_though_requests_and_answers_are_lost(reached, proxy):
+def test_what_is_reported_of_an_entry_is_true_though_requests_and_answers_are_lost(reached, proxy):
     """DONE has taken effect once, FAILED not at all, and UNKNOWN once or not: nothing is sent
     again here.
     """
     name = reached.new_name()
     proxy.choose = losing(5, reached, 0.5)
-    told: dict[str, State | None] = {}
+    reported: dict[str, State | None] = {}
 
     async def writing():
         store = reached.store(name, proxy.port)
@@ -161,20 +161,22 @@ def test_what_is_told_of_an_entry_is_true_though_requests_and_answers_are_lost(r
             entries = RowEntries(keys, [Changes(add={"total": 1})] * 3, defaults)
             outcomes = await layer.send(Operation(OperationKind.UPDATE, entries))
             for place, key in enumerate(keys):
-                told[key] = outcomes.problems[place].state if place in outcomes.problems else None
+                reported[key] = (
+                    outcomes.problems[place].state if place in outcomes.problems else None
+                )
         proxy.calm()
         await layer.close()
 
     run(writing())
-    kept = totals_in(reached, name, told)
+    kept = totals_in(reached, name, reported)
     allowed = {None: {1}, State.FAILED: {0}, State.UNKNOWN: {0, 1}}
     untrue = {
         key: (state, kept.get(key, 0))
-        for key, state in told.items()
+        for key, state in reported.items()
         if kept.get(key, 0) not in allowed[state]
     }
     assert untrue == {}
-    assert {None, State.UNKNOWN} <= set(told.values())
+    assert {None, State.UNKNOWN} <= set(reported.values())
 
 
 def test_the_last_put_of_each_key_stays_though_requests_and_answers_are_lost(reached, proxy):

@@ -66,14 +66,14 @@ class Answering(TableReadFunction[str, dict[str, Any]]):
 
 
 def refused(call: Callable[[], object], column: str, found: str) -> None:
-    with pytest.raises(AdjunctError) as told:
+    with pytest.raises(AdjunctError) as reported:
         call()
-    error: BaseException | None = told.value
+    error: BaseException | None = reported.value
     while error is not None and not isinstance(error, SchemaMismatchError):
         error = error.__cause__
-    assert error is not None, told.value
+    assert error is not None, reported.value
     assert error.column == column
-    assert repr(found) in str(told.value)
+    assert repr(found) in str(reported.value)
 
 
 def test_a_users_function_that_names_a_column_in_another_case_is_refused(looked_up: Look) -> None:

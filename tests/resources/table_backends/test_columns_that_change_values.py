@@ -60,20 +60,20 @@ def made(
     postgres_server.execute("DROP TABLE IF EXISTS changing")
 
 
-def mismatch(told: BaseException | None) -> SchemaMismatchError:
-    while told is not None and not isinstance(told, SchemaMismatchError):
-        told = told.__cause__
-    assert told is not None
-    return told
+def mismatch(reported: BaseException | None) -> SchemaMismatchError:
+    while reported is not None and not isinstance(reported, SchemaMismatchError):
+        reported = reported.__cause__
+    assert reported is not None
+    return reported
 
 
 @pytest.mark.parametrize("case", CHANGING, ids=lambda case: case[0])
 def test_a_value_that_a_column_would_change_is_rejected(made: Any, case: Any) -> None:
     column, declared, changed, kept = case
     with BlockingTable(made(column, declared)) as table:
-        with pytest.raises(AdjunctError) as told:
+        with pytest.raises(AdjunctError) as reported:
             table.put("a", {"v": changed})
-        assert "column 'v'" in str(mismatch(told.value))
+        assert "column 'v'" in str(mismatch(reported.value))
         assert table.get("a") is None
         table.put("a", {"v": kept})
         assert table.get("a")["v"] == kept
@@ -91,9 +91,9 @@ def test_times_of_an_arrow_batch_that_a_column_would_round_are_rejected(made: An
 
 @pytest.mark.parametrize(("column", "declared"), OF_ANOTHER_KIND)
 def test_a_column_of_another_kind_is_refused(made: Any, column: str, declared: str) -> None:
-    with BlockingTable(made(column, declared)) as table, pytest.raises(AdjunctError) as told:
+    with BlockingTable(made(column, declared)) as table, pytest.raises(AdjunctError) as reported:
         table.get("a")
-    assert mismatch(told.value).column == "v"
+    assert mismatch(reported.value).column == "v"
 
 
 def sent(tmp_path: Path, store: Any) -> None:
@@ -113,9 +113,9 @@ def test_a_column_of_sqlite_that_each_record_lacks_is_named_before_a_batch(tmp_p
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE t (id TEXT PRIMARY KEY, v INTEGER, town TEXT NOT NULL)")
     store = SqliteTable(file, "t", "id", columns={"id": "string", "v": "bigint"})
-    with pytest.raises(SchemaMismatchError) as told:
+    with pytest.raises(SchemaMismatchError) as reported:
         sent(tmp_path, store)
-    assert (told.value.column, told.value.table) == ("town", "t")
+    assert (reported.value.column, reported.value.table) == ("town", "t")
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("DROP TABLE t")
         connection.execute(
@@ -129,9 +129,9 @@ def test_a_column_of_postgresql_that_each_record_lacks_is_named_before_a_batch(
 ) -> None:
     store = made("bigint", "bigint").write_function
     postgres_server.execute("ALTER TABLE changing ADD town text NOT NULL")
-    with pytest.raises(SchemaMismatchError) as told:
+    with pytest.raises(SchemaMismatchError) as reported:
         sent(tmp_path, store)
-    assert (told.value.column, told.value.table) == ("town", "t")
+    assert (reported.value.column, reported.value.table) == ("town", "t")
     postgres_server.execute("ALTER TABLE changing ALTER town SET DEFAULT 'x'")
     postgres_server.execute("ALTER TABLE changing ADD at bigint GENERATED ALWAYS AS IDENTITY")
     sent(tmp_path, store)

@@ -74,9 +74,9 @@ def test_a_time_that_is_none_is_refused_when_it_is_declared(
     for allowed in [None] * none + [0] * zero:
         declare(**{name: allowed})
     for wrong in [*WRONG, *([] if none else [None]), *([] if zero else [0])]:
-        with pytest.raises(ConfigurationError) as told:
+        with pytest.raises(ConfigurationError) as reported:
             declare(**{name: wrong})
-        assert told.value.argument == name
+        assert reported.value.argument == name
 
 
 @pytest.mark.parametrize(

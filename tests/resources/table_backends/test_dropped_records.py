@@ -192,7 +192,7 @@ def test_a_record_that_a_trigger_drops_is_rejected_and_others_written(
 @pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["put", "update", "upsert"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_staged_batch_tells_which_records_a_trigger_dropped(new_store, kind, settings):
+def test_a_staged_batch_reports_which_records_a_trigger_dropped(new_store, kind, settings):
     store = new_store()
     keys = list(range(500))
     before = keys[:300] if kind != "update" else keys
@@ -256,7 +256,7 @@ def test_a_dropped_message_stores_no_mark_and_is_applied_once_the_trigger_is_gon
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("size", SIZES)
-def test_a_trigger_that_changes_the_key_is_told_with_the_key_that_was_sent(new_store, size):
+def test_a_trigger_that_changes_the_key_is_reported_with_the_key_that_was_sent(new_store, size):
     store = new_store()
     if store.is_postgres:
         body = "BEGIN IF NEW.n = 3 THEN NEW.id := -3; END IF; RETURN NEW; END"
@@ -304,7 +304,7 @@ def test_a_direct_call_names_the_key_and_a_default_that_was_dropped(new_store):
         assert store.rows() == {key: key for key in range(6)}
 
 
-def test_a_table_of_keys_alone_is_written_and_told_what_it_drops(new_store):
+def test_a_table_of_keys_alone_is_written_and_reported_what_it_drops(new_store):
     store = new_store({"id": "bigint"})
     store.drop_when("{row}.id = 3", "INSERT", "UPDATE")
     with store.table() as table:
@@ -348,7 +348,7 @@ def test_a_book_keeping_table_that_may_drop_marks_is_refused(new_store):
     assert store.rows() == {1: 1}
 
 
-def test_a_constraint_that_ignores_or_replaces_others_is_told(tmp_path):
+def test_a_constraint_that_ignores_or_replaces_others_is_reported(tmp_path):
     path = tmp_path / "c.sqlite"
     for conflict in ("IGNORE", "REPLACE"):
         with sqlite3.connect(path) as connection:

@@ -987,9 +987,9 @@ def test_a_table_travels_without_secrets_and_finds_them_where_it_arrives(
         endpoint_url=dynamodb_server.endpoint,
         credentials_env=("THE_ID", "THE_SECRET"),
     )
-    told = repr(store) + str(describe_function(store)) + pickle.dumps(store).decode("latin-1")
-    assert "hidden-secret" not in told
-    assert "adjuncttest" not in told
+    reported = repr(store) + str(describe_function(store)) + pickle.dumps(store).decode("latin-1")
+    assert "hidden-secret" not in reported
+    assert "adjuncttest" not in reported
     assert not do(pickle.loads(pickle.dumps(store)), put(("k", {})))[0].problems
     assert not do(function_from_description(describe_function(store)), put(("k", {})))[0].problems
     monkeypatch.delenv("THE_SECRET")

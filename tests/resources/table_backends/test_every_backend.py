@@ -82,7 +82,7 @@ def operation(kind: str, messages: list[Message], conditions: Conditions = NONE)
     return Operation(asked, entries, conditions=conditions)
 
 
-def said(outcomes: Outcomes) -> list[str]:
+def said_messages(outcomes: Outcomes) -> list[str]:
     """What became of each entry, in a word."""
     return [
         outcomes.problems[place].state.value if place in outcomes.problems else "done"
@@ -203,7 +203,7 @@ def test_every_sequence_of_requests_does_what_plain_python_would(new_store, data
     async def compare(store) -> None:
         for kind, messages, conditions in steps:
             outcomes = await store.send(operation(kind, messages, conditions))
-            assert said(outcomes) == plain.send(
+            assert said_messages(outcomes) == plain.send(
                 kind, messages, conditions.newest_by, conditions.idempotent
             )
             assert await records_of(store) == plain.records
@@ -240,13 +240,13 @@ def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(
     async def compare(store) -> None:
         parts = [messages] if at_once else [[message] for message in messages]
         outcomes = [await store.send(operation("update", part, conditions)) for part in parts]
-        assert [word for part in outcomes for word in said(part)] == expected
+        assert [word for part in outcomes for word in said_messages(part)] == expected
         problems = [problem.error for part in outcomes for problem in part.problems.values()]
         assert all(isinstance(error, SchemaMismatchError | TableError) for error in problems)
         assert await records_of(store) == FULL_RECORDS
         if newest_by or idempotent:  # what is late or comes again is skipped, whatever it would add
             late = [replace(messages[number], place=(0, 0, 0), time=START) for number in (1, 6)]
-            assert said(await store.send(operation("update", late, conditions))) == [
+            assert said_messages(await store.send(operation("update", late, conditions))) == [
                 "skipped",
                 "skipped",
             ]
@@ -255,7 +255,7 @@ def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(
 
 
 @pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
-def test_what_is_newest_can_not_be_told_by_a_column_without_an_order(new_store):
+def test_what_is_newest_can_not_be_reported_by_a_column_without_an_order(new_store):
     message = Message("k1", record={"tags": ["a"]}, place=(0, 1, 0), time=["a"])
 
     async def write(store) -> None:
@@ -275,7 +275,7 @@ def test_what_is_newest_can_not_be_told_by_a_column_without_an_order(new_store):
 def test_a_null_column_of_a_whole_record_that_is_not_there_is_left_out(new_store):
     async def write(store) -> None:
         records = [Message("k1", record={"a": 1, "nosuch": None}), Message("k2", record={"a": 2})]
-        assert said(await store.send(operation("put", records))) == ["done", "done"]
+        assert said_messages(await store.send(operation("put", records))) == ["done", "done"]
         assert await records_of(store) == {"k1": {"a": 1}, "k2": {"a": 2}}
 
     in_a_loop(new_store, write)
@@ -295,7 +295,7 @@ def test_an_update_that_nulls_a_column_that_is_not_there_is_refused_alone(new_st
     async def write(store) -> None:
         await store.send(operation("put", [Message(key, record={"a": 1}) for key in ("k1", "k2")]))
         outcomes = await store.send(operation("update", messages))
-        assert said(outcomes) == ["refused", "done", "refused"]
+        assert said_messages(outcomes) == ["refused", "done", "refused"]
         assert "nosuch" in str(outcomes.problems[0].error)
         assert await records_of(store) == {"k1": {"a": 1}, "k2": {"a": 2}}
 
@@ -303,12 +303,12 @@ def test_an_update_that_nulls_a_column_that_is_not_there_is_refused_alone(new_st
 
 
 @pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
-@pytest.mark.parametrize("beside", [{}, {"add": {"n": 1}, "append": {"tags": ["x"]}}])
+@pytest.mark.parametrize("nearby", [{}, {"add": {"n": 1}, "append": {"tags": ["x"]}}])
 @pytest.mark.parametrize(
     "late", [{"set": {"b": "late"}}, {"set": {"b": "late"}, "add": {"n": None, "doc": {"x": 1}}}]
 )
 @pytest.mark.parametrize("deleted", [True, False])
-def test_what_is_late_and_only_sets_leaves_no_mark_in_any_store(new_store, beside, late, deleted):
+def test_what_is_late_and_only_sets_leaves_no_mark_in_any_store(new_store, nearby, late, deleted):
     """Alone, and in one request with what adds."""
     steps = [
         (
@@ -334,7 +334,7 @@ def test_what_is_late_and_only_sets_leaves_no_mark_in_any_store(new_store, besid
                 Message("k1", change=late, source="s.1", place=(0, 7, 0), time=START),
                 Message(
                     "k2",
-                    change={"set": {"b": "other"}, **beside},
+                    change={"set": {"b": "other"}, **nearby},
                     default={},
                     source="s.1",
                     time=START,
@@ -359,7 +359,9 @@ def test_what_is_late_and_only_sets_leaves_no_mark_in_any_store(new_store, besid
 
     async def compare(store) -> None:
         for kind, messages in steps:
-            answers = said(await store.send(operation(kind, messages, Conditions("at", True))))
+            answers = said_messages(
+                await store.send(operation(kind, messages, Conditions("at", True)))
+            )
             assert answers == plain.send(kind, messages, "at", True)
             assert await records_of(store) == plain.records
         assert plain.records["k1"]["b"] == "x"
@@ -442,7 +444,7 @@ def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, reques
             outcomes = await store.send(
                 Operation(OperationKind(kind), entries, conditions=conditions)
             )
-            assert said(outcomes) == plain.send(
+            assert said_messages(outcomes) == plain.send(
                 kind, messages, conditions.newest_by, conditions.idempotent
             )
             assert await records_of(store, every_key) == plain.records
@@ -519,7 +521,7 @@ def test_large_arrow_batches_are_written_without_a_python_value_of_a_row(new_sto
             outcomes = await store.send(
                 Operation(OperationKind(kind), replace(entries, to_python=never))
             )
-            assert said(outcomes) == ["done"] * count
+            assert said_messages(outcomes) == ["done"] * count
         assert await records_of(store, ["k7", "k2999"]) == {
             f"k{n}": {"a": n, "at": START, "n": 2} for n in (7, 2999)
         }
@@ -543,9 +545,9 @@ def test_reading_finds_no_records_where_there_is_no_table_and_makes_none(new_sto
                 missing.value, TableNotFoundError | ScopeNotFoundError | KeyValueTableNotFoundError
             )
             store.create = True
-        assert said(await store.send(operation("put", [Message("k1", record={"a": 1})]))) == [
-            "done"
-        ]
+        assert said_messages(
+            await store.send(operation("put", [Message("k1", record={"a": 1})]))
+        ) == ["done"]
         assert await records_of(store) == {"k1": {"a": 1}}
 
     in_a_loop(new_store, look)

@@ -25,7 +25,7 @@ from tests.resources.table_backends.reached_stores import STORES
 from tests.resources.tables.plain_oracle import (
     batches,
     counting,
-    counting_beside_newest,
+    counting_next_to_newest,
     delivered_again,
     keeping_newest,
     messages,
@@ -78,7 +78,7 @@ def counted(sent):
     return {key: {"total": total} for key, total in totals(sent).items()}
 
 
-def counted_beside_newest(sent):
+def counted_next_to_newest(sent):
     return {
         key: {**record_of(message), "total": totals(sent)[key]}
         for key, message in newest(sent).items()
@@ -88,7 +88,8 @@ def counted_beside_newest(sent):
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("operation", "oracle"), [(counting, counted), (counting_beside_newest, counted_beside_newest)]
+    ("operation", "oracle"),
+    [(counting, counted), (counting_next_to_newest, counted_next_to_newest)],
 )
 def test_updates_are_exact_though_answers_are_lost_and_batches_come_again(
     new_store, seed, operation, oracle
@@ -207,7 +208,7 @@ def test_a_late_update_of_a_deleted_record_changes_nothing_however_often_it_come
     """
     sent = sorted(messages(5, keys=1)["lake.clicks.0"], key=lambda m: (m.time, m.offset))
     late, deleted, newer = (
-        counting_beside_newest([replace(sent[at], source=source)])
+        counting_next_to_newest([replace(sent[at], source=source)])
         for at, source in ((10, "lake.a.0"), (30, "lake.b.0"), (50, "lake.c.0"))
     )
     delete = Operation(

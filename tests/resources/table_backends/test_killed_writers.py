@@ -62,11 +62,11 @@ class Writer:
             self.process.stdin.write("\n" * (batches + 1))
             self.process.stdin.flush()
         for _ in range(batches):
-            told = self.process.stdout.readline()
-            if told.strip() == "all":
+            reported = self.process.stdout.readline()
+            if reported.strip() == "all":
                 assert self.process.wait(30) == 0
                 return False
-            assert told, "the writer failed"
+            assert reported, "the writer failed"
         return True
 
     def kill(self) -> None:

@@ -78,12 +78,12 @@ class Caller:
         for key, update in entries:
             if key in self.records:
                 self.records[key] |= update
-        told = set[str]()
+        reported = set[str]()
         try:
             await self.table.update_all(entries)
         except RecordNotFoundError as error:
-            told = set(error.keys)
-        assert told == missing
+            reported = set(error.keys)
+        assert reported == missing
 
     async def defaults(self, keys: list[str]) -> None:
         messages = [

@@ -43,11 +43,11 @@ def redis(**where: str) -> RedisTable:
         ),
     ],
 )
-def test_a_secret_in_the_place_of_a_variables_name_is_refused_and_not_shown(
+def test_a_secret_in_the_place_of_a_variables_name_is_refused_and_not_displayed(
     argument: str, declared: Callable[[], Any]
 ) -> None:
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as reported:
         declared()
-    assert told.value.facts["argument"] == argument
-    assert "sesame" not in f"{told.value} {told.value!r}"
-    assert argument in told.value.problem
+    assert reported.value.facts["argument"] == argument
+    assert "sesame" not in f"{reported.value} {reported.value!r}"
+    assert argument in reported.value.problem

@@ -176,7 +176,9 @@ def test_a_constraint_of_the_table_refuses_the_entries_that_break_it_and_no_othe
         assert table.metrics.retries == 0
 
 
-def test_a_session_that_only_reads_is_told_the_setting_when_it_writes(postgres_server, monkeypatch):
+def test_a_session_that_only_reads_is_reported_the_setting_when_it_writes(
+    postgres_server, monkeypatch
+):
     with blocking(table_of("read_only")) as table:
         table.put(1, {"s": "x"})
     monkeypatch.setenv(
@@ -305,9 +307,9 @@ def test_the_right_password_works_and_is_in_no_repr_pickle_or_description(
             return repr(table) + repr(pickle.dumps(table)) + repr(describe_function(store))
 
     with caplog.at_level(logging.DEBUG):
-        shown = asyncio.run(use())
-    assert GUARDED_PASSWORD not in shown + caplog.text
-    assert VARIABLE in shown
+        displayed = asyncio.run(use())
+    assert GUARDED_PASSWORD not in displayed + caplog.text
+    assert VARIABLE in displayed
 
 
 def test_a_password_in_the_declaration_is_refused():
@@ -407,7 +409,7 @@ def test_one_table_object_may_be_used_in_one_event_loop_after_another():
     asyncio.run(table.close())
 
 
-def test_an_open_table_is_used_in_a_second_loop_that_runs_beside_the_first():
+def test_an_open_table_is_used_in_a_second_loop_that_runs_next_to_the_first():
     store = table_of("two_loops")
     with blocking(store) as table:
         table.put(1, {"s": "x"})

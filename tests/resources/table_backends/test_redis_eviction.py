@@ -140,7 +140,7 @@ def test_the_policy_is_asked_once_a_connection(
 
 
 @pytest.mark.parametrize("hidden", ["config", "info"])
-def test_either_command_tells_the_policy_where_the_other_is_hidden(
+def test_either_command_reports_the_policy_where_the_other_is_hidden(
     server: RedisServerProcess, policy: Callable[..., None], hidden: str
 ) -> None:
     policy("allkeys-lru")
@@ -160,7 +160,7 @@ def test_either_command_tells_the_policy_where_the_other_is_hidden(
             remote.put("a", {"total": 1})
 
 
-def test_a_policy_that_no_command_tells_is_noted(
+def test_a_policy_that_no_command_reports_is_noted(
     server: RedisServerProcess, policy: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     policy("allkeys-lru")

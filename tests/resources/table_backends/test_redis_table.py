@@ -241,7 +241,7 @@ def test_every_type_reads_back_as_it_was_written(new_table):
 
 
 @pytest.mark.parametrize("text", ["", "\0", "\0\0", "\0a", "null", "None", "  ", "\r\n$3\r\n", "✈"])
-def test_null_missing_and_every_text_are_told_apart(new_table, redis_server, text):
+def test_null_missing_and_every_text_are_distinguished(new_table, redis_server, text):
     table = new_table(columns={"id": "string", "s": "string", "raw": "binary"})
     puts = Operation(
         PUT,

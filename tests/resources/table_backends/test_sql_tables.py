@@ -335,7 +335,7 @@ def test_arguments_of_a_call_of_the_function_alone_are_refused(table_of):
     assert used(table_of("alone"), calls) is None
 
 
-def test_conditions_on_a_table_without_the_one_beside_it_say_what_is_missing(table_of):
+def test_conditions_on_a_table_without_the_one_next_to_it_say_what_is_missing(table_of):
     used(table_of("bare"), lambda store: store.put("k", {"n": 1}))
     outcomes = used(
         table_of("bare", columns=None, create=False), lambda s: s.send(update(["k"], [{"n": 2}]))

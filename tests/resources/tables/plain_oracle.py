@@ -89,7 +89,7 @@ def counting(batch: Sequence[Message], epoch: int = 0) -> Operation[Any]:
     )
 
 
-def counting_beside_newest(batch: Sequence[Message], epoch: int = 0) -> Operation[Any]:
+def counting_next_to_newest(batch: Sequence[Message], epoch: int = 0) -> Operation[Any]:
     """Adds each message's amount once, and sets what it says if it is the newest."""
     return replace(
         counting(batch),

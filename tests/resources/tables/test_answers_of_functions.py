@@ -108,7 +108,7 @@ RAW = [
 
 
 @pytest.mark.parametrize("error", RAW, ids=repr)
-def test_what_a_store_raises_from_its_send_is_told_with_table_operation_and_key(error):
+def test_what_a_store_raises_from_its_send_is_reported_with_table_operation_and_key(error):
     for request, named in (
         (lambda table: table.put("k", {}), "put of key 'k'"),
         (lambda table: table.get("k"), "get of key 'k'"),
@@ -118,32 +118,32 @@ def test_what_a_store_raises_from_its_send_is_told_with_table_operation_and_key(
         function = Raising(error)
         with pytest.raises(
             TableError, match=f"table t: {named} failed: {type(error).__name__}"
-        ) as told:
+        ) as reported:
             asyncio.run(request(table_over(function)))
-        assert (told.value.__cause__, function.attempts) == (error, 1)
+        assert (reported.value.__cause__, function.attempts) == (error, 1)
 
 
 def test_transient_problems_are_retried_and_increments_as_the_policy_says():
     class Restarting(Raising):
         passes = (RuntimeError,)
 
-    def told_of(request, **policy):
+    def reported_of(request, **policy):
         function = Restarting(RuntimeError("server restarting"))
         function.fill({"k": {"n": 0}})
         table = table_over(function, retry=RetryPolicy(3, first_wait=0, **policy))
-        with pytest.raises(TableUnavailableError) as told:
+        with pytest.raises(TableUnavailableError) as reported:
             asyncio.run(request(table))
-        assert told.value.table == "t"
-        assert isinstance(told.value.__cause__, RuntimeError)
+        assert reported.value.table == "t"
+        assert isinstance(reported.value.__cause__, RuntimeError)
         return function
 
-    assert told_of(lambda table: table.put("k", {"n": 1})).attempts == 3
+    assert reported_of(lambda table: table.put("k", {"n": 1})).attempts == 3
     adds = lambda table: table.update("k", Changes(add={"n": 1}))  # noqa: E731
-    assert told_of(adds).content()[0]["k"] == {"n": 3}, "at least once"
-    assert told_of(adds, unknown="fail").content()[0]["k"] == {"n": 1}
+    assert reported_of(adds).content()[0]["k"] == {"n": 3}, "at least once"
+    assert reported_of(adds, unknown="fail").content()[0]["k"] == {"n": 1}
 
 
-def test_missing_records_told_by_an_error_of_send_are_missing():
+def test_missing_records_reported_by_an_error_of_send_are_missing():
     function = Raising(ExceptionGroup("g", [RecordNotFoundError("no.", "Put it.", keys=("k",))]))
     with pytest.raises(RecordNotFoundError) as caught:
         asyncio.run(table_over(function).update("k", {}))
@@ -204,9 +204,9 @@ def test_a_function_that_cancels_itself_is_asked_again(timeout):
 
 def test_a_function_that_cancels_itself_to_the_end_fails_with_a_typed_error():
     async def put(function) -> AdjunctError:
-        with pytest.raises(TableUnavailableError, match="raised CancelledError") as told:
+        with pytest.raises(TableUnavailableError, match="raised CancelledError") as reported:
             await table_over(function, retry=ONCE).put(1, {"n": 1})
-        return told.value
+        return reported.value
 
     class Closed(MemoryTable):
         async def send(self, operation):

@@ -195,7 +195,7 @@ def test_one_entry_that_fails_is_its_callers_problem_only():
     assert store.records == {"a": {"n": 1}, "c": {"n": 3}}
 
 
-def test_what_is_wrong_with_one_callers_request_is_not_told_to_the_others():
+def test_what_is_wrong_with_one_callers_request_is_not_reported_to_the_others():
     class Strict(SlowStore):
         async def send(self, operation):
             if "bad" in operation.entries.keys:
@@ -367,7 +367,7 @@ def test_a_bound_that_is_no_number_of_requests_is_refused(wrong):
     assert caught.value.argument == "in_flight"
 
 
-def test_what_is_said_of_batches_travels_with_the_table():
+def test_what_is_reported_of_batches_travels_with_the_table():
     from dagster_adjunct.resources.table_backends.memory import MemoryTable
 
     batches = BatchProvider(size=7, bytes=10_000, delay=0.5)

@@ -329,7 +329,7 @@ def test_records_that_callers_change_stay_as_they_were():
     assert got(layer, "a", "b") == [{"n": 1}, {"n": 3}]
 
 
-def test_a_table_caches_what_it_reads_and_writes_and_tells_how_often():
+def test_a_table_caches_what_it_reads_and_writes_and_reports_how_often():
     async def run() -> None:
         store = MemoryTable("cached")
         store.clear()

@@ -73,9 +73,11 @@ class Spender:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        told = f"{address.host} {address.port} {address.secret.hex()} {BUDGET.name} {BUDGET.rate}\n"
+        reported = (
+            f"{address.host} {address.port} {address.secret.hex()} {BUDGET.name} {BUDGET.rate}\n"
+        )
         assert self._process.stdin is not None
-        self._process.stdin.write(told)
+        self._process.stdin.write(reported)
         self._process.stdin.flush()
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
@@ -186,7 +188,7 @@ def test_requests_of_one_task_are_served_in_their_order_and_small_ones_together(
     assert len(demands) < 20
 
 
-def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
+def test_who_does_not_know_the_secret_gets_nothing_and_none_is_reported_it(
     serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_rate, "_RECONNECT_SECONDS", 0.3)
@@ -216,7 +218,7 @@ def test_a_connection_that_does_not_identify_itself_keeps_nobody_waiting(
         asyncio.run(asyncio.wait_for(CreditClient(address).acquire(BUDGET, 1), 5))
 
 
-def test_a_driver_that_is_gone_is_told(
+def test_a_driver_that_is_gone_is_reported(
     serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_rate, "_RECONNECT_SECONDS", 0.3)
@@ -229,10 +231,10 @@ def test_a_driver_that_is_gone_is_told(
         await asyncio.to_thread(server.stop)
         await client.acquire(BUDGET, 1)
 
-    with pytest.raises(TableError) as told:
+    with pytest.raises(TableError) as reported:
         asyncio.run(work())
-    assert told.value.budget == "orders"
-    assert str(address.port) in str(told.value)
+    assert reported.value.budget == "orders"
+    assert str(address.port) in str(reported.value)
 
 
 def test_what_keeps_the_driver_from_leasing_reaches_the_task(

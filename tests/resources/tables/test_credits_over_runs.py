@@ -146,7 +146,7 @@ def test_a_few_credits_come_at_once_whatever_the_rate_and_however_long_a_lease_t
         assert spent[0] - began < delay + 0.35
 
 
-def test_runs_that_state_other_rates_for_one_budget_are_told(
+def test_runs_that_state_other_rates_for_one_budget_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lake = open_lake(str(tmp_path), create=True)
@@ -161,7 +161,7 @@ def test_runs_that_state_other_rates_for_one_budget_are_told(
     for _ in range(3):
         after.lease(LeaseRequest(0.05, 0.1))
         before.lease(LeaseRequest(0.05, 0.1))
-    told = [message for message in caplog.messages if "'plant' (write)" in message]
+    reported = [message for message in caplog.messages if "'plant' (write)" in message]
     assert [
-        ("with 1000 " in one.split(",")[0], "with 100 " in one.split(",")[0]) for one in told
+        ("with 1000 " in one.split(",")[0], "with 100 " in one.split(",")[0]) for one in reported
     ] == [(True, False), (False, True)]

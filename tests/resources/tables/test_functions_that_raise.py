@@ -61,8 +61,8 @@ def test_increments_whose_reply_was_lost_are_not_added_twice(error: Exception) -
         changes = [table.update(key, Changes(add={"n": 1})) for key in "abab"]
         return await asyncio.gather(*changes, return_exceptions=True)
 
-    told = asyncio.run(adding())
-    assert any(isinstance(outcome, Exception) for outcome in told)
+    reported = asyncio.run(adding())
+    assert any(isinstance(outcome, Exception) for outcome in reported)
     assert max(record["n"] for record in function.content()[0].values()) <= 2
 
 
@@ -117,7 +117,7 @@ def raising(problem: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("function", "declared", "told"),
+    ("function", "declared", "reported"),
     [
         (
             Counters(busy()),
@@ -128,11 +128,11 @@ def raising(problem: object) -> bool:
     ],
 )
 def test_who_can_not_say_whether_an_error_passes_repeats_nothing(
-    function: Any, declared: Any, told: str
+    function: Any, declared: Any, reported: str
 ) -> None:
     good, bad, better = gathered(function, **declared)
     assert (good, better) == (None, None)
-    with pytest.raises(TableError, match=told):
+    with pytest.raises(TableError, match=reported):
         raise bad
     assert function.counts == {"good": 1, "better": 1}
 
@@ -142,12 +142,14 @@ def test_a_pause_that_is_none_is_left_out(pause: object) -> None:
     function = Counters(busy(pause))
     assert gathered(function, retry=RetryPolicy(first_wait=0.001)) == [None, None, None]
     assert function.counts == {"good": 1, "bad": 1, "better": 1}
-    (told,) = [
+    (reported,) = [
         outcome
         for outcome in gathered(Counters(busy(pause)), retry=RetryPolicy(1))
         if outcome is not None
     ]
-    notes = [note for cause in (told, told.__cause__) for note in getattr(cause, "__notes__", ())]
+    notes = [
+        note for cause in (reported, reported.__cause__) for note in getattr(cause, "__notes__", ())
+    ]
     assert any("retry_after is" in note for note in notes), notes
 
 
@@ -167,9 +169,9 @@ def costs_nothing_of_bad(operation: Any, answer: Any) -> Any:
 def test_costs_that_are_none_are_refused_before_anything_is_sent(cost: Any) -> None:
     function = Counters(busy())
     limit = RateLimit(writes_per_second=1000, credits=lambda operation, answer: cost)
-    for told in gathered(function, rate_limit=limit):
+    for reported in gathered(function, rate_limit=limit):
         with pytest.raises(ConfigurationError) as caught:
-            raise told
+            raise reported
         assert caught.value.argument == "credits"
     assert function.counts == {}
 
@@ -178,10 +180,10 @@ def test_costs_that_are_none_are_refused_before_anything_is_sent(cost: Any) -> N
 def test_a_cost_that_is_not_known_of_a_later_part_repeats_nothing() -> None:
     function = Counters(busy())
     limit = RateLimit(writes_per_second=200, credits=costs_nothing_of_bad)
-    for told in gathered(function, rate_limit=limit):
-        if told is not None:
+    for reported in gathered(function, rate_limit=limit):
+        if reported is not None:
             with pytest.raises(ConfigurationError, match="raised KeyError: 'bad'") as caught:
-                raise told
+                raise reported
             assert caught.value.argument == "credits"
     assert max(function.counts.values(), default=0) <= 1
 
@@ -200,32 +202,32 @@ def test_an_update_of_many_whose_function_raises_midway_is_not_sent_again() -> N
         changes = [table.update(key, Changes(add={"n": 1})) for key in ("good", "bad", "better")]
         return await asyncio.gather(*changes, return_exceptions=True)
 
-    for key, told in zip(("good", "bad", "better"), asyncio.run(adding()), strict=True):
+    for key, reported in zip(("good", "bad", "better"), asyncio.run(adding()), strict=True):
         with pytest.raises(
             TableError,
             match=f"table t: update of key '{key}' failed: ValueError: the answer can't be",
         ):
-            raise told
-        assert isinstance(told.__cause__, ValueError)
+            raise reported
+        assert isinstance(reported.__cause__, ValueError)
     assert {record["n"] for record in function.content()[0].values()} == {1}
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "reported"),
     [
         (("other",), "keys that were not requested: 'other'"),
         ((["a"],), "with unhashable keys"),
         ("ab", "which is one string"),
     ],
 )
-def test_missing_records_are_those_that_were_asked_for(keys: Any, told: str) -> None:
+def test_missing_records_are_those_that_were_asked_for(keys: Any, reported: str) -> None:
     class Names(Counters):
         async def update_all(self, entries: Any, *args: object) -> None:
             raise RecordNotFoundError("no.", "Put it.", keys=keys)
 
     function = Names(busy())
     table: Any = RemoteTable("t", key="id", read_function=function, write_function=function)
-    with pytest.raises(TableError, match=told):
+    with pytest.raises(TableError, match=reported):
         asyncio.run(table.update_all([("a", 1), ("b", 1)]))
 
 

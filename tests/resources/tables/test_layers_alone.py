@@ -74,7 +74,7 @@ ONE_OR_THREE = pytest.mark.parametrize("at_once", [True, False])
 
 
 @LAYERS
-def test_a_layer_alone_tells_an_outcome_for_each_entry(layer: Callable[[SlowStore], Layer]):
+def test_a_layer_alone_reports_an_outcome_for_each_entry(layer: Callable[[SlowStore], Layer]):
     store = SlowStore()
 
     async def scenario():

@@ -140,7 +140,7 @@ def test_a_pause_that_the_store_asks_for_is_kept():
     assert (meter.metrics().throttled, meter.metrics().retry_waits) == (1, 7.5)
 
 
-def test_a_pause_longer_than_the_total_time_ends_it_and_is_told():
+def test_a_pause_longer_than_the_total_time_ends_it_and_is_reported():
     layer = ScriptedLayer(failing(0, problem=busy(retry_after=120)))
     outcomes, meter = sent(layer, puts("a"), max_total=60)
     assert len(layer.sent) == 1

@@ -34,7 +34,7 @@ def measured(values) -> TableMetrics:
 
 
 @given(st.floats(1e-9, 1e9))
-def test_a_value_lies_in_its_bucket_which_is_no_wider_than_an_eighth_of_it(value):
+def test_a_value_is_stored_in_its_bucket_which_is_no_wider_than_an_eighth_of_it(value):
     (bucket,) = measured([value]).write_seconds.buckets
     assert bucket_end(bucket - 1) <= value < bucket_end(bucket)
     assert bucket_end(bucket) - bucket_end(bucket - 1) <= value / 8 * (1 + 1e-9)

@@ -164,7 +164,7 @@ def test_the_other_entries_of_a_call_take_effect():
     assert store.records == {"a": {}, "c": {}}
 
 
-def test_an_error_tells_also_of_entries_that_failed_in_other_ways():
+def test_an_error_reports_also_of_entries_that_failed_in_other_ways():
     problems = {
         1: Problem(State.REFUSED, ValueError("no number")),
         2: Problem(State.FAILED, TableUnavailableError("the store is busy.", "Wait.")),

@@ -139,7 +139,7 @@ def test_a_record_that_somebody_else_begins_meanwhile_gets_the_update():
     assert store.records == {"a": {"n": 1, "theirs": True}}
 
 
-def test_a_function_that_hides_which_keys_are_missing_is_told_to_name_them():
+def test_a_function_that_hides_which_keys_are_missing_is_reported_to_name_them():
     class Silent(Journal):
         async def update_all(self, entries, *args):
             raise RecordNotFoundError("something is missing.")

@@ -63,24 +63,25 @@ class TroubledFunction(StoreFunction):
         done: list[int] = []
         problems: dict[int, Problem] = {}
         for places in by_key.values():
-            told = self.random.randint(0, len(places))
-            acted = self.random.randint(told, len(places)) if self.forgets else told
+            reported = self.random.randint(0, len(places))
+            acted = self.random.randint(reported, len(places)) if self.forgets else reported
             done += places[:acted]
             problems |= dict.fromkeys(
-                places[told:acted], Problem(State.UNKNOWN, Lost("the answer was lost.", "Wait."))
+                places[reported:acted],
+                Problem(State.UNKNOWN, Lost("the answer was lost.", "Wait.")),
             )
             problems |= dict.fromkeys(places[acted:], Problem(State.FAILED, Lost("busy.", "Wait.")))
         self.spoilt += len(problems)
         done.sort()
         answers = await self.inner.send(operation.with_entries(operation.entries.take(done)))
-        told_problems = {
+        reported_problems = {
             done[place]: problem for place, problem in answers.problems.items()
         } | problems
         if operation.kind is not OperationKind.GET:
             return Outcomes(
-                len(operation), problems=told_problems, defaults_put=answers.defaults_put
+                len(operation), problems=reported_problems, defaults_put=answers.defaults_put
             )
         records: list[Any] = [None] * len(operation)
         for place, record in zip(done, answers.records or (), strict=True):
             records[place] = None if place in problems else record
-        return Outcomes(len(operation), records, told_problems)
+        return Outcomes(len(operation), records, reported_problems)

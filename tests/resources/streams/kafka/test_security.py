@@ -196,7 +196,7 @@ def test_a_callback_without_a_token_is_a_passing_trouble(broker: KafkaServer) ->
     assert str(caught.value.__cause__) == "the token service is away"
 
 
-def test_nothing_that_is_kept_or_shown_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_is_kept_or_displayed_holds_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
     settings = KafkaSettings("kafka", "127.0.0.1:9", {"sasl.password": "env:KAFKA_PASSWORD"})
     assert resolve_client_settings(settings) == {

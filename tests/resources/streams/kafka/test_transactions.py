@@ -55,7 +55,7 @@ def keys(kafka: KafkaServer, topic: str) -> list[str]:
 ALL = sorted(f"key {i}" for i in range(20))
 
 
-def test_a_repeated_append_adds_nothing_and_tells_the_first_result(
+def test_a_repeated_append_adds_nothing_and_reports_the_first_result(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
     first = system.append("s", RECORDS, producer="p", sequence=3)
@@ -263,7 +263,7 @@ def test_a_process_killed_in_a_transaction_leaves_nothing_in_the_way_of_the_next
     assert system.append("s", RECORDS, producer="p", sequence=1).duplicate
 
 
-def test_what_an_open_transaction_will_be_is_not_told_before_it_is_settled(
+def test_what_an_open_transaction_will_be_is_not_reported_before_it_is_settled(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
     system.append("s", RECORDS.slice(0, 5), producer="p", sequence=1)
