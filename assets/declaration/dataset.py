@@ -575,7 +575,7 @@ def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, s
 
 
 @validated
-def bounded_dataset(
+def bounded_dataset(  # noqa: PLR0913
     name: str,
     *,
     input: Delivered,
@@ -630,7 +630,7 @@ def bounded_dataset(
 
 
 @validated
-def unbounded_dataset(
+def unbounded_dataset(  # noqa: PLR0913
     name: str,
     *,
     input: str,

@@ -279,7 +279,7 @@ _NEXT_ADVANCE = {
 
 @validated
 @translate_spark_errors()
-def rewind_dataset(
+def rewind_dataset(  # noqa: PLR0913
     spec: AdjunctDataset,
     *,
     lake: Lake | None = None,

@@ -104,7 +104,7 @@ class Application:
     for records.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         name: str,
         *,
@@ -165,7 +165,7 @@ class Application:
     def __repr__(self) -> str:
         return f"Application({self.name!r}, {len(self._graph.operators)} operators)"
 
-    def input_stream(
+    def input_stream(  # noqa: PLR0913
         self,
         name: str,
         *,

@@ -234,7 +234,7 @@ class MessageStream:
         before = self.with_columns(**computed) if computed else self
         return before.apply(records.build_partition_by(before.operator, names, partitions))
 
-    def join(
+    def join(  # noqa: PLR0913
         self,
         table: SkipValidation[DatasetHandle | RemoteTableHandle],
         *,
@@ -436,7 +436,7 @@ class MessageStream:
         )
         return self.apply(spec, name=target.name)
 
-    def update(
+    def update(  # noqa: PLR0913
         self,
         table: SkipValidation[RemoteTableHandle],
         *,

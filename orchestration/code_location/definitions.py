@@ -74,7 +74,7 @@ Launch = LaunchedJob | dg.ScheduleDefinition | Launcher
 
 
 @validated
-def build_definitions(
+def build_definitions(  # noqa: PLR0913
     app: Application,
     *more: Application,
     translator: AdjunctTranslator | None = None,

@@ -511,7 +511,7 @@ class Startpoints:
             dry_run=True,
         )
 
-    def request(
+    def request(  # noqa: PLR0913
         self,
         partitions: Partitions,
         position: Startpoint,

@@ -450,7 +450,7 @@ def run_batches(
 
 @validated
 @translate_spark_errors()
-def run_application(
+def run_application(  # noqa: PLR0913
     app: Application,
     *,
     lake: Lake | None = None,

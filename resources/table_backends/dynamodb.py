@@ -218,7 +218,7 @@ class DynamoDbTable(StoreTable):
     appends_to_json: ClassVar[bool] = True
     inspected_every: ClassVar[float] = 20.0  # accounts may describe tables only so often
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         table: str,
         key: str | Sequence[str] | Mapping[str, str],

@@ -682,7 +682,7 @@ class KeyValueRows(StoreTable):
 
     counted_every: ClassVar[float] = 60.0  # a count may be a few requests to an object store
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         lake: Lake | str,
         scope: str,

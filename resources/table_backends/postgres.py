@@ -493,7 +493,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
     `forget_after` are as in `SqliteTable`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         table: str,
         key: str | Sequence[str],

@@ -625,7 +625,7 @@ class RedisTable(StoreTable):
     seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         prefix: str,
         key: str | Sequence[str],

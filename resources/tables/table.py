@@ -329,7 +329,7 @@ class RemoteTable(Generic[K, V, U]):
     with a cache takes no updates from streams.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         name: str,
         *,

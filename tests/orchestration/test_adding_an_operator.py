@@ -60,7 +60,6 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)

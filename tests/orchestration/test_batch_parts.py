@@ -29,7 +29,6 @@ from tests.orchestration.step_world import batch_inputs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.batch import SparkBatch
 
 

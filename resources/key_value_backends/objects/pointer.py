@@ -424,17 +424,28 @@ class PointerObject:
                 self.swaps += 1
                 return True, self.last
             try:
-                now = self.read()
-                if now.nonce == after.nonce:
-                    return True, now
-                if now.etag != before.etag:
-                    # Then requests of ours that are still in flight will be rejected.
-                    return is_in(now), now
+                found = self._find_outcome(before, after, is_in)
             except AdjunctError as error:
                 raise self._lost(error) from problem
+            if found is not None:
+                return found
             # Then send the identical request again.
             time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)
         raise self._lost(problem) from problem
+
+    def _find_outcome(
+        self, before: SegmentState, after: SegmentState, is_in: Callable[[SegmentState], bool]
+    ) -> Swapped | None:
+        """Return what a swap without a clear reply has done; None while nobody has replaced
+        `before`.
+        """
+        now = self.read()
+        if now.nonce == after.nonce:
+            return True, now
+        if now.etag != before.etag:
+            # Then requests of ours that are still in flight will be rejected.
+            return is_in(now), now
+        return None
 
     def _lost(self, error: Exception | None) -> ReplyLostError:
         problem = f"whether {self.key!r} in {self.store.url} was replaced is unknown ({error})."
