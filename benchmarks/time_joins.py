@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.joins import Compiled
+from benchmarks.joins import compiled
 from benchmarks.lake_read import consume
 from benchmarks.timing import alternate, show
 from dagster_adjunct import (
@@ -33,6 +33,7 @@ from dagster_adjunct.orchestration.batch_log.intent import Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -115,21 +116,13 @@ class World:
             runtime, app, plan_application(app, systems=runtime.systems), FanOut()
         )
         views = {name: StoredVersions(self._lake, dataset).current()}
-        batch = Compiled(
-            context,
-            BatchInputs(
-                Intent(
-                    batch=1,
-                    run="benchmark",
-                    clock=datetime.now(UTC),
-                    ranges=self._streams.all_ranges(f"{name}-{records}"),
-                ),
-                views,
-            ),
-            lambda output, look=lambda: None: look(),
+        intent = Intent(
+            batch=1,
+            run="benchmark",
+            clock=datetime.now(UTC),
+            ranges=self._streams.all_ranges(f"{name}-{records}"),
         )
-        batch.run()
-        (frame,) = batch.sent
+        frame = compiled(PlannedBatch.of(context, BatchInputs(intent, views)))
         assert (
             "Exchange hashpartitioning" not in frame._jdf.queryExecution().executedPlan().toString()
         )
