@@ -94,7 +94,8 @@ class AdjunctComponent(dg.Component):
         try:
             source = _checked_source(context.resolution_context.source_position_tree)
             given = _checked_values(attributes, source)
-            templates = context.resolution_context.with_source_position_tree(None)  # type: ignore[arg-type]
+            nowhere: Any = None
+            templates = context.resolution_context.with_source_position_tree(nowhere)
             filled = _filled_in(given, templates, source, ATTRIBUTES)
         except ComponentError as error:
             _raise_to_dagster(error)

@@ -323,7 +323,8 @@ class EntryCoder(Generic[K, V]):
 
     def entry(self, family: str | None, key: K, stored: StoredEntry) -> TableEntry[K, V]:
         """Return a stored entry as callers get it; its family and key are known."""
-        return _new(TableEntry, (family, key, stored.version, self._read(stored.key, stored.value)))  # type: ignore[no-any-return]
+        value = self._read(stored.key, stored.value)
+        return _new(TableEntry, (family, key, stored.version, value))  # type: ignore[no-any-return]
 
     def entries(
         self, families: Iterable[str | None], keys: Iterable[K], stored: Sequence[StoredEntry]
@@ -368,7 +369,8 @@ class EntryCoder(Generic[K, V]):
     def _values(self, keys: Iterable[bytes], values: Sequence[bytes | None]) -> list[V]:
         """Return the deserialized values; the table keys are for errors."""
         try:
-            return list(self._decode_values(values))  # type: ignore[arg-type]  # they were requested
+            # None of them is missing: they were requested.
+            return list(self._decode_values(values))  # type: ignore[arg-type]
         except Exception:  # noqa: BLE001 - raised again, with the key that it is about
             return list(map(self._read, keys, values))
 
@@ -692,7 +694,8 @@ def to_replace(table: TableId, family: str, entry: Any) -> Replace[Any, Any]:
     """Return the change that `replace_all` makes for a `TableEntry`, or (key, value, version)."""
     if isinstance(entry, TableEntry):
         _check_same_family(table, family, entry.key)
-        return Replace(entry.key.key, entry.value, entry.key.version)  # type: ignore[arg-type]  # checked when encoded
+        # A missing version is rejected when it is encoded.
+        return Replace(entry.key.key, entry.value, entry.key.version)  # type: ignore[arg-type]
     if isinstance(entry, tuple) and len(entry) == 3:
         return Replace(*entry)
     expected = "TableEntry objects, or tuples of key, value and version"

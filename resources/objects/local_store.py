@@ -218,7 +218,8 @@ class LocalStore(ObjectStore):
             raise self._translate_os_error(error, "what is below it") from error
 
     def _translate_os_error(self, error: OSError, what: str) -> errors.AdjunctError:
-        exists = os.path.exists(self._root)  # noqa: PTH110 - Path.exists() raises where this user may not look
+        # Path.exists() raises where this user may not look.
+        exists = os.path.exists(self._root)  # noqa: PTH110
         if exists and not self._root.is_dir():
             problem = f"{self.url} can't hold a lake: it is not a folder."
             return errors.ConfigurationError(

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _COLUMN = re.compile(
-    r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))\s+([A-Za-z]+(?:\s*\(\s*\d+\s*,\s*\d+\s*\))?)\s*(?:,(?=\s*\S)|$)"
+    r"\s*(?:`((?:[^`]|``)+)`|([^\s`,]+))\s+([A-Za-z]+(?:\s*\(\s*\d+\s*,\s*\d+\s*\))?)"
+    r"\s*(?:,(?=\s*\S)|$)"
 )
 _ALIASES = {
     "long": "bigint",
@@ -585,7 +586,9 @@ def _without_missing(values: Sequence[object]) -> list[object] | None:
 def is_missing(value: object) -> bool:
     """Whether a value is NaT or NA of pandas or NumPy; imports neither of them."""
     name = type(value).__name__
-    return name in ("NaTType", "NAType") or (name == "datetime64" and value != value)  # noqa: PLR0124
+    if name == "datetime64":
+        return bool(value != value)  # noqa: PLR0124
+    return name in ("NaTType", "NAType")
 
 
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:

@@ -68,9 +68,11 @@ _REFUSED = re.compile(
 _CUT_OFF = re.compile(
     r"^(?:Caused by: |:"
     r" )(?:java\.net\.\w+Exception|javax\.net\.ssl\.\w+Exception|java\.io\.InterruptedIOException"
-    r"|org\.apache\.http\.[\w.]*(?:ConnectionClosed|NoHttpResponse|ConnectTimeout|TruncatedChunk|HttpHostConnect|"
-    r"ConnectionPoolTimeout|MalformedChunkCoding)Exception|org\.apache\.hadoop\.net\.ConnectTimeoutException"
-    r"|org\.apache\.hadoop\.fs\.s3a\.AWS(?:Status500|ServiceThrottled|NoResponse|ApiCallTimeout)Exception"
+    r"|org\.apache\.http\.[\w.]*(?:ConnectionClosed|NoHttpResponse|ConnectTimeout|TruncatedChunk"
+    r"|HttpHostConnect|ConnectionPoolTimeout|MalformedChunkCoding)Exception"
+    r"|org\.apache\.hadoop\.net\.ConnectTimeoutException"
+    r"|org\.apache\.hadoop\.fs\.s3a\.AWS(?:Status500|ServiceThrottled|NoResponse|ApiCallTimeout)"
+    r"Exception"
     r"|software\.amazon\.awssdk\.core\.exception\.(?:ApiCall\w*Timeout|Retryable)Exception"
     r"|software\.amazon\.awssdk\.core\.exception\.SdkClientException(?=: Unable to execute HTTP"
     r" request)"
@@ -87,7 +89,8 @@ _SERVER_LOST = re.compile(
 _TOO_DEEP = re.compile(r"^(?:Caused by: |: )java\.lang\.StackOverflowError", re.MULTILINE)
 # Messages of the JVM or a Python worker about a full or read-only disk for Spark's temporary files.
 _NO_ROOM = re.compile(
-    r"(?:java\.(?:nio\.file\.FileSystemException|io\.(?:IOException|FileNotFoundException))|OSError):"
+    r"(?:java\.(?:nio\.file\.FileSystemException|io\.(?:IOException|FileNotFoundException))"
+    r"|OSError):"
     r" (?P<cause>[^\n]*?"
     r"(?:No space left on device|Disk quota exceeded|Read-only file system)[^\n]*)"
 )

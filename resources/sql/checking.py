@@ -66,7 +66,8 @@ _NONDETERMINISTIC_NAME = re.compile(
     rf"\b(?:{'|'.join(sorted(_NONDETERMINISTIC_FUNCTIONS))}|unix_timestamp)\b", re.IGNORECASE
 )
 _BARE = re.compile(
-    r"\b(current_date|current_time|current_timestamp|current_user|localtimestamp|session_user)\b(?!\s*\()",
+    r"\b(current_date|current_time|current_timestamp|current_user|localtimestamp|session_user)\b"
+    r"(?!\s*\()",
     re.IGNORECASE,
 )
 _NO_TIME = re.compile(r"\bunix_timestamp\s*\(\s*\)", re.IGNORECASE)

@@ -44,7 +44,8 @@ NILADIC = frozenset(
 
 
 _TOKEN = re.compile(
-    r"""(?P<unsure>--|/\*|\$\$|\b[rR](?=['"]))|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`)"""
+    r"""(?P<unsure>--|/\*|\$\$|\b[rR](?=['"]))"""
+    r"""|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`(?:[^`]|``)*`)"""
     r"""|(?P<open>[(\[])|(?P<close>[)\]])|(?P<unclosed>['"`])|(?P<ended>;)""",
     re.DOTALL,
 )
@@ -100,7 +101,8 @@ QUOTED = re.compile(r"(['\"`])(?:(?!\1).)*\1", re.DOTALL)
 _DOUBTS = {
     "a comment": re.compile(r"--|/\*"),
     "a typed or repeated text": re.compile(
-        r"(?:['\"]|\b(?!(?:and|or|not|when|then|else|case|like|between|date|timestamp)\b)[a-z_]\w*)\s*['\"]",
+        r"(?:['\"]|\b(?!(?:and|or|not|when|then|else|case|like|between|date|timestamp)\b)"
+        r"[a-z_]\w*)\s*['\"]",
         re.I | re.A,
     ),
     UNSURE: re.compile(

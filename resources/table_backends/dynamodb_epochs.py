@@ -75,7 +75,8 @@ class FencedWrites:
         for turn in range(_MAX_CONFLICTS):
             self.fence.check()
             try:
-                self.client.transact_write_items(TransactItems=list(actions))  # type: ignore[arg-type]
+                items: Any = list(actions)
+                self.client.transact_write_items(TransactItems=items)
             except Exception as error:
                 if error_code(error) != _CANCELLED:
                     raise

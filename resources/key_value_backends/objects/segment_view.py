@@ -527,7 +527,7 @@ class SegmentUpkeep:
         with self._work:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - a full disk, too little memory, a damaged run
+            except Exception as error:  # noqa: BLE001 - a full disk, no memory, a damaged run
                 self._warn(error)
 
     def _warn(self, error: Exception) -> None:

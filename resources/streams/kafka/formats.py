@@ -710,7 +710,8 @@ class KeyText:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             texts = list(map(format_texts, columns, kinds))
             if len(texts) == 1:
-                return [None if text is None else text.encode() for text in texts[0]]  # type: ignore[misc]
+                only: list[Any] = [None if text is None else text.encode() for text in texts[0]]
+                return only
             keys = []
             for parts in zip(*texts, strict=True):
                 keys.append(json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode())

@@ -137,7 +137,10 @@ def field_getter(field: Any) -> Callable[[Any], Any]:
         convert = _to_datetime if is_time else attrgetter("value")
     elif field.enum_type is not None:
         names = field.enum_type.values_by_number
-        convert = lambda number: names[number].name if number in names else str(number)  # noqa: E731
+
+        def convert(number: int) -> str:
+            return names[number].name if number in names else str(number)
+
     if not field.has_presence or field.has_default_value:
         return lambda message: convert(getattr(message, name))
     return lambda message: convert(getattr(message, name)) if message.HasField(name) else None

@@ -132,7 +132,7 @@ class SchemaRegistry:
                 )
                 raise ConfigurationError(problem, step, argument=name)
 
-    @lru_cache(maxsize=1024)  # noqa: B019 (keyed by the settings, as registered schemas never change)
+    @lru_cache(maxsize=1024)  # noqa: B019 - registered schemas never change
     def schema(self, number: int) -> RegisteredSchema:
         """Return the schema with this id. A process requests each only once.
 
