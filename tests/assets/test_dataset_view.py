@@ -63,7 +63,7 @@ def test_reading_by_key_imports_no_spark(sparkling: World) -> None:
 @pytest.mark.lengthy
 def test_importing_the_floor_imports_nothing_heavy() -> None:
     code = (
-        "import sys, assets; print({'pyspark', 'pandas', 'boto3', 'pyarrow', 'numpy'} &"
+        "import sys, dagster_adjunct.assets; print({'pyspark', 'pandas', 'boto3', 'pyarrow', 'numpy'} &"
         " set(sys.modules) or '')"
     )
     done = subprocess.run(
