@@ -393,8 +393,8 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
 
 
 def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[AdvanceReport]:
-    """Build, validate and publish until no delivery is complete, or one if `once`. Return a
-    report for each dataset.
+    """Build, validate and publish one delivery after the other, until none is complete; with
+    `once`, at most one. Return a report for each dataset.
     """
     polled = None
     while polled is None or not once:

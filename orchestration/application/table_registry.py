@@ -55,8 +55,8 @@ T = TypeVar("T")
 def register_tables(
     lake: Lake, app: Application, *, by: str, warn: Callable[[str], None] = lambda text: None
 ) -> Iterator[RegisteredTables]:
-    """Register the application's remote tables before the block, a run, and store after it what
-    their stores say.
+    """Register the application's remote tables before the block, a run, and record after it what
+    their backends say.
 
     Of tables of unregistered backends nothing is remembered. Raises TableNotFoundError for a table
     that is gone, and TableReplacedError for one that is not what applications have written: the run

@@ -143,7 +143,9 @@ class ReadAgain:
 
 
 def trace_records_read_again(app: Application) -> dict[str, ReadAgain]:
-    """Return, by operator id, which records that are read again it passes on."""
+    """Return, by operator id, the input streams whose records the operator passes on again when
+    they are read again.
+    """
     found: dict[str, ReadAgain] = {}
     for operator in app.operators:
         if operator.spec.reads is not None:
@@ -324,11 +326,11 @@ class _Origin:
     `flow` is their partitioning as if no exchange had moved them, `keyed` the input's partitioning
     columns, `lost_at` the operator that drops or changes these, and `why` the reason if there are
     none. `renumbered` is the operator that writes an output stream whose positions have replaced
-    those of several inputs. With several inputs, `partitions` is
-    0. `positions` is the stream that their positions are in, or the operator that gave them others.
-       `made_by` is the
-    operator whose results the records are, if it gives them an order of its own: of those with
-    equal columns `keyed`.
+    those of several inputs. With several inputs, `partitions` is 0.
+
+    `positions` is the stream that their positions are in, or the operator that gave them others.
+    `made_by` is the operator whose results the records are, if it gives them an order of its own:
+    of those with equal columns `keyed`.
     """
 
     flow: Flow

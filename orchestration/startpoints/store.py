@@ -715,8 +715,8 @@ class StartpointManager:
         self.remove_fan_outs(by_task)
 
     def _remove(self, chosen: Mapping[str, Callable[[StartpointRequest], bool]]) -> None:
-        """Remove from what each task has to apply the requests for which the task's function
-        returns True.
+        """Remove some of the requests that tasks still have to apply: those for which the task's
+        function returns True.
         """
         if not chosen:
             return

@@ -335,6 +335,8 @@ def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
 def _fits_later_layout(stored: pa.Schema, wanted: pa.Schema, layout: BucketLayout) -> bool:
     """Return whether the columns are those of a layout to which columns were added, or whose
     columns were widened since.
+
+    Files of a layout without hidden columns are never older than it.
     """
     names = set(stored.names)
     fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)}

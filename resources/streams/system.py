@@ -596,6 +596,9 @@ class StreamSystem(ABC):
     raise StreamNotFoundError for a missing stream. What is optional is declared in `capabilities`;
     a system whose streams can be written is a `StreamWriter`, and one whose offsets are growing
     numbers extends `NumberedOffsets`.
+
+    `name` is the name that it is registered with. `default_offset` is where a partition without a
+    checkpoint begins, if neither the input nor the stream says so; None is "upcoming".
     """
 
     name: str
@@ -616,7 +619,8 @@ class StreamSystem(ABC):
         """Return the names of all streams, sorted."""
 
     @abstractmethod
-    def info(self, stream: str) -> StreamInfo: ...
+    def info(self, stream: str) -> StreamInfo:
+        """Return the properties of a stream."""
 
     def stored_bytes(self, stream: str) -> int | None:
         """Return the stream's size in bytes, or None if that is not known without reading
@@ -785,7 +789,13 @@ class StreamWriter(StreamSystem):
         end_of_dataset: str | None = None,
         options: AppendOptions = AppendOptions(),
     ) -> AppendResult:
-        """Append records, all or none, once per producer and sequence."""
+        """Append records, all or none, once per producer and sequence.
+
+        Returns the first result for a repeated append, as a `duplicate`. Raises
+        ProducerConflictError for other records under a sequence, or a sequence that is so old that
+        it is no longer known. `end_of_dataset` adds a marker, if the system has markers;
+        applications never pass it.
+        """
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an earlier append, or None if there was none.
