@@ -388,7 +388,7 @@ def check_plan(app: Application, lake: Lake, *, parse: bool) -> str:
     if planned.stored_notes:
         first, *others = planned.stored_notes
         more = f" (and {len(others)} more)" if others else ""
-        raise Concern(f"{first}{more}", "See the notes of adjunct plan.")
+        raise Concern(f"{first}{more}", "See the notes of adjunct plan MODULE:APP.")
     edges = [edge for edge in planned.streams if edge.role != "intermediate"]
     reached = ", ".join(f"{edge.name} ({edge.partitions or 'one copy'})" for edge in edges)
     return f"the plan is proven; partitions of {reached}" if reached else "the plan is proven"

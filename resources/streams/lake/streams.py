@@ -319,7 +319,19 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
             " the section kafka, or register_system(…) for one of your own.",
             system=name,
         )
-    return systems[name](lake)
+    found = systems[name](lake)
+    if found.name != name:
+        problem = f"the stream system registered as {name!r} has the name {found.name!r}."
+        raise ConfigurationError(
+            problem, "Give it the name that it is registered with.", system=name
+        )
+    if found.default_offset not in (None, "oldest", "upcoming"):
+        problem = (
+            f"stream system {name!r} has default_offset {found.default_offset!r}: expected"
+            " 'oldest', 'upcoming' or None."
+        )
+        raise ConfigurationError(problem, "Correct its default_offset.", system=name)
+    return found
 
 
 def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:

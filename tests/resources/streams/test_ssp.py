@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
@@ -34,9 +36,28 @@ def test_a_stream_name_that_is_not_safe_is_refused() -> None:
     assert failure.value.facts == {"name": "../up"}
 
 
+class Mine(LakeStreams):
+    name = "mine"
+
+
+class Latest(LakeStreams):
+    name = "latest"
+    default_offset: Any = "latest"
+
+
+@pytest.mark.parametrize(("name", "factory"), [("other", Mine), ("latest", Latest)])
+def test_a_system_whose_name_or_first_offset_is_wrong_is_refused(
+    lake: Lake, name: str, factory: Any
+) -> None:
+    register_system(name, factory)
+    with pytest.raises(ConfigurationError) as refused:
+        open_system(lake, name)
+    assert refused.value.system == name
+
+
 def test_a_system_is_opened_by_its_name(lake: Lake) -> None:
-    register_system("mine", LakeStreams)
-    register_system("mine", LakeStreams)
+    register_system("mine", Mine)
+    register_system("mine", Mine)
     assert isinstance(open_system(lake, "lake"), LakeStreams)
     assert isinstance(open_system(lake, "mine"), LakeStreams)
     with pytest.raises(ConfigurationError) as caught:
