@@ -212,10 +212,13 @@ class SparkFrames:
     def distinct_keys(
         self, operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool
     ) -> pa.Table:
-        keys = frame.select(*map(named_column, lookup.keys)).dropna()
+        # Under names that need no quotes, which dropna() would not accept.
+        keys = []
+        for name, key in zip(lookup.keys, lookups.key_columns(lookup), strict=True):
+            keys.append(named_column(name).alias(key))
         # Collected with duplicates: a shuffle would cost more than the few extra bytes.
-        named = keys.toArrow().rename_columns(lookups.key_columns(lookup))
-        return lookups.distinct_keys(operator, named, lookup, sensitive=sensitive)
+        collected = frame.select(*keys).dropna().toArrow()
+        return lookups.distinct_keys(operator, collected, lookup, sensitive=sensitive)
 
     def add_answers(
         self, operator: str, frame: DataFrame, lookup: TableLookup, answers: pa.Table
