@@ -300,7 +300,9 @@ class ChangeStreamOptions:
             yield argument, problem, f"Remove {argument}."
 
     def _needs_of_storage(self) -> Iterator[tuple[str, str]]:
-        """Yield the arguments that only a stored table can have, and what it can't do otherwise."""
+        """Yield each given argument that needs a stored table, with the end of the sentence "a
+        table with persistent=False can't …".
+        """
         if self.initial is not None:
             yield "initial", "have an initial snapshot."
         if self.on_bad_change != "fail":

@@ -223,6 +223,7 @@ class ServedVersion:
         return items
 
     def _iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[Any]:
+        """Yield None when the version is entered, then what `iterate` yields."""
         entered = begun = False
         while True:
             held = self.enter(leased=True)

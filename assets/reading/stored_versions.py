@@ -500,7 +500,10 @@ class StoredVersions(VersionOperations):
     def not_served_error(
         self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None = None
     ) -> errors.NoSealedVersionError:
-        """Return the error that says what the first version waits for; see `require_current`."""
+        """Return the error that says what the first version waits for; see `require_current`.
+
+        If it is completely delivered, other members of its version set may still wait for markers.
+        """
         waiting = None
         known = _Unserved(self.spec, manifest)
         if self.spec is not None and systems is not None and known.is_delivered:

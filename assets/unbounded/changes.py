@@ -91,6 +91,8 @@ def list_change_spark_needs(source: OpenedChanges) -> list[str]:
 def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str]:
     """Return, in words, why changes in records with these columns can't be decoded without
     Spark; empty if they can.
+
+    Dead letters hold the record as JSON, in which only Spark writes some types.
     """
     needed = []
     if not isinstance(spec.following.changes, ArrowChangeFormat):

@@ -361,7 +361,7 @@ Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
 
 def _step_form(name: str, function: Callable[..., Any]) -> Any:
     """Return the type of a step's YAML value: its arguments by name, or the first one alone if
-    it needs no other.
+    it is written as a text and no other is needed.
     """
     signature = signature_of(function)
     if signature.takes_any_name:

@@ -79,7 +79,11 @@ class Planned(Protocol):
 
 
 class Records(Protocol[Frame]):
-    """How records are read and changed."""
+    """How records are read and changed.
+
+    Without Spark, only the SQL expressions that `compile_expression` takes can be computed:
+    operators report others beforehand (`expressions_need`).
+    """
 
     def read(self, stream: str) -> Frame:
         """Return the batch's records of an input stream."""

@@ -126,7 +126,7 @@ class Spec(ABC):
         return "" if self.works_without_spark else f"operator {self.kind}"
 
     works_without_spark: ClassVar[bool] = False
-    """Whether it never needs Spark, whatever its arguments are."""
+    """Whether it never needs Spark, whatever its arguments are: `compile` only asks the batch."""
 
     @property
     def role(self) -> Role | None:

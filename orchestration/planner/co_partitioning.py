@@ -597,6 +597,7 @@ def _describe_fixes(fixes: Sequence[Fix], streams: Mapping[str, PlannedStream]) 
 
 
 def _describe_fix(fix: Fix, streams: Mapping[str, PlannedStream]) -> str:
+    """Return what to do for a fix, with the bytes that all of it moves if they are known."""
     parts = []
     for item in fix.moved:
         place = "it" if item.operator == fix.at else item.operator

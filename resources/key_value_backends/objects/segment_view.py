@@ -398,6 +398,9 @@ class SegmentCore:
     def _page(
         self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool
     ) -> StoredPage:
+        """Return what `page` does, in one state of the segment; about `wanted` entries are fetched
+        at a time.
+        """
         keys: list[bytes] = []
         versions: list[bytes] = []
         stored: list[bytes | None] = []
