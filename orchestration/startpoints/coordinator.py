@@ -491,9 +491,11 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     return notes
 
 
-def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
-    """Raise ConfigurationError for a renamed application, and for a first run that would write
-    records again.
+def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> str | None:
+    """Return the name by which tables know a renamed application; None for others.
+
+    Raises ConfigurationError under its former name, and for a first run that would write records
+    again.
 
     It would if another application has written the same outputs from the same inputs. The run is
     allowed if startpoints say where each of those partitions begins, or with `adopt`.
@@ -501,7 +503,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
     if commit is not None:
-        return
+        return state.writes_as
     others = list_application_states(lake)
     for name, other in others.items():
         if other.renamed_to == app.name:
@@ -512,7 +514,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
                 application=app.name,
             )
     if adopt:
-        return
+        return None
     for name, stream, summary in _find_writers(lake, app, others):
         raise errors.ConfigurationError(
             f"{summary}.",
@@ -523,6 +525,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
             application=app.name,
             stream=stream,
         )
+    return None
 
 
 def _find_writers(

@@ -30,7 +30,6 @@ from dagster_adjunct.orchestration.application.table_registry import (
     RegisteredTables,
     register_tables,
 )
-from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 from dagster_adjunct.orchestration.batch_log.run_lease import (
     DEFAULT_WAIT,
     Claim,
@@ -38,6 +37,7 @@ from dagster_adjunct.orchestration.batch_log.run_lease import (
     validate_span,
 )
 from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import (
@@ -341,7 +341,7 @@ class _LeasedRun:
     adopt: bool
     max_batches: int | None
     opened: ExitStack
-    writes_as: str | None
+    writes_as: str | None = None
     planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
     registered: RegisteredTables | None = None
 
@@ -356,9 +356,10 @@ class _LeasedRun:
         runtime = self.runtime
         if self.planned is None:
             check = partial(check_first_run, runtime.lake, app, adopt=self.adopt)
-            self.planned, _ = call_in_threads(self._plan_step, check)
+            catalog, self.writes_as = call_in_threads(self._read_catalog, check)
+            self.planned = self._plan_step(catalog)
         else:
-            self.planned = self._plan_step()
+            self.planned = self._plan_step(self._read_catalog())
         check_session(runtime, self.plan)
         if self.registered is None:
             self.registered = self._register_tables()
@@ -381,7 +382,7 @@ class _LeasedRun:
 
     def refresh(self) -> bool:
         """Advance the datasets; return whether the plan still holds, and change nothing if not."""
-        if self._plan_step() != self.planned:
+        if self._plan_step(self._read_catalog()) != self.planned:
             return False
         advance_changed(
             self.runtime,
@@ -392,8 +393,10 @@ class _LeasedRun:
         )
         return True
 
-    def _plan_step(self) -> tuple[ExecutionPlan, dict[str, str | None]]:
-        catalog = read_catalog(self.app, self.runtime.systems)
+    def _read_catalog(self) -> Catalog:
+        return read_catalog(self.app, self.runtime.systems)
+
+    def _plan_step(self, catalog: Catalog) -> tuple[ExecutionPlan, dict[str, str | None]]:
         read = {*self.app.inputs, *list_dataset_streams(self.app)}
         identities = {name: facts.identity for name, facts in catalog.items() if name in read}
         return build_plan(self.app, catalog, writes_as=self.writes_as), identities
@@ -437,8 +440,7 @@ def run_batches(
         lease = opened.enter_context(RunLease(lake, app.name, runtime.by, claim))
         fenced = {name: system.fenced(lease.fence) for name, system in systems.items()}
         of_run = replace(runtime, lake=lake.fenced(lease.fence), systems=fenced)
-        writes_as = application_state(lake, app.name).writes_as
-        run = _LeasedRun(of_run, app, lease, advance, calls, adopt, max_batches, opened, writes_as)
+        run = _LeasedRun(of_run, app, lease, advance, calls, adopt, max_batches, opened)
         following = None
         if claim.stays is not None:
             following = follow_application(

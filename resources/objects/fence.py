@@ -49,13 +49,17 @@ def lease_lost_error(application: str, run: str, problem: str) -> errors.RunLeas
     )
 
 
+class _Runner(BaseModel):
+    run: str
+
+
 class _Lease(BaseModel):
     """The part of a stored run lease that a fence reads."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     id: str
-    run: str
+    by: _Runner
     ttl: float
     ended: bool = False
 
@@ -212,7 +216,7 @@ class Fence:
         except ValidationError:
             return "a run whose lease can't be read has taken it over"
         if stored.id != self._holder:
-            return f"run {stored.run} has taken it over"
+            return f"run {stored.by.run} has taken it over"
         if stored.ended:
             return "the run has ended"
         return ""

@@ -224,7 +224,7 @@ def error_from_outcomes(
     is_missing = problem.state is State.MISSING and getattr(cause, "table", None) == table
     if is_missing and isinstance(cause, errors.RecordNotFoundError):
         return cause  # `explain_missing_records` has said everything
-    error = _error_like(problem)
+    error = _error_like(table, problem)
     failures = [_describe_failures(operation, outcomes, same) for same in failed]
     error.problem = f"table {table}: {' Also, '.join(failures)}"
     error.args = (f"{error.problem} {error.next_step}".rstrip(),)
@@ -234,7 +234,7 @@ def error_from_outcomes(
     return error
 
 
-def _error_like(problem: Problem) -> errors.AdjunctError:
+def _error_like(table: str, problem: Problem) -> errors.AdjunctError:
     """Return an error of the class of the problem's, with its next step and notes, for a new
     message.
     """
@@ -244,9 +244,10 @@ def _error_like(problem: Problem) -> errors.AdjunctError:
         error = copy.copy(cause)  # of the same class, whatever its constructor requires
         error.next_step = cause.next_step
     elif problem.may_pass:
-        error = errors.TableUnavailableError("")
+        error = errors.TableUnavailableError("", table=table)
     else:
-        error = errors.TableError("", "Correct what the store rejects, then send it again.")
+        step = "Correct what the store rejects, then send it again."
+        error = errors.TableError("", step, table=table)
     error.__cause__ = cause
     for note in getattr(cause, "__notes__", ()):
         if note not in getattr(error, "__notes__", ()):

@@ -35,6 +35,7 @@ from dagster_adjunct.resources.errors import (
     RunLeaseLostError,
     StoreUnavailableError,
 )
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
@@ -100,6 +101,16 @@ def test_a_lease_ends_at_once_when_its_holder_or_dagster_says_so() -> None:
     assert why_over(holder(ELSEWHERE, ended=True), 0) == "it has ended"
     assert why_over(holder(ELSEWHERE, dagster="d1"), 0, "d1") == "Dagster has ended the run"
     assert why_over(holder(ELSEWHERE, dagster="d1"), 0, "d2") == ""
+
+
+def test_a_task_elsewhere_reads_the_lease_that_the_run_has_written(lake: Lake) -> None:
+    with lease(lake) as held:
+        key = "applications/delays/run.json"
+        given = {"application": "delays", "run": "mine", "epoch": 1}
+        Fence(lake.store, key, holder=held._holder.id, **given).check()
+        stranger = Fence(lake.store, key, holder="another", **given)
+        with pytest.raises(RunLeaseLostError, match="run mine has taken it over"):
+            stranger.check()
 
 
 def test_a_process_is_dead_only_where_that_can_be_proven() -> None:

@@ -132,7 +132,7 @@ def test_columns_that_an_input_gets_between_batches_are_looked_at_before_the_nex
             step_world.send("s", ("c", 3, 4))
 
     with pytest.raises(PlanningError) as caught:
-        run_step(replace(context, on_event=widened))
+        run_step(replace(context, hooks=replace(context.hooks, on_event=widened)))
     assert (caught.value.operator, caught.value.dataset, caught.value.column) == (
         "join-3-planes",
         "planes",

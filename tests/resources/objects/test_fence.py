@@ -68,7 +68,7 @@ def write_lease(store: InMemoryStore, age: float = 0.0, **more: Any) -> None:
     store.put(
         KEY,
         json.dumps(
-            {"id": "mine", "run": "first", "ttl": 120.0, "nonce": str(time.time())} | more
+            {"id": "mine", "by": {"run": "first"}, "ttl": 120.0, "nonce": str(time.time())} | more
         ).encode(),
     )
     data, info = store._objects[KEY]
@@ -193,7 +193,7 @@ def test_a_task_on_another_machine_reads_the_lease_first(
 @pytest.mark.parametrize(
     ("lease", "why"),
     [
-        ({"id": "other", "run": "second"}, "run second has taken it over"),
+        ({"id": "other", "by": {"run": "second"}}, "run second has taken it over"),
         ({"ended": True}, "the run has ended"),
         ({"ttl": None}, "a run whose lease can't be read has taken it over"),
     ],
@@ -262,7 +262,7 @@ def test_a_task_that_is_paused_while_it_reads_the_lease_looks_again(
 
     def pause() -> None:
         clocks.boot += 3600
-        write_lease(store, id="other", run="second")
+        write_lease(store, id="other", by={"run": "second"})
 
     faulty = FaultyStore(store, [Fault(request_, 1, "meanwhile", action=pause)])
     with pytest.raises(RunLeaseLostError, match="run second has taken it over"):
