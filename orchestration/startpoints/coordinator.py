@@ -515,17 +515,19 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> str
             )
     if adopt:
         return None
-    for name, stream, summary in _find_writers(lake, app, others):
-        raise errors.ConfigurationError(
-            f"{summary}.",
-            "If it is the same application, take over its log: adjunct app rename"
-            f" {name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
-            f" set MODULE:APP {stream} --upcoming --reason …), or let it add all records to the"
-            " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op).",
-            application=app.name,
-            stream=stream,
-        )
-    return None
+    found = next(_find_writers(lake, app, others), None)
+    if found is None:
+        return None
+    name, stream, summary = found
+    raise errors.ConfigurationError(
+        f"{summary}.",
+        "If it is the same application, take over its log: adjunct app rename"
+        f" {name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
+        f" set MODULE:APP {stream} --upcoming --reason …), or let it add all records to the"
+        " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op).",
+        application=app.name,
+        stream=stream,
+    )
 
 
 def _find_writers(
