@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
+import uuid
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -286,7 +287,7 @@ def test_a_write_purges_a_part_and_the_next_write_goes_on(table_of, monkeypatch)
         return await store.forget(older_than=-1)
 
     assert used(table_of("parts", forget_after=0.01), written) == 7 - 3 + 1
-    place = repr(table_of)
+    place = f"a place of this test alone: {uuid.uuid4()}"
     due = [is_purge_due(place, 7200.0)]
     for purged in (3, 2):
         continue_purge(place, purged)
