@@ -6,9 +6,9 @@ READY := $(VENV)/.ready
 # The site has an environment of its own: it is built from the sources, without Spark and Dagster.
 DOCS_VENV := .venv-docs
 DOCS_READY := $(DOCS_VENV)/.ready
-# Tests wait for servers, pauses and what they start: four processes share two cores. PYTEST_ARGS="-n 0"
+# Tests wait for servers, pauses and what they start: six processes share two cores. PYTEST_ARGS="-n 0"
 # runs them in one.
-PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder --timings
+PYTEST_ARGS ?= -n 6 --dist loadfile --no-loadscope-reorder --timings
 
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -34,7 +34,9 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.schemas.schema import Schema, to_arrow_table, to_exact_array
+from dagster_adjunct.resources.schemas.exact_values import to_exact_array
+from dagster_adjunct.resources.schemas.records import to_arrow_table
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
     LAKE,

@@ -37,12 +37,8 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.files.formats import FileFormat
 from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.names import check_name, split_stream_name
-from dagster_adjunct.resources.schemas.schema import (
-    ArrowFrame,
-    Schema,
-    check_key_types,
-    repeated_names,
-)
+from dagster_adjunct.resources.schemas.records import ArrowFrame
+from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.validation import validated
 

@@ -19,6 +19,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks
 
@@ -62,7 +63,7 @@ def with_avro_as_json(
     avro_readers(schemas, what)  # fail here instead of in every task
     given = records.columns
     read = partial(_read, index=given.index(value), schemas=schemas, what=what)
-    columns = [(field.name, field.dataType.simpleString()) for field in records.schema.fields]
+    columns = list(types_from_spark(records.schema).items())
     return convert_in_tasks(records, read, [*columns, *((name, "string") for name in names)])
 
 

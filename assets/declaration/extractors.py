@@ -30,16 +30,12 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import (
-    Field,
-    Schema,
-    arrow_type,
-    decimal_digits,
-    is_missing,
-    quote_name,
-    to_exact_array,
-)
+from dagster_adjunct.resources.schemas.exact_values import is_missing, to_exact_array
+from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.types import decimal_digits
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
@@ -215,7 +211,7 @@ class Projection:
             raise
         columns = []
         for field, given in zip(schema.fields, planned, strict=True):
-            kind = given.dataType.simpleString()
+            kind = type_from_spark(given.dataType)
             expression = expressions[field.name]
             if not is_assignable(kind, field.type):
                 raise DatasetError(
@@ -302,7 +298,7 @@ class PythonExtractor:
         declared = Schema.from_ddl(self.columns, what)
         marks = metadata_columns(records.columns)
         columns = [(field.name, field.type) for field in declared.fields]
-        columns += [(name, records.schema[name].dataType.simpleString()) for name in marks]
+        columns += [(name, type_from_spark(records.schema[name].dataType)) for name in marks]
         names = records.columns
         extract = partial(
             _entries, extractor=self, names=names, schema=declared, what=what, deleting=tuple(key)

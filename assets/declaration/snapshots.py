@@ -27,13 +27,9 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.schema import (
-    ArrowFrame,
-    Field,
-    Schema,
-    arrow_type,
-    to_spark_frame,
-)
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_spark_frame
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.table_backends import postgres_connection

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.reports import Report
-from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 
 _ANCHORS = 32
 

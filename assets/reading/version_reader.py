@@ -65,14 +65,8 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import (
-    Field,
-    Plain,
-    named_column,
-    named_columns,
-    plain_converter,
-    quote_name,
-)
+from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
+from dagster_adjunct.resources.schemas.schema import Field, named_column, named_columns, quote_name
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, translate_spark_errors
 

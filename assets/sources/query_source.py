@@ -17,15 +17,14 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.errors import DatasetError, EmptyVersionError
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.records import ArrowFrame, fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import (
-    ArrowFrame,
     Schema,
-    fit_to_schema,
     named_column,
     quote_text,
     repeated_names,
-    to_arrow_table,
 )
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import META
 
@@ -143,7 +142,7 @@ class QueryVersions(VersionSource):
                 call_user_function, self.spec, what, "function", partial(query, spark, computation)
             )
         frame = run_query(self.spec, what, spark, ready)
-        columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
+        columns = list(types_from_spark(frame.schema).items())
         _check_columns(columns, self._query.schema, what)
         partition, offset, timestamp, tombstone = META
         return frame.select(

@@ -63,6 +63,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, repeated_names
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import (
@@ -248,7 +249,7 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     Raises DatasetError for columns that are missing, repeated, or of a type that can't be widened
     to the schema's.
     """
-    types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    types = types_from_spark(rows.schema)
     wrong = {}
     for field in schema.fields:
         found = types.get(field.name)

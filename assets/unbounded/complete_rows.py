@@ -43,7 +43,8 @@ from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
@@ -498,7 +499,7 @@ def complete_frame(rows: DataFrame, declared: RowCompletion) -> DataFrame:
     """
     names = rows.columns
     left = [name for name in names if name != KEPT]
-    columns = [(name, rows.schema[name].dataType.simpleString()) for name in left]
+    columns = [(name, type_from_spark(rows.schema[name].dataType)) for name in left]
     return convert_in_tasks(
         rows, partial(_complete_batches, names=names, declared=declared), columns
     )

@@ -34,12 +34,10 @@ from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.schema import (
-    Schema,
-    arrow_type,
-    named_column,
-    to_exact_array,
-)
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.exact_values import to_exact_array
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.sql.checking import check_expression
@@ -436,7 +434,7 @@ class Explode(Spec):
         values = F.expr(self.expression)
         kind = frame.select(values).schema.fields[0].dataType
         if not isinstance(kind, ArrayType | MapType):
-            raise self._no_elements(operator, kind.simpleString())
+            raise self._no_elements(operator, type_from_spark(kind))
         if isinstance(kind, MapType):
             values = F.map_entries(values)
         explode = F.posexplode_outer if self.keep_empty else F.posexplode

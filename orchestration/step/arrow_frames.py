@@ -37,7 +37,8 @@ from dagster_adjunct.orchestration.step.planned_batch import (
     schema_of_dataset,
 )
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult

@@ -33,6 +33,7 @@ from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, AppendResult
@@ -90,7 +91,7 @@ class SparkFrames:
         for column in frame.schema.fields:
             if column.name.startswith("__"):
                 continue
-            types[column.name] = column.dataType.simpleString()
+            types[column.name] = type_from_spark(column.dataType)
             if column.name in (UPDATE, DEFAULT):
                 inside = _struct_types(column.dataType)
                 types |= {f"{column.name}.{name}": kind for name, kind in inside.items()}
@@ -245,7 +246,7 @@ def _struct_types(kind: Any) -> dict[str, str]:
         for part in kind.fields:
             inside = part.dataType
             columns = inside.fields if isinstance(inside, StructType) else [part]
-            types |= {column.name: column.dataType.simpleString() for column in columns}
+            types |= {column.name: type_from_spark(column.dataType) for column in columns}
     return types
 
 

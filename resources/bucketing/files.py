@@ -18,14 +18,9 @@ from cachetools import LRUCache
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import (
-    Schema,
-    arrow_type,
-    quote_name,
-    quote_text,
-    type_from_arrow,
-)
+from dagster_adjunct.resources.schemas.schema import Schema, quote_name, quote_text
 from dagster_adjunct.resources.spark.in_process import identify_session
 
 if TYPE_CHECKING:

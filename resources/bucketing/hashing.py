@@ -24,13 +24,9 @@ import mmh3
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
-from dagster_adjunct.resources.schemas.schema import (
-    Plain,
-    Schema,
-    decimal_digits,
-    plain_converter,
-    quote_name,
-)
+from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
+from dagster_adjunct.resources.schemas.schema import Schema, quote_name
+from dagster_adjunct.resources.schemas.types import decimal_digits
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 

@@ -41,15 +41,11 @@ from dagster_adjunct.resources.objects.arrow_files import (
     open_input,
     read_json_lines,
 )
-from dagster_adjunct.resources.schemas.schema import (
-    Field,
-    Schema,
-    arrow_type,
-    check_column_names,
-    decimal_digits,
-    fit_to_schema,
-)
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.records import check_column_names, fit_to_schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
+from dagster_adjunct.resources.schemas.types import decimal_digits
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE

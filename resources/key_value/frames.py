@@ -27,8 +27,9 @@ from dagster_adjunct.resources.key_value.table import (
     OpenTable,
 )
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.schema import named_column as sql_column
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -340,7 +341,7 @@ def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
         raise SchemaMismatchError(
             problem, "Name the columns with key=, value= and family=.", column=name
         )
-    return str(frame.schema[name].dataType.simpleString())
+    return type_from_spark(frame.schema[name].dataType)
 
 
 def _addressing(

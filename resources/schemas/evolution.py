@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     pass
-from dagster_adjunct.resources.schemas.schema import Schema, decimal_digits
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import decimal_digits
 
 _WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 

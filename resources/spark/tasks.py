@@ -29,6 +29,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.spark.jvm import spark_type_of
 
 if TYPE_CHECKING:
@@ -494,7 +495,7 @@ def _text_of(field: StructField) -> str | None:
 
     None where all values have few bytes, and for hidden columns.
     """
-    kind = field.dataType.simpleString()
+    kind = type_from_spark(field.dataType)
     name = quote_name(field.name)
     if kind.startswith(("array<", "map<", "struct<", "variant")):
         return f"to_json(named_struct('value', {name}))"

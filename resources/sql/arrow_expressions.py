@@ -20,8 +20,9 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from dagster_adjunct.resources.lazy_modules import exp, pa, pc, pt
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import arrow_type, is_storable
+from dagster_adjunct.resources.schemas.types import is_storable
 from dagster_adjunct.resources.sql.expression import (
     QUOTED,
     UNSURE,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
-from dagster_adjunct.resources.schemas.schema import TYPES
+from dagster_adjunct.resources.schemas.types import SIMPLE_TYPES
 from dagster_adjunct.resources.sql.expression import (
     NILADIC,
     calls,
@@ -317,7 +317,7 @@ def _has_no_fields(kind: str | None) -> bool:
     if kind is not None and kind.startswith("array<"):
         # An array of structs has fields, too: arrays.
         return _has_no_fields(kind[6:-1])
-    return kind is not None and (kind in TYPES or kind.startswith("decimal("))
+    return kind is not None and (kind in SIMPLE_TYPES or kind.startswith("decimal("))
 
 
 def check_select(

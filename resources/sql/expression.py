@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.lazy_modules import LazyModule, exp
-from dagster_adjunct.resources.schemas.schema import TYPES
+from dagster_adjunct.resources.schemas.types import SIMPLE_TYPES
 from dagster_adjunct.resources.sql.parsed import (
     SPARK_FUNCTIONS,
     Call,
@@ -117,7 +117,7 @@ _DOUBTS = {
 _NUMBER = re.compile(r"(?<![\w`.])\d[\w.]*", re.ASCII)
 _USUAL_NUMBER = re.compile(r"\d+L?|\d+\.\d+", re.ASCII)
 _CAST = re.compile(r"\bas\s+(\w+)\s*(?:\([^)]*\))?\s*\)", re.IGNORECASE | re.ASCII)
-_CAST_TYPES = frozenset({*TYPES, "decimal"}) - {"binary"}
+_CAST_TYPES = frozenset({*SIMPLE_TYPES, "decimal"}) - {"binary"}
 _ALIAS_AT_END = re.compile(r"\bas\s+(`|[a-z_]\w*)\s*$", re.IGNORECASE | re.ASCII)
 _BEFORE_PARENTHESIS = re.compile(r"(^|[^\w\s]|\b\w+)\s*(?=\()", re.ASCII)
 _KEYWORDS = frozenset({"and", "or", "not", "when", "then", "else", "case", "between"})

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import exp
-from dagster_adjunct.resources.schemas.schema import Schema, decimal_digits
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import decimal_digits
 from dagster_adjunct.resources.sql.parsed import ColumnName, Expression
 
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}

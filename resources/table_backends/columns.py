@@ -34,7 +34,8 @@ from typing import Any
 from dagster_adjunct.resources.class_registry import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.schema import arrow_type, to_exact_array
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.validation import validated
 
 _BACKENDS: ClassRegistry[Any] = ClassRegistry(

@@ -15,12 +15,8 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.schemas.schema import (
-    ArrowFrame,
-    cast_column,
-    repeated_names,
-    to_arrow_table,
-)
+from dagster_adjunct.resources.schemas.records import ArrowFrame, cast_column, to_arrow_table
+from dagster_adjunct.resources.schemas.schema import repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.tables.operation import (
     Changes,

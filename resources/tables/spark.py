@@ -19,6 +19,7 @@ from dagster_adjunct.resources.event_loop import run_in_new_loop
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.values import (
     first_unreadable,
     readable_value,
@@ -527,7 +528,7 @@ def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
 def _orderable_columns(df: DataFrame) -> list[str]:
     names = []
     for column in df.schema.fields:
-        kind = column.dataType.simpleString()
+        kind = type_from_spark(column.dataType)
         if "map<" not in kind and "variant" not in kind and column.name[:2] != "__":
             names.append(column.name)
     return names

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.event_loop import LoopThread
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.schemas.schema import ArrowFrame
+from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer

@@ -28,7 +28,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
-from dagster_adjunct.resources.schemas.schema import Schema, plain_converter
+from dagster_adjunct.resources.schemas.plain_values import plain_converter
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.faulty_store import FaultyStore
 
 Key = tuple[Any, ...]

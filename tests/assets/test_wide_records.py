@@ -22,7 +22,8 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema
+from dagster_adjunct.resources.schemas.records import fit_to_schema
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.schemas.schema import to_exact_array
+from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 
 TIME = pa.timestamp("us", tz="UTC")
 NOON, MIDNIGHT = datetime(2026, 1, 1, 12, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC)

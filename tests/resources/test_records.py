@@ -29,7 +29,7 @@ from dagster_adjunct import (
 from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from dagster_adjunct.resources.schemas.schema import to_arrow_table
+from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.sources import QuerySource
 from dagster_adjunct.tables import BlockingTable, MemoryTable, RemoteTable
 

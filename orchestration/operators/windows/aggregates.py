@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.schema import Field, decimal_digits, quote_name
+from dagster_adjunct.resources.schemas.schema import Field, quote_name
+from dagster_adjunct.resources.schemas.types import decimal_digits
 from dagster_adjunct.resources.sql.types import INTEGERS, NUMBERS, sum_type
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated

@@ -83,7 +83,8 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.schemas.schema import is_storable, named_column
+from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.schemas.types import is_storable
 from dagster_adjunct.resources.spark.tasks import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS

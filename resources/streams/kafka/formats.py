@@ -19,7 +19,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.arrow_files import read_json_lines
-from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.validation import validated
 
 Converter = Callable[[Any], Any]

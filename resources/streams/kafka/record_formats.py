@@ -17,14 +17,11 @@ from dagster_adjunct.resources.bucketing.writer import check_readable, describe_
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import (
-    Field,
-    Schema,
-    arrow_type,
-    fit_to_schema,
-    named_column,
-)
+from dagster_adjunct.resources.schemas.records import fit_to_schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
 from dagster_adjunct.resources.streams.kafka import formats
 from dagster_adjunct.resources.streams.kafka.formats import (
@@ -331,7 +328,7 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
     casts = [
         named_column(field.name).cast(field.type).alias(field.name) for field in written.fields
     ]
-    types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+    types = types_from_spark(frame.schema)
     ddl = [f"{KEY} BINARY", f"{VALUE} BINARY"]
     if topic.headers is not None:
         ddl += [f"{HEADERS} ARRAY<STRUCT<name: STRING, value: BINARY>>"]

@@ -22,7 +22,8 @@ from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, to_arrow_table
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.kafka import consume, produce

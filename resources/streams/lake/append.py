@@ -27,9 +27,17 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.schemas import schema as schemas
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema
+from dagster_adjunct.resources.schemas.records import (
+    ArrowFrame,
+    cast_column,
+    check_column_names,
+    fit_to_schema,
+    to_arrow_table,
+)
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import manifest
@@ -291,7 +299,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
 def _fits(given: Any, kind: str) -> bool:
     if isinstance(given, str):
         return given == kind or _is_widening(given, kind)
-    return schemas.is_same_family(given, schemas.arrow_type(kind))
+    return is_same_family(given, arrow_type(kind))
 
 
 def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
@@ -308,14 +316,14 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
             place = table.schema.get_field_index(each.name)
             if place >= 0:
                 with suppress(pa.ArrowInvalid):
-                    column = table.column(place).cast(schemas.arrow_type(each.type))
+                    column = table.column(place).cast(arrow_type(each.type))
                     table = table.set_column(place, each.name, column)
         return table
     columns = []
     for name, given in data.dtypes:
         if name not in kept:
             continue
-        column = schemas.named_column(name)
+        column = named_column(name)
         if name in before:
             kind = before.field(name).type
             if kind != given and is_widening(kind, given):
@@ -334,7 +342,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     A null `__timestamp` stands for the time of the append, which is only known when it commits.
     `__epoch` follows if one is not 0 (null for 0), then the columns of POSITION that the table has.
     """
-    plain = schemas.fit_to_schema(
+    plain = fit_to_schema(
         table.select([name for name in table.column_names if name not in OPTIONAL_META]),
         declaration.columns,
         what,
@@ -362,7 +370,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
 
 
 def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
-    kind = schemas.arrow_type(OPTIONAL_META[name])
+    kind = arrow_type(OPTIONAL_META[name])
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, kind)])
     column = table.column(name)
@@ -370,7 +378,7 @@ def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
         problem = f"{what}: column {name!r} holds {column.type}, expected {kind}."
         raise SchemaMismatchError(problem, "Cast it, or leave the column out.", column=name)
-    return schemas.cast_column(column, name, OPTIONAL_META[name], what)
+    return cast_column(column, name, OPTIONAL_META[name], what)
 
 
 def conform_frame(
@@ -382,14 +390,14 @@ def conform_frame(
     Types are only widened. `__epoch` is kept if the frame has it, even if it is 0 everywhere
     (stored as null).
     """
-    types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    types = types_from_spark(df.schema)
     schema = declaration.columns
-    schemas.check_column_names(df.columns, schema, what, {*OPTIONAL_META, *order_by})
+    check_column_names(df.columns, schema, what, {*OPTIONAL_META, *order_by})
     _check_frame_types(types, schema, what)
-    columns = [schemas.named_column(f.name).cast(f.type).alias(f.name) for f in schema.fields]
+    columns = [named_column(f.name).cast(f.type).alias(f.name) for f in schema.fields]
     times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
     if declaration.timestamp is not None:
-        times = F.coalesce(times, schemas.named_column(declaration.timestamp))
+        times = F.coalesce(times, named_column(declaration.timestamp))
     columns.append(times.cast("timestamp").alias(TIMESTAMP))
     tombstones = F.lit(False)
     if TOMBSTONE in types:
@@ -402,7 +410,7 @@ def conform_frame(
             columns.append(F.col(name).cast(kind).alias(name))
     for name in dict.fromkeys(order_by):
         if name not in schema and name not in OPTIONAL_META:
-            columns.append(schemas.named_column(name))
+            columns.append(named_column(name))
     return df.select(*columns)
 
 
@@ -501,9 +509,7 @@ class LakeAppends(StreamStates):
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
             declared = state.declaration
-            data = schemas.to_arrow_table(
-                data, f"stream {stream!r}", declared.columns, declared.key
-            )
+            data = to_arrow_table(data, f"stream {stream!r}", declared.columns, declared.key)
         marker = None
         if end_of_dataset is not None:
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)

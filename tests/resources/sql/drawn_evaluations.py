@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_adjunct.resources.schemas.schema import arrow_type, decimal_digits
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.types import decimal_digits
 
 TYPES = {
     "a": "tinyint",

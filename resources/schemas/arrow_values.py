@@ -1,0 +1,207 @@
+"""Casts Arrow values to the types of columns without loss, at every depth, and builds arrays of
+nested values.
+
+The entries of maps are sorted by their keys as UTF-8, so that two maps are equal if they are stored
+alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Simple,
+    Struct,
+    Type,
+    expected_range,
+    is_nested,
+    parse_type,
+    write_name,
+)
+
+_KEYS_RULE = "expected each key of a map once, and no null key"
+
+
+def cast_values(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+    """Return a column cast to the type with this text. Raises ArrowInvalid for a value that would
+    change, except in rounding.
+    """
+    to = arrow_type(kind)
+    if not is_nested(kind):
+        return _cast_simple(column, to)
+    return pa.chunked_array([_cast(chunk, to) for chunk in column.chunks], to)
+
+
+def _cast_simple(values: Any, to: pa.DataType) -> Any:
+    fitted = values.cast(to, safe=True)
+    if pt.is_float32(to) and pt.is_float64(values.type):
+        beyond = pc.and_(pc.is_inf(fitted), pc.is_finite(values))
+        if pc.any(beyond).as_py():
+            raise pa.ArrowInvalid(f"{values.filter(beyond)[0]} is too large for 32 bits")
+    return fitted
+
+
+def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if not pt.is_nested(to):
+        return _cast_simple(values, to)
+    if pt.is_null(values.type):
+        return pa.nulls(len(values), to)
+    if pt.is_struct(to):
+        return _cast_structs(values, to)
+    values = _as_lists(values)
+    lengths = pc.list_value_length(values)
+    elements = pc.list_flatten(values)
+    if pt.is_list(to):
+        return build_lists(lengths, _cast(elements, to.value_type), to)
+    key, item = elements.flatten()
+    return build_maps(lengths, _cast(key, pa.string()), _cast(item, to.item_type))
+
+
+def _cast_structs(values: pa.Array, to: pa.DataType) -> pa.Array:
+    given = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
+    parts = []
+    for field in to:
+        if field.name in given:
+            parts.append(_cast(given[field.name], field.type))
+        else:
+            parts.append(pa.nulls(len(values), field.type))
+    return pa.StructArray.from_arrays(parts, fields=list(to), mask=values.is_null())
+
+
+def _as_lists(values: pa.Array) -> pa.Array:
+    """Return maps as lists of their entries, and lists of any kind as lists whose functions Arrow
+    has.
+    """
+    kind = values.type
+    if pt.is_map(kind):
+        return values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return values
+    return values.cast(pa.large_list(kind.value_field))
+
+
+def build_lists(lengths: pa.Array, elements: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return lists of these lengths, one after the other in `elements`; a length of null makes a
+    null.
+    """
+    return pa.ListArray.from_arrays(_offsets(lengths), elements, type=kind, mask=lengths.is_null())
+
+
+def build_maps(lengths: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
+    """Return maps of these numbers of entries, one after the other in `keys` and `values`, sorted
+    by key; a length of null makes a null.
+
+    Raises ArrowInvalid if a key is null or occurs twice in a map.
+    """
+    if keys.null_count:
+        raise pa.ArrowInvalid(f"a key is null: {_KEYS_RULE}")
+    offsets = _offsets(lengths)
+    if len(keys) > 1:
+        keys, values = _sort_entries(np.diff(np.asarray(offsets)), keys, values)
+    return pa.MapArray.from_arrays(offsets, keys, values, mask=lengths.is_null())
+
+
+def _offsets(lengths: pa.Array) -> pa.Array:
+    ends = np.cumsum(np.asarray(pc.fill_null(lengths, 0)), dtype=np.int32)
+    return pa.array(np.concatenate([np.zeros(1, np.int32), ends]), pa.int32())
+
+
+def _sort_entries(counts: Any, keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return keys and values sorted by key within each map; `counts` are the maps' numbers of
+    entries.
+    """
+    maps = np.repeat(np.arange(len(counts)), counts)
+    if not _are_sorted(maps, keys):
+        entries = pa.table({"map": maps, "key": keys})
+        order = pc.sort_indices(entries, [("map", "ascending"), ("key", "ascending")])
+        keys = keys.take(order)
+        values = values.take(order)
+        if not _are_sorted(maps, keys):
+            raise pa.ArrowInvalid(f"a key occurs twice: {_KEYS_RULE}")
+    return keys, values
+
+
+def _are_sorted(maps: Any, keys: pa.Array) -> bool:
+    """Whether the keys of each map ascend, and none occurs twice."""
+    ascends = np.asarray(pc.greater(keys[1:], keys[:-1]))
+    return bool(np.all(ascends | (maps[1:] != maps[:-1])))
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A value that does not fit its declared type: its path from the column, the value, the text
+    of the declared type, and which values that type holds.
+    """
+
+    path: str
+    value: pa.Scalar
+    kind: str
+    expected: str
+
+
+def find_misfit(value: pa.Array, kind: str, path: str) -> Misfit:
+    """Return the part of a value, given as an array of one, that can't be cast to the type with
+    this text.
+    """
+    found = _find_misfit(value, parse_type(kind), path)
+    return found or Misfit(path, value[0], kind, expected_range(kind))
+
+
+def _find_misfit(values: pa.Array, type_: Type, path: str) -> Misfit | None:
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pt.is_null(values.type):
+        return None
+    if isinstance(type_, Simple):
+        return _find_simple_misfit(values, type_, path)
+    if isinstance(type_, Struct):
+        return _find_member_misfit(values, type_, path)
+    lists = _as_lists(values)
+    elements = pc.list_flatten(lists)
+    if isinstance(type_, Array):
+        return _find_misfit(elements, type_.element, f"{path}[]")
+    key, item = elements.flatten()
+    found = _find_misfit(item, type_.value, f"{path}[*]")
+    if found is None and _has_bad_keys(lists, key):
+        return Misfit(path, values[0], str(type_), _KEYS_RULE)
+    return found
+
+
+def _find_simple_misfit(values: pa.Array, type_: Simple, path: str) -> Misfit | None:
+    to = arrow_type(type_.name)
+    for place in range(len(values)):
+        try:
+            _cast_simple(values.slice(place, 1), to)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return Misfit(path, values[place], type_.name, expected_range(type_.name))
+    return None
+
+
+def _find_member_misfit(values: pa.Array, type_: Struct, path: str) -> Misfit | None:
+    for field, part in zip(values.type, values.flatten(), strict=True):
+        member = type_.member(field.name)
+        if member is not None:
+            found = _find_misfit(part, member.type, f"{path}.{write_name(field.name)}")
+            if found is not None:
+                return found
+    return None
+
+
+def _has_bad_keys(lists: pa.Array, keys: pa.Array) -> bool:
+    try:
+        build_maps(pc.list_value_length(lists), keys, pa.nulls(len(keys)))
+    except pa.ArrowInvalid:
+        return True
+    return False
+
+
+def length_array(parts: Sequence[Sequence[object] | None]) -> pa.Array:
+    """Return the lengths of lists, null for None."""
+    return pa.array([None if part is None else len(part) for part in parts], pa.int32())

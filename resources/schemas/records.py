@@ -1,0 +1,384 @@
+"""Converts records to Arrow without loss, in the forms that users have: Arrow data, pandas and
+Polars frames, rows as dictionaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import date
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa, pt
+from dagster_adjunct.resources.schemas.arrow_types import (
+    arrow_type,
+    find_type_mismatch,
+    time_zone_advice,
+)
+from dagster_adjunct.resources.schemas.arrow_values import cast_values, find_misfit
+from dagster_adjunct.resources.schemas.exact_values import build_without_missing, to_exact_array
+from dagster_adjunct.resources.schemas.schema import Field, Schema, repeated_names
+from dagster_adjunct.resources.schemas.types import is_nested
+from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RowLabel: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
+"""Returns how errors name the row of this number: in their text, and as their fields."""
+
+
+def _row_label(row: int) -> tuple[str, dict[str, Any]]:
+    return f"row {row}", {"row": row}
+
+
+def check_column_names(
+    given: Sequence[str],
+    schema: Schema,
+    what: str,
+    also: Collection[str] = (),
+    next_step: str = "Send records with exactly these columns, each once.",
+) -> None:
+    """Raise SchemaMismatchError unless `given` has each of the schema's columns once, and others
+    only from `also`.
+    """
+    there = dict.fromkeys(given)
+    wrong = {name: "is missing" for name in schema.names if name not in there}
+    for name in there:
+        if name not in schema and name not in also:
+            wrong[name] = "is not declared"
+    wrong |= dict.fromkeys(repeated_names(given), "occurs twice")
+    if wrong:
+        listed = "; ".join(f"column {name!r} {problem}" for name, problem in wrong.items())
+        declared_columns = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+        problem = f"{what}: {listed}. Declared are {declared_columns}."
+        raise SchemaMismatchError(problem, next_step, column=next(iter(wrong)))
+
+
+def fit_to_schema(
+    table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label
+) -> pa.Table:
+    """Return `table` with exactly the schema's columns and Arrow types.
+
+    Types are widened and dictionaries decoded. Raises SchemaMismatchError, with the row, for a
+    value that would be changed, and for columns of another kind: strings for numbers (which Arrow
+    would parse), timestamps without a zone (which Arrow would take as UTC).
+    """
+    check_column_names(table.schema.names, schema, what)
+    columns = []
+    for field in schema.fields:
+        column = table.column(field.name)
+        kind = arrow_type(field.type)
+        mismatch = find_type_mismatch(column.type, kind, field.name)
+        if mismatch is not None:
+            step = "Cast the column before you send it."
+            if pt.is_timestamp(column.type) and field.type == "timestamp":
+                step = time_zone_advice(field.name)
+            elif pt.is_floating(column.type) and pt.is_integer(kind):
+                step = (
+                    f"Cast it, as in pandas df[{field.name!r}].astype('Int64'), which keeps missing"
+                    " values."
+                )
+            raise SchemaMismatchError(f"{what}: {mismatch}.", step, column=field.name)
+        columns.append(
+            cast_column(column, field.name, field.type, what, place, sensitive=field.sensitive)
+        )
+    return pa.table(columns, schema=schema.to_arrow())
+
+
+def cast_column(
+    column: pa.ChunkedArray,
+    name: str,
+    kind: str,
+    what: str,
+    place: RowLabel = _row_label,
+    *,
+    sensitive: bool = False,
+) -> pa.ChunkedArray:
+    """Return a column cast to the declared type. Raises SchemaMismatchError for the first value
+    that would change.
+    """
+    try:
+        return cast_values(column, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _misfit_error(column, name, kind, what, place, sensitive=sensitive) from (
+            None if sensitive else error
+        )
+
+
+def _misfit_error(
+    column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, *, sensitive: bool
+) -> SchemaMismatchError:
+    """Return the error for a column with a value that does not fit its declared type."""
+    if pt.is_timestamp(column.type):
+        found = first_unreadable(pa.table([column], [name]))
+        if found is not None:
+            words, about = place(found.row)
+            return found.error(what, words, hidden=sensitive, **about)
+    start = 0
+    count = len(column)
+    while count > 1:  # find the first row by bisection
+        half = count // 2
+        try:
+            cast_values(column.slice(start, half), kind)
+            start = start + half
+            count = count - half
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            count = half
+    words, about = place(start)
+    misfit = find_misfit(column.slice(start, 1).combine_chunks(), kind, name)
+    reason = misfit.expected
+    if not sensitive:
+        reason = f"{str(readable_value(misfit.value))[:100]}, {reason}"
+    step = "Cast the column, or correct the record."
+    if pt.is_timestamp(misfit.value.type) and misfit.value.type.unit == "ns":
+        step = (
+            "Timestamps are stored in microseconds: round first, as in pandas"
+            f" df[{name!r}].dt.floor('us'), or in Arrow"
+            f" pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep"
+            " nanoseconds in a "
+        )
+        step += "bigint column."
+    problem = (
+        f"{what}: column {misfit.path!r} is {misfit.value.type}, but the schema declares"
+        f" {misfit.kind}, and its value in {words}"
+    )
+    return SchemaMismatchError(f"{problem} does not fit: {reason}.", step, column=name, **about)
+
+
+@runtime_checkable
+class ArrowFrame(Protocol):
+    """Columns that Arrow can import: an Arrow table or batch, a pandas or Polars frame, a DuckDB
+    relation.
+    """
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+def to_arrow_table(
+    records: Any, what: str, schema: Schema | None = None, required: Collection[str] = ()
+) -> pa.Table:
+    """Return an ArrowFrame, or rows as dictionaries, as an Arrow table. Column types are those of
+    the data.
+
+    To rows, columns of `schema` that none of them has are added as nulls, except the `required`
+    ones, such as the key: where a row lacks it, its name is a mistake. A pandas index with a name
+    becomes a column; one without is left out. Raises SchemaMismatchError for columns that Arrow
+    can't hold, and ConfigurationError for a RecordBatchReader, which can't be read twice.
+    """
+    if isinstance(records, pa.Table):
+        return _require_unique_names(records, what)
+    if isinstance(records, pa.RecordBatchReader):
+        problem = (
+            f"{what}: a RecordBatchReader can be read only once, but a retry has to send the same"
+            " records."
+        )
+        raise ConfigurationError(
+            problem, "Read it first, and pass the table: reader.read_all().", argument="data"
+        )
+    if not isinstance(records, ArrowFrame):
+        return _table_from_rows(records, what, schema, required)
+    try:
+        if _is_pandas(records):
+            table = _table_from_pandas(records, what, schema)
+        else:
+            table = _without_views(pa.table(records))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if _is_one_column(records):
+            problem = (
+                f"{what}: a {type(records).__name__} is a single column: expected columns with"
+                " names."
+            )
+            step = (
+                "Convert it to a frame or table first, as in series.to_frame() or"
+                " pyarrow.table({'name': column})."
+            )
+            raise SchemaMismatchError(problem, step, argument="data") from error
+        problem = (
+            f"{what}: the {type(records).__name__} can't be converted to an Arrow table:"
+            f" {_error_text(error)}."
+        )
+        step = "Give each column values of one type, and a unique name."
+        raise SchemaMismatchError(problem, step, argument="data") from error
+    unnamed = []
+    for name in table.column_names:
+        if name.startswith("__index_level_"):
+            unnamed.append(name)
+    return _require_unique_names(table.drop_columns(unnamed).replace_schema_metadata(None), what)
+
+
+def _table_from_pandas(frame: Any, what: str, schema: Schema | None) -> pa.Table:
+    """Return a pandas frame as a table; its columns with nested values get their declared types, as
+    pandas knows only objects.
+    """
+    nested = []
+    for field in schema.fields if schema is not None else ():
+        if is_nested(field.type) and field.name in frame.columns:
+            nested.append(field)
+    table = pa.Table.from_pandas(frame.drop(columns=[field.name for field in nested]))
+    for field in nested:
+        values = frame[field.name].tolist()
+        table = table.append_column(field.name, _nested_column(values, field, what))
+    return table
+
+
+def _is_one_column(frame: ArrowFrame) -> bool:
+    """Whether the data is a single column, such as a Polars Series or an Arrow array."""
+    try:
+        return not pa.types.is_struct(pa.chunked_array(frame).type)
+    except (pa.ArrowException, TypeError, ValueError):
+        return False
+
+
+def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
+    """Return the result of a user's function as a Spark frame, None if it is not a frame of any
+    kind.
+    """
+    if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
+        return spark.createDataFrame(to_arrow_table(answer, what))
+    return answer if hasattr(answer, "mapInArrow") else None
+
+
+def _table_from_rows(
+    rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None, required: Collection[str]
+) -> pa.Table:
+    """Return rows as a table with all columns that a row or the schema has; null where a row
+    lacks one.
+    """
+    for name in required:
+        _check_present(rows, name, what)
+    columns: dict[str, Any] = {}
+    if schema is not None:
+        columns = {field.name: pa.nulls(len(rows), field.type) for field in schema.to_arrow()}
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        values = [row.get(name) for row in rows]
+        if schema is not None and name in schema and is_nested(schema.field(name).type):
+            columns[name] = _nested_column(values, schema.field(name), what)
+        else:
+            columns[name] = _column_from_values(values, name, what)
+    return pa.table(columns)
+
+
+def _nested_column(values: Sequence[Any], field: Field, what: str) -> pa.Array:
+    """Return Python values as a column of the declared nested type."""
+    kind = arrow_type(field.type)
+    try:
+        return to_exact_array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        row, cause = _first_misfit(values, kind, error)
+        path = f"{field.name}{getattr(cause, 'path', '')}"
+        reason = "a value does not fit the declared type"
+        if not field.sensitive:
+            reason = getattr(cause, "reason", None) or _error_text(cause)
+        problem = f"{what}: column {path!r} of row {row}: {reason}."
+        step = f"Send values of the declared type {field.type}, or correct the schema."
+        raise SchemaMismatchError(problem, step, column=field.name, row=row) from (
+            None if field.sensitive else error
+        )
+
+
+def _first_misfit(
+    values: Sequence[Any], kind: pa.DataType, error: Exception
+) -> tuple[int, Exception]:
+    """Return the row of the first value that does not fit the type, with the error for it."""
+    for row, value in enumerate(values):
+        try:
+            to_exact_array([value], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as cause:
+            return row, cause
+    return 0, error
+
+
+def _check_present(rows: Sequence[Mapping[str, Any]], name: str, what: str) -> None:
+    for number, row in enumerate(rows):
+        if name not in row:
+            found = ", ".join(map(str, row)) or "no columns"
+            problem = (
+                f"{what}: row {number} lacks the column {name!r}, which is part of the key; it has"
+                f" {found}."
+            )
+            step = f"Correct the names, or add {name!r}: None for records without a key."
+            raise SchemaMismatchError(problem, step, column=name, row=number)
+
+
+def _column_from_values(values: Sequence[Any], name: str, what: str) -> pa.Array:
+    try:
+        return build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
+    except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"
+        row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
+        problem = (
+            f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a"
+            " lone surrogate."
+        )
+        step = "Write the whole character, or replace it: text.encode('utf-8', 'replace').decode()."
+        raise SchemaMismatchError(problem, step, column=name, row=row) from error
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        problem = (
+            f"{what}: column {name!r} can't be converted to an Arrow column: {_error_text(error)}."
+        )
+        raise SchemaMismatchError(
+            problem, "Give the column values of one type.", column=name
+        ) from error
+
+
+def _array(values: Sequence[Any]) -> pa.Array:
+    moments = set()
+    for value in values:
+        if isinstance(value, date):
+            moments.add((type(value), getattr(value, "tzinfo", None) is None))
+    if len(moments) > 1:
+        raise TypeError("dates, and times with and without a time zone, are mixed")
+    return pa.array(values)
+
+
+def _is_lone_surrogate(value: Any) -> bool:
+    try:
+        pa.array([value])
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return a table with plain strings and binary instead of views, which Polars exports and few
+    kernels support.
+
+    Dictionaries of views are decoded.
+    """
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    columns = []
+    for column in table.columns:
+        if pa.types.is_dictionary(column.type) and column.type.value_type in plain:
+            kind = plain[column.type.value_type]
+            taken = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in column.chunks]
+            columns.append(pa.chunked_array(taken, kind))
+        else:
+            columns.append(column.cast(plain.get(column.type, column.type)))
+    return pa.table(columns, names=table.column_names)
+
+
+def _require_unique_names(table: pa.Table, what: str) -> pa.Table:
+    twice = repeated_names(table.schema.names)
+    if twice:
+        raise SchemaMismatchError(
+            f"{what}: column {twice[0]!r} occurs twice.", "Rename one.", column=twice[0]
+        )
+    return table
+
+
+def _is_pandas(value: object) -> bool:
+    return any(kind.__module__.startswith("pandas.") for kind in type(value).__mro__)
+
+
+def _error_text(error: Exception) -> str:
+    """Return the message of an error of Arrow in one line; for pandas, its second argument names
+    the column.
+    """
+    words = []
+    for argument in error.args:
+        text = str(argument).strip()
+        if text:
+            words.append(text.splitlines()[0].rstrip("."))
+    # A lone surrogate can't be encoded.
+    return "; ".join(words).encode(errors="backslashreplace").decode()
