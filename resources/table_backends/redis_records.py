@@ -102,7 +102,7 @@ def to_redis_column(column: Column) -> RedisColumn:
 def _list_column(element: Column) -> RedisColumn:
     """Return how lists are stored: as JSON, with values that JSON doesn't know as their texts."""
     if element.kind in (Kind.STRING, Kind.INTEGER, Kind.BOOLEAN):
-        return _COLUMNS[Kind.JSON]
+        return RedisColumn(_dump_json, lambda text: list(json.loads(text)), "-")
     stored = to_redis_column(element)
 
     def decode(item: Any) -> Any:
