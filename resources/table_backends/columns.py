@@ -468,30 +468,30 @@ def _binary(value: Any) -> bytes:
 
 def _json(value: Any) -> Any:
     try:
-        json.dumps(_check_json(value), allow_nan=False).encode()
+        _check_json(value)
+        json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"expected what JSON can hold: {error}") from None
     return value
 
 
-def _check_json(value: Any) -> Any:
-    """Return the value; raise if JSON would change it, such as keys that aren't text."""
+def _check_json(value: Any) -> None:
+    """Raise if JSON would change the value, such as keys that aren't text."""
+    items = value
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str):
                 raise TypeError(f"the key {name!r} is not a str")
-        for item in value.values():
-            _check_json(item)
-    elif isinstance(value, list):
-        for item in value:
+        items = value.values()
+    if isinstance(value, dict | list):
+        for item in items:
             _check_json(item)
     elif isinstance(value, str):
         if "\0" in value:
             raise ValueError("text contains the character NUL")
         value.encode()
-    elif not (value is None or isinstance(value, bool | int | float)):
+    elif not isinstance(value, int | float | None):
         raise TypeError(f"{type(value).__name__} in it")
-    return value
 
 
 _CHECKERS: dict[Kind, Callable[[Any], Any]] = {
@@ -583,22 +583,24 @@ def arrow_column_from_records(
     columns that are read. Raises SchemaMismatchError for the first value of another type, and for a
     column that is there in another case only; `what` says in it where the records come from.
     """
+    values = []
     for key, record in zip(keys, records, strict=True):
-        if record is not None and name not in record:
-            check_cases(what, key, record, known)
-    values = [None if record is None else record.get(name) for record in records]
-    if kind == "string" and any(isinstance(value, dict | list) for value in values):
-        values = [
-            json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
-            for value in values
-        ]
+        value = None
+        if record:
+            if name not in record:
+                check_cases(what, key, record, known)
+            value = record.get(name)
+        if kind == "string" and isinstance(value, dict | list):
+            value = json.dumps(value, sort_keys=True)
+        values.append(value)
+    misfits = (pa.ArrowException, TypeError, ValueError, OverflowError)
     try:
         return _array(values, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+    except misfits:
         for key, value in zip(keys, values, strict=True):
             try:
                 _array([value], kind)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            except misfits as error:
                 raise SchemaMismatchError(
                     f"{what}: the record of key {key!r} has {value!r} ({type(value).__name__}) in"
                     f" {name!r}, which is {kind}: {str(error).splitlines()[0]}.",

@@ -553,8 +553,18 @@ class DynamoDbTable(StoreTable):
                     problem, "Declare both with the same type.", argument="key", table=self.table
                 )
             known[name] = column
+        types: dict[str, str | None] = dict.fromkeys(self.key)
         for name in self.key:
-            if self.columns is not None and name not in known:
+            if name in known:
+                types[name] = key_attribute_type(known[name])
+                if types[name] is None:
+                    raise errors.ConfigurationError(
+                        f"{self._label}: its key {name!r} is {known[name].type}; expected text, a"
+                        " number, bytes or a time.",
+                        "Use another column as the key.",
+                        argument="key",
+                    )
+            elif self.columns is not None:
                 what = (
                     f"{self._label} has the key column {name!r}, which is not among its columns"
                     f" {', '.join(known)}."
@@ -562,16 +572,6 @@ class DynamoDbTable(StoreTable):
                 raise errors.SchemaMismatchError(
                     what, "Correct the key, or the columns.", column=name
                 )
-            if name in known and key_attribute_type(known[name]) is None:
-                raise errors.ConfigurationError(
-                    f"{self._label}: its key {name!r} is {known[name].type}; expected text, a"
-                    " number, bytes or a time.",
-                    "Use another column as the key.",
-                    argument="key",
-                )
-        types = {
-            name: key_attribute_type(known[name]) if name in known else None for name in self.key
-        }
         if self.create and None in types.values():
             problem = f"{self._label} can't be created without the types of its key."
             step = 'Declare columns={"name": "type", …}, or the key as {"id": "string"}.'

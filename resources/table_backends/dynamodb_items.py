@@ -93,40 +93,29 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
         assert column.element is not None
         decode = decoder_for(column.element)
         return lambda stored: (
-            [decode(item) for item in stored["L"]] if "L" in stored else decode_any(stored)
+            list(map(decode, stored["L"])) if "L" in stored else decode_any(stored)
         )
     if column.kind is Kind.JSON:
         return _decode_json
-    tag, _, read = _FORMS.get(column.kind, ("BOOL", None, None))
+    tag, _, read = _FORMS.get(column.kind, ("", None, None))
     if read is None:
-        return lambda stored: stored[tag] if tag in stored else decode_any(stored)
+        return decode_any
     return lambda stored: read(stored[tag]) if tag in stored else decode_any(stored)
 
 
 def key_attribute_type(column: Column) -> str | None:
     """The attribute type ("S", "N" or "B") of this column as a key; None if it can't be a key."""
-    tag = ""
-    if column.kind in _FORMS:
-        tag = _FORMS[column.kind][0]
-    if tag in ("S", "N", "B"):
-        return tag
-    return None
+    tag, *_ = _FORMS.get(column.kind, (None,))
+    return None if tag == "BOOL" else tag
 
 
 def encode_any(value: Any, depth: int = 0) -> AttributeValue:
     """Return the attribute value of any Python value; TypeError if DynamoDB can't store it."""
     if value is None:
         return _NULL
-    if isinstance(value, str):
-        return {"S": _text(value)}
-    if isinstance(value, bool):
-        return {"BOOL": value}
-    if isinstance(value, int | float | Decimal):
-        return {"N": _number_text(value)}
-    if isinstance(value, bytes | bytearray | memoryview):
-        return {"B": bytes(value)}
-    if isinstance(value, date):
-        return {"S": _timestamp_text(value) if isinstance(value, datetime) else value.isoformat()}
+    for types, tag, write in _SCALARS:
+        if isinstance(value, types):
+            return {tag: write(value)}
     if depth >= _MAX_DEPTH:
         raise TypeError(f"expected at most {_MAX_DEPTH} levels of lists and maps")
     if isinstance(value, list | tuple):
@@ -251,6 +240,17 @@ _FORMS: dict[Kind, tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] 
     Kind.DECIMAL: ("N", _number_text, Decimal),
     Kind.BINARY: ("B", None, None),
 }
+
+
+# How values of a column that is not declared are stored, by the first type that they have.
+_SCALARS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (str, "S", _text),
+    (bool, "BOOL", bool),
+    ((int, float, Decimal), "N", _number_text),
+    ((bytes, bytearray, memoryview), "B", bytes),
+    (datetime, "S", _timestamp_text),
+    (date, "S", date.isoformat),
+)
 
 
 DELETED = f"{OWN_PREFIX}deleted"

@@ -436,12 +436,10 @@ class TableRequests:
         """
         problems: Problems = {}
         wanted: dict[Any, list[int]] = {}
-        asked: list[KeyItem] = []
         for entry in entries:
-            places = wanted.setdefault(identity_of(entry.key), [])
-            if not places:
-                asked.append(self.codec.key_item(entry.key))
-            places.append(entry.place)
+            wanted.setdefault(identity_of(entry.key), []).append(entry.place)
+        keys = {identity_of(entry.key): self.codec.key_item(entry.key) for entry in entries}
+        asked = list(keys.values())
         problem: Any = None
         for turn in range(_MAX_REPEATS + 1):
             if turn:
@@ -518,24 +516,26 @@ class TableRequests:
             is_invalid = error_code(error) == "ValidationException"
             if is_invalid and problem.state is State.REFUSED and len(requests) > 1:
                 # One invalid entry makes the whole batch fail: bisect until it is alone.
-                half = len(requests) // 2
-                self._send_batch(places[:half], requests[:half], problems)
-                self._send_batch(places[half:], requests[half:], problems)
+                self._send_halves(places, requests, problems)
             else:
                 problems.update(dict.fromkeys(places, problem))
             return
         unprocessed = _all_of(answer.get("UnprocessedItems"))
-        if unprocessed:
-            left = {self._identity_in(request) for request in unprocessed}
-            problem = throttled_problem(
-                self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed"
-            )
-            sent = [self._identity_in(request) for request in requests]
-            # If it names what was not sent, any of these may be meant.
-            is_unclear = not left <= set(sent)
-            for place, one in zip(places, sent, strict=True):
-                if is_unclear or one in left:
-                    problems[place] = problem
+        if not unprocessed:
+            return
+        place_of = dict(zip(map(self._identity_in, requests), places, strict=True))
+        left = set(map(self._identity_in, unprocessed))
+        if not left <= place_of.keys():
+            left = set(place_of)  # it names what was not sent, so any of these may be meant
+        problem = throttled_problem(
+            self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed"
+        )
+        problems.update({place_of[one]: problem for one in left})
+
+    def _send_halves(self, places: list[int], requests: list[Any], problems: Problems) -> None:
+        half = len(requests) // 2
+        self._send_batch(places[:half], requests[:half], problems)
+        self._send_batch(places[half:], requests[half:], problems)
 
     def _send_fenced(
         self, fenced: FencedWrites, places: list[int], requests: list[Any], problems: Problems
@@ -558,9 +558,7 @@ class TableRequests:
                 problems.update(dict.fromkeys(places, problem))
                 return
         if len(requests) > 1:
-            half = len(requests) // 2
-            self._send_fenced(fenced, places[:half], requests[:half], problems)
-            self._send_fenced(fenced, places[half:], requests[half:], problems)
+            self._send_halves(places, requests, problems)
         elif reasons and (rejected := problem_from_reason(self.label, reasons[0])) is not None:
             problems[places[0]] = rejected
 
@@ -586,20 +584,17 @@ class TableRequests:
                 began, problem = self._write(operation, entry)
             except RunLeaseLostError:
                 raise
-            except TableUnavailableError as error:  # its transaction had no effect
-                problem = Problem(State.FAILED, error)
-            except AdjunctError as error:
-                problem = Problem(State.REFUSED, error)
             except _ActionRefusedError as refused:
                 problem = refused.problem
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 problem = problem_from_boto_error(error, self.label)
             put += began
-            if problem is not None:
-                problems[entry.place] = problem
-                if is_retryable(problem):
-                    problems.update({later.place: problem.unsent for later in entries[done + 1 :]})
-                    break
+            if problem is None:
+                continue
+            problems[entry.place] = problem
+            if is_retryable(problem):
+                problems.update({later.place: problem.unsent for later in entries[done + 1 :]})
+                break
         return put
 
     def _write(self, operation: Operation[Any], entry: Entry) -> tuple[bool, Problem | None]:

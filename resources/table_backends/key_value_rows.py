@@ -50,7 +50,6 @@ from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
     ConditionsFailed,
-    Expected,
     KeyRange,
     KeyValueTableConfiguration,
     ReplyLostError,
@@ -300,17 +299,17 @@ def plan_documents(
     rows = _read_rows(documents, write_plan.columns_to_read(operation, entries), stored_entries)
     codec = documents.codec
     newest_by = operation.conditions.newest_by
-    applied = {}
-    if operation.conditions:
-        applied = {key: applied_in(codec, newest_by, d) for key, d in rows.documents.items()}
+    marked = rows.documents if operation.conditions else {}
+    applied = {key: applied_in(codec, newest_by, d) for key, d in marked.items()}
     state = StoredState(rows.records, applied)
     plan = write_plan.plan_writes(codec, operation, rows.readable(entries), state)
     marks = {key: marks_of(codec, newest_by, new, at) for key, new in plan.applied.items()}
-    has_read = needs_stored_rows(operation)
+    if_missing = ABSENT if needs_stored_rows(operation) else ANYTHING
     written: dict[Row, SegmentChange] = {}
     too_large: dict[Row, Problem] = {}
     for key, new in _new_documents(documents, plan, rows.documents, marks):
-        expected = _expected_version(stored_entries.get(key)) if has_read else ANYTHING
+        found = stored_entries.get(key)
+        expected = if_missing if found is None else found.version
         if new is None and expected is ABSENT:
             continue  # there is nothing to remove
         try:
@@ -319,15 +318,9 @@ def plan_documents(
             too_large[key] = Problem(State.REFUSED, error)
         else:
             written[key] = SegmentChange(table_keys[key], stored, b"", expected)
-    for entry in entries:
-        if entry.key in too_large:
-            plan.problems.setdefault(entry.place, too_large[entry.key])
+    problems = {entry.place: too_large[entry.key] for entry in entries if entry.key in too_large}
     begun: Collection[Row] = plan.begins if operation.kind is OperationKind.UPDATE else ()
-    return PlannedWrites(written, begun, plan.problems)
-
-
-def _expected_version(found: StoredEntry | None) -> Expected | bytes:
-    return ABSENT if found is None else found.version
+    return PlannedWrites(written, begun, problems | plan.problems)
 
 
 def _encode(document: Document | None, fitting: Callable[[bytes], bytes]) -> bytes | None:
@@ -610,19 +603,12 @@ class OptimisticWrites:
         """
         failed: dict[Row, Problem] = {}
         lost: set[Row] = set()
-        fence = self.operation.fence
-        fences = self.fences
         for keys, changes in self._requests(decision):
             try:
-                await self.operation.check_fence()
-                guards = [] if fence is None else [await fences.guard(self.partition, fence)]
-                sent, token = segment.with_versions([*changes, *guards])
-                await self.table.apply(self.partition, sent, token, retried=ReplyLostError)
+                await self._send(changes)
             except ConditionsFailed as conflict:
                 self._contested |= {keys[place] for place in conflict.found if place < len(keys)}
                 lost.update(keys)
-                if fence is not None and len(keys) in conflict.found:
-                    fences.forget(self.partition, fence)
             except errors.RunLeaseLostError:
                 raise
             except errors.AdjunctError as error:
@@ -632,9 +618,22 @@ class OptimisticWrites:
                 failed.update(dict.fromkeys(keys, problem))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
-                if fence is not None:
-                    fences.note(self.partition, fence, sent[-1])
         return failed, lost
+
+    async def _send(self, changes: Sequence[SegmentChange]) -> None:
+        """Send one request, together with the fence of the run that writes."""
+        await self.operation.check_fence()
+        fence = self.operation.fence
+        guards = [] if fence is None else [await self.fences.guard(self.partition, fence)]
+        sent, token = segment.with_versions([*changes, *guards])
+        try:
+            await self.table.apply(self.partition, sent, token, retried=ReplyLostError)
+        except ConditionsFailed as conflict:
+            if fence is not None and len(changes) in conflict.found:
+                self.fences.forget(self.partition, fence)
+            raise
+        if fence is not None:
+            self.fences.note(self.partition, fence, sent[-1])
 
     def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
         """Yield the keys of each request and their changes, without versions."""

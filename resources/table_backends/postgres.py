@@ -48,7 +48,7 @@ from dagster_adjunct.resources.table_backends.write_plan import (
     StoredState,
     ValidEntries,
     WritePlan,
-    dropped_error,
+    check_dropped,
 )
 from dagster_adjunct.resources.tables.functions import (
     TableUse,
@@ -416,64 +416,50 @@ class PostgresRequests:
 
     async def _write(self, operation: Operation[Any], plan: WritePlan) -> None:
         statements = self._statements
-        codec = self.codec
-        execute = self.connection.execute
+        key = self.codec.key
         dropped: dict[Row, str] = {}
         if plan.puts:
-            unwritten = await self._places(statements.upsert, self._whole(plan.puts))
-            dropped |= dict.fromkeys(_keys_at(list(plan.puts), unwritten), "put the record")
+            unwritten = await self._put(statements.upsert, plan.puts)
+            dropped |= dict.fromkeys(unwritten, "put the record")
         if plan.begins:
-            keys = list(plan.begins)
-            unwritten = await self._places(statements.insert, self._whole(plan.begins))
-            absent = _keys_at(keys, unwritten)
-            if absent and await self._places(
-                statements.lock(()), statements.arrays(codec.key, absent)
-            ):
+            absent = await self._put(statements.insert, plan.begins)
+            if absent and await self._places(statements.lock(()), statements.arrays(key, absent)):
                 raise ConcurrentChangeError
             dropped |= dict.fromkeys(absent, "create the record")
         if plan.deletes:
             keys = list(plan.deletes)
-            arrays = statements.arrays(codec.key, keys)
+            arrays = statements.arrays(key, keys)
             if not write_plan.needs_read(operation):
-                await execute(statements.lock(()), arrays)
-            left = await self._places(statements.delete, [*arrays])
+                await self.connection.execute(statements.lock(()), arrays)
+            left = await self._places(statements.delete, arrays)
             dropped |= dict.fromkeys(_keys_at(keys, left), "delete the record")
         for sets, append, rows in plan.groups():
-            names = (*sets, *append, *codec.key)
-            changed = await self._places(
-                statements.update(sets, append), statements.arrays(names, rows)
-            )
+            arrays = statements.arrays((*sets, *append, *key), rows)
+            changed = await self._places(statements.update(sets, append), arrays)
             unchanged = set(range(1, len(rows) + 1)) - changed
-            dropped |= dict.fromkeys(
-                (rows[place - 1][-len(codec.key) :] for place in unchanged), "update the record"
-            )
-        if dropped:
-            raise RejectedKeysError(
-                {key: dropped_error(codec.table, key, what) for key, what in dropped.items()}
-            )
+            keys = [row[-len(key) :] for row in rows]
+            dropped |= dict.fromkeys(_keys_at(keys, unchanged), "update the record")
+        check_dropped(self.codec.table, dropped)
         if plan.applied:
-            newest_by = operation.conditions.newest_by
-            texts = [
-                (*key, *write_plan.applied_to_texts(codec, newest_by, applied))
-                for key, applied in plan.applied.items()
-            ]
-            width = len(codec.key)
-            arrays = statements.arrays(codec.key, texts)
-            arrays += [
-                format_array(row[place] for row in texts) for place in range(width, width + 4)
-            ]
-            await execute(statements.remember, arrays)
+            await self._remember(plan.applied, operation.conditions.newest_by)
+
+    async def _remember(self, applied: Mapping[Row, Applied], newest_by: str | None) -> None:
+        texts = [write_plan.applied_to_texts(self.codec, newest_by, a) for a in applied.values()]
+        arrays = self._statements.arrays(self.codec.key, list(applied))
+        arrays += map(format_array, zip(*texts, strict=True))
+        await self.connection.execute(self._statements.remember, arrays)
 
     async def _places(self, statement: sql.SQL, parameters: Sequence[Any]) -> set[int]:
         """The places, from 1, that a statement returns."""
         cursor = await self.connection.execute(statement, parameters, binary=True)
         return {place for (place,) in await cursor.fetchall()}
 
-    def _whole(self, records: dict[Row, dict[str, Any]]) -> list[Any]:
+    async def _put(self, statement: sql.SQL, records: Mapping[Row, dict[str, Any]]) -> list[Row]:
+        """Write whole records; return the keys of those that were not written."""
         names = self.codec.names
-        return self._statements.arrays(
-            names, [tuple(map(record.get, names)) for record in records.values()]
-        )
+        rows = [tuple(map(record.get, names)) for record in records.values()]
+        unwritten = await self._places(statement, self._statements.arrays(names, rows))
+        return _keys_at(list(records), unwritten)
 
 
 def _keys_at(keys: Sequence[Row], places: set[int]) -> list[Row]:

@@ -574,20 +574,33 @@ def _check_stored_type(where: str, declared: Column, stored: Column) -> None:
     if declared.element is not None and stored.element is not None:
         _check_stored_type(where, declared.element, stored.element)
         return
-    is_known = declared.kind is not Kind.OTHER
-    rounds = stored.type == "real" and declared.type in ("double", "double precision", "float8")
-    if rounds:
+    is_unknown = stored.kind is Kind.OTHER and declared.kind is not Kind.OTHER
+    if stored.type == "real" and declared.type in ("double", "double precision", "float8"):
         reason = "real, which rounds to 24 bits"
-    elif is_known and stored.kind is Kind.OTHER and _OF_NO_KIND.match(stored.type):
+        advice = "Declare it as float"
+    elif is_unknown and _OF_NO_KIND.match(stored.type):
         reason = f"{stored.type}, which is read as another kind of value"
+        advice = "Leave it out"
     else:
         return
-    advice = "Declare it as float" if rounds else "Leave it out"
     raise SchemaMismatchError(
         f"{where}: column {declared.name!r} is declared as {declared.type}, and it is {reason}.",
         f"{advice}, or change the column's type.",
         column=declared.name,
     )
+
+
+def _check_key_type(
+    where: str, name: str, whole: str, type_: str, exact: bool, collation: str
+) -> None:
+    """Raise SchemaMismatchError for a column that would equate different keys."""
+    if _ROUNDED.match(whole):
+        raise loose_key_error(where, name, f"{whole}, which is rounded", type_)
+    if type_ in _UNEQUAL:
+        raise loose_key_error(where, name, f"{type_}, {_UNEQUAL[type_]}", "text")
+    if not exact:
+        kind = f"{type_} with the collation {collation}, which is not deterministic"
+        raise loose_key_error(where, name, kind, "text")
 
 
 async def read_postgres_columns(
@@ -635,22 +648,14 @@ async def read_postgres_columns(
     )
     unique_sets = [set(columns) for (columns,) in await cursor.fetchall()]
     check_columns_and_key(where, names, declared, key, unique_sets)
-    for name, whole, type_, exact, collation in rows:
-        if name not in key:
-            continue
-        if _ROUNDED.match(whole):
-            raise loose_key_error(where, name, f"{whole}, which is rounded", type_)
-        if type_ in _UNEQUAL:
-            raise loose_key_error(where, name, f"{type_}, {_UNEQUAL[type_]}", "text")
-        if not exact:
-            kind = f"{type_} with the collation {collation}, which is not deterministic"
-            raise loose_key_error(where, name, kind, "text")
-    whole_types = {name: whole for name, whole, *_ in rows}
+    for row in rows:
+        if row[0] in key:
+            _check_key_type(where, *row)
+    wanted = {column.name for column in declared} or names
+    stored = {name: parse_column(name, whole) for name, whole, *_ in rows if name in wanted}
     for column in declared:
-        _check_stored_type(where, column, parse_column(column.name, whole_types[column.name]))
-    wanted = {column.name for column in declared} or set(names)
-    columns = [parse_column(name, type_) for name, type_, *_ in rows if name in wanted]
-    return columns, {name: cast for name, _, cast, *_ in rows}
+        _check_stored_type(where, column, stored[column.name])
+    return list(stored.values()), {name: cast for name, _, cast, *_ in rows}
 
 
 def column_type(column: Column) -> str:

@@ -260,7 +260,7 @@ def _defaults(
 
 
 def _columns(records: Any) -> dict[str, Any]:
-    names = [records.type.field(place).name for place in range(records.type.num_fields)]
+    names = [field.name for field in records.type]
     return dict(zip(names, records.flatten(), strict=True))
 
 

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -515,39 +516,26 @@ class RedisCodec(RowCodec):
         self, changes: CheckedChanges, remove: Sequence[str], used: set[str]
     ) -> Packed:
         """The packed arguments that add, merge, append and remove."""
-        count = 0
-        more = []
+        more: list[bytes] = []
+        largest = b"%d" % self._largest
         for name, value in changes.add.items():
             column = self._stored[name]
             if self.columns[name].kind is Kind.JSON:
                 used.add("merge")
-                members = [part for item in value.items() for part in map(column.encode, item)]
-                count += 4 + len(members)
-                more += [
-                    b"merge",
-                    name.encode(),
-                    b"%d" % self._largest,
-                    b"%d" % len(members),
-                    *members,
-                ]
+                members = list(map(column.encode, chain.from_iterable(value.items())))
+                more += [b"merge", name.encode(), largest, b"%d" % len(members), *members]
             else:
                 used.add("add")
-                how = b"n"
-                if column.compares == "f":
-                    how = b"f"
-                count += 6
+                how = b"f" if column.compares == "f" else b"n"
                 more += [b"add", name.encode(), how, value, column.least, column.most]
         for name, items in changes.append.items():
-            if items == b"[]":
-                continue
-            used.add("append")
-            count += 4
-            more += [b"append", name.encode(), b"%d" % self._largest, items[1:-1]]
+            if items != b"[]":
+                used.add("append")
+                more += [b"append", name.encode(), largest, items[1:-1]]
         for name in remove:
             used.add("remove")
-            count += 2
             more += [b"remove", name.encode()]
-        return count, b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in more])
+        return len(more), b"".join(map(pack_argument, more))
 
 
 def pack_script_call(

@@ -95,27 +95,28 @@ def to_redis_column(column: Column) -> RedisColumn:
         return _decimal_column(column)
     if column.kind is Kind.LIST:
         assert column.element is not None
-        to_json, from_json = _items(column.element)
-        return RedisColumn(
-            lambda values: _dump_json(
-                values if to_json is None else [v if v is None else to_json(v) for v in values]
-            ),
-            lambda text: [v if v is None else from_json(v) for v in json.loads(text)],
-            "-",
-        )
+        return _list_column(column.element)
     return _COLUMNS[column.kind]
 
 
-def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
-    """Return the functions that convert a list's values into what JSON can hold (None:
-    unchanged), and back.
-    """
+def _list_column(element: Column) -> RedisColumn:
+    """Return how lists are stored: as JSON, with values that JSON doesn't know as their texts."""
     if element.kind in (Kind.STRING, Kind.INTEGER, Kind.BOOLEAN):
-        return None, lambda given: given
-    if element.kind is Kind.FLOAT:
-        return None, float
+        return RedisColumn(_dump_json, lambda text: list(json.loads(text)), "-")
     stored = to_redis_column(element)
-    return lambda value: stored.encode(value).decode(), lambda given: stored.decode(given.encode())
+
+    def decode(item: Any) -> Any:
+        if item is None:
+            return None
+        if element.kind is Kind.FLOAT:
+            return float(item)
+        return stored.decode(item.encode())
+
+    return RedisColumn(
+        lambda values: _dump_json(values, default=lambda item: stored.encode(item).decode()),
+        lambda text: list(map(decode, json.loads(text))),
+        "-",
+    )
 
 
 def _decimal_column(column: Column) -> RedisColumn:
@@ -159,8 +160,10 @@ def _moment(moment: datetime) -> bytes:
     return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # without the +00:00 of UTC
 
 
-def _dump_json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+def _dump_json(value: Any, default: Callable[[Any], str] | None = None) -> bytes:
+    return json.dumps(
+        value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=default
+    ).encode()
 
 
 _COLUMNS = {

@@ -55,7 +55,7 @@ from dagster_adjunct.resources.table_backends.write_plan import (
     StoredState,
     ValidEntries,
     WritePlan,
-    dropped_error,
+    check_dropped,
 )
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, PerLoop
@@ -367,10 +367,7 @@ class SqliteRequests:
                     dropped[key] = what
         if may_drop:
             dropped = self._find_dropped(plan) | dropped
-        if dropped:
-            raise RejectedKeysError(
-                {key: dropped_error(codec.table, key, what) for key, what in dropped.items()}
-            )
+        check_dropped(codec.table, dropped)
         if plan.applied:
             keys = self._encoded_keys(list(plan.applied))
             marks = []

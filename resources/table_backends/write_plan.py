@@ -829,22 +829,24 @@ class RejectedKeysError(Exception):
         self.errors = errors
 
 
-def dropped_error(table: str, key: Row, what: str) -> TableError:
-    """The error for a record that the store accepted without an error, but did not write as it was
-    sent.
+def check_dropped(table: str, dropped: Mapping[Row, str]) -> None:
+    """Raise RejectedKeysError for records that the store accepted without an error, but did not
+    write as they were sent.
 
-    `what` says what it did not do.
+    `dropped` has their keys, and what the store did not do.
     """
-    one: Any = key
-    if len(key) == 1:
-        (one,) = key
-    return TableError(
-        f"{table} did not {what} for key {one!r:.300}, without an error: a trigger, rule or policy"
-        " of the table, or one of its constraints, drops the record or changes its key.",
-        "Filter such records out, or correct the table.",
-        table=table,
-        keys=(one,),
-    )
+    found: dict[Row, AdjunctError] = {}
+    for key, what in dropped.items():
+        one = key[0] if len(key) == 1 else key
+        found[key] = TableError(
+            f"{table} did not {what} for key {one!r:.300}, without an error: a trigger, rule or"
+            " policy of the table, or one of its constraints, drops the record or changes its key.",
+            "Filter such records out, or correct the table.",
+            table=table,
+            keys=(one,),
+        )
+    if found:
+        raise RejectedKeysError(found)
 
 
 class BisectRejected:

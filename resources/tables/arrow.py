@@ -46,21 +46,22 @@ def to_python(column: Any) -> list[Any]:
     Faster than `to_pylist`: structs are converted field by field, and timestamps with a time zone
     are computed here.
     """
-    if pa.types.is_struct(column.type):
-        names = [column.type.field(index).name for index in range(column.type.num_fields)]
-        if not names:
-            return [{} for _ in range(len(column))]
-        rows = zip(*map(to_python, column.flatten()), strict=True)
-        records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
-        if column.null_count:
-            for place in np.flatnonzero(column.is_null()).tolist():
-                records[place] = None
-        return records
-    if not pa.types.is_timestamp(column.type) or column.type.tz is None:
+    zone = getattr(column.type, "tz", None)
+    if zone is not None:
+        micros = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).to_pylist()
+        return [v if v is None else _EPOCH + timedelta(microseconds=v) for v in micros]
+    if not pa.types.is_struct(column.type):
         values: list[Any] = column.to_pylist()
         return values
-    micros = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).to_pylist()
-    return [None if value is None else _EPOCH + timedelta(microseconds=value) for value in micros]
+    names = [field.name for field in column.type]
+    if not names:
+        return [{} for _ in range(len(column))]
+    rows = zip(*map(to_python, column.flatten()), strict=True)
+    records: list[Any] = [dict(zip(names, row, strict=True)) for row in rows]
+    if column.null_count:
+        for place in np.flatnonzero(column.is_null()).tolist():
+            records[place] = None
+    return records
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class ArrowEntries:
     @property
     def key_names(self) -> tuple[str, ...]:
         """The names of the key's columns, in the order of tuple keys."""
-        return tuple(self.key.type.field(place).name for place in range(self.key.type.num_fields))
+        return tuple(field.name for field in self.key.type)
 
     @cached_property
     def keys(self) -> Sequence[Any]:

@@ -226,25 +226,22 @@ class _Lanes:
 
 def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Iterator[_Request]:
     """Yield the requests for these calls, in an order in which each key's entries keep theirs."""
-    operations = [call.operation for call in calls]
-    first = operations[0]
+    lanes = _Lanes()
+    lane_of: list[int] = []
+    for call in calls:
+        lane_of += lanes.of_entries(provider, call.operation)
+    first = calls[0].operation
     entries = first.entries
     if len(calls) > 1:
-        entries = _concatenate_entries([each.entries for each in operations])
-    splits = any(provider.splits_deletes(each) for each in operations)
-    if not splits and all(can_share_request(first, each) for each in operations):
+        entries = _concatenate_entries([call.operation.entries for call in calls])
+    if len(lanes.operations) == 1:
         for start, end in provider.bounds(entries):
             yield _Request(
                 first.with_entries(entries.part(start, end)),
                 list(_spans_between(calls, start, end)),
             )
         return
-    lanes = _Lanes()
-    origins: list[tuple[_Call, int]] = []
-    lane_of: list[int] = []
-    for call in calls:
-        origins.extend((call, place) for place in range(len(call.operation)))
-        lane_of += lanes.of_entries(provider, call.operation)
+    origins = [(call, place) for call in calls for place in range(len(call.operation))]
     for lane, members in group_preserving_key_order(lane_of, entries.keys):
         like = lanes.operations[lane]
         sent = _pick_entries(entries, members, like.kind)

@@ -64,6 +64,9 @@ _FIXED = frozenset(
 )
 
 
+_Kept = tuple[Any, float, float, Callable[[Any], Any] | None]
+"""A record, until when it is kept after its write and after its last use, and what copies it."""
+_EXPIRED: _Kept = (None, -inf, -inf, None)
 _is_fixed = _FIXED.issuperset
 _copy_of_dict = dict.copy
 
@@ -102,9 +105,7 @@ class CachedRecords:
         self._after_write = inf if cache.seconds_after_write is None else cache.seconds_after_write
         self._after_read = inf if cache.seconds_after_read is None else cache.seconds_after_read
         self._absent = cache.absent
-        self._kept: OrderedDict[Hashable, tuple[Any, float, float, Callable[[Any], Any] | None]] = (
-            OrderedDict()
-        )
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._variants: dict[Hashable, set[_Variant]] = {}  # by key; of those read with arguments
 
         self.keep_calls = 0  # the number of calls of `keep`
@@ -127,18 +128,16 @@ class CachedRecords:
         if not kept:
             return [None] * len(keys), list(range(len(keys)))
         for place, at in enumerate(_cache_keys(keys, args)):
-            known = kept.get(at)
-            if known is not None:
-                record, written_until, read_until, copy = known
-                if now < written_until and now < read_until:
-                    if idle is not inf:
-                        kept[at] = (record, written_until, now + idle, copy)
-                    kept.move_to_end(at)
-                    records.append(record if copy is None else copy(record))
-                    continue
+            record, written_until, read_until, copy = kept.get(at, _EXPIRED)
+            if now >= written_until or now >= read_until:
                 self._drop(at)
-            unknown.append(place)
-            records.append(None)
+                unknown.append(place)
+                records.append(None)
+                continue
+            if idle is not inf:
+                kept[at] = (record, written_until, now + idle, copy)
+            kept.move_to_end(at)
+            records.append(record if copy is None else copy(record))
         return records, unknown
 
     def keep(
@@ -151,10 +150,8 @@ class CachedRecords:
         kept = self._kept
         until = (now + self._after_write, now + self._after_read)
         places = _cache_keys(keys, args)
-        if not kept.keys().isdisjoint(places):
-            for at in places:
-                if at in kept:
-                    kept.move_to_end(at)
+        for at in filter(kept.__contains__, places):
+            kept.move_to_end(at)
         for at, record in zip(places, records, strict=True):
             if record is None and not self._absent:
                 continue
@@ -204,7 +201,7 @@ class CachedRecords:
         self._variants.clear()
 
     def _drop(self, at: Hashable) -> None:
-        del self._kept[at]
+        self._kept.pop(at, None)
         if type(at) is _Variant and (variants := self._variants.get(at.key)) is not None:
             variants.discard(at)
             if not variants:
@@ -273,34 +270,34 @@ class CacheLayer:
                 return answer
             operation = operation.with_entries(operation.entries.take(unknown))
         self._meter.add("cache_misses", len(unknown))
-        outcomes: Outcomes | None = None
         try:
             outcomes = await self._inner.send(operation)
-            if hits:
-                return answer.with_retried(unknown, outcomes)
-            return outcomes
+            self._keep_read(operation.entries.keys, args, outcomes, began)
         finally:
-            self._end_read(operation.entries.keys, args, outcomes, began)
+            with self._lock:
+                self._reads -= 1
+                if not self._reads:
+                    self._numbers.clear()
+        if hits:
+            return answer.with_retried(unknown, outcomes)
+        return outcomes
 
-    def _end_read(
-        self, keys: Sequence[Any], args: tuple[object, ...], outcomes: Outcomes | None, began: int
+    def _keep_read(
+        self, keys: Sequence[Any], args: tuple[object, ...], outcomes: Outcomes, began: int
     ) -> None:
+        """Keep what a get has found, but for keys of which a write has begun or ended since."""
+        records = outcomes.records
+        if records is None:
+            return
         with self._lock:
-            if outcomes is not None and outcomes.records is not None:
-                records = outcomes.records
-                problems = outcomes.problems
-                numbers = self._numbers
-                if problems or numbers:
-                    kept = []
-                    for place, key in enumerate(keys):
-                        if place not in problems and numbers.get(key, -1) <= began:
-                            kept.append(place)
-                    keys = [keys[place] for place in kept]
-                    records = [records[place] for place in kept]
-                self._keep(keys, records, args)
-            self._reads -= 1
-            if not self._reads:
-                self._numbers.clear()
+            if outcomes.problems or self._numbers:
+                kept = []
+                for place, key in enumerate(keys):
+                    if place not in outcomes.problems and self._numbers.get(key, began) <= began:
+                        kept.append(place)
+                keys = [keys[place] for place in kept]
+                records = [records[place] for place in kept]
+            self._keep(keys, records, args)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
         keys = operation.entries.keys

@@ -175,24 +175,20 @@ class CompactLayer:
             return await self._send(operation, is_first=is_first)
         outcomes = Outcomes(len(places))
         values = entries.values or ()
-        puts: list[int] = []
-        deletes: list[int] = []
+        by_kind: dict[OperationKind, list[int]] = {OperationKind.PUT: [], OperationKind.DELETE: []}
         for at, place in enumerate(places):
-            if values[place] is None:
-                deletes.append(at)
-            else:
-                puts.append(at)
-        for kind, own in ((OperationKind.PUT, puts), (OperationKind.DELETE, deletes)):
-            if own:
-                rows = RowEntries(
-                    [entries.keys[places[at]] for at in own], [values[places[at]] for at in own]
-                )
-                if kind is OperationKind.DELETE:
-                    rows = replace(rows, values=None)
-                sent = replace(operation, kind=kind, entries=rows)
-                part = await self._send(sent, is_first=is_first)
-                outcomes = outcomes.with_retried(own, part)
-                is_first = False
+            kind = OperationKind.DELETE if values[place] is None else OperationKind.PUT
+            by_kind[kind].append(at)
+        for kind, own in by_kind.items():
+            if not own:
+                continue
+            rows = RowEntries([entries.keys[places[at]] for at in own])
+            if kind is OperationKind.PUT:
+                rows = replace(rows, values=[values[places[at]] for at in own])
+            sent = replace(operation, kind=kind, entries=rows)
+            part = await self._send(sent, is_first=is_first)
+            outcomes = outcomes.with_retried(own, part)
+            is_first = False
         return outcomes
 
     async def _send_merged(self, operation: Operation[Any]) -> Outcomes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -412,31 +413,27 @@ class RateLayer:
     ) -> Outcomes:
         sent: list[Outcomes] = []
         blocked: dict[Any, Problem] = {}  # by key
+        # Costs are computed before any is sent.
         for part, its_cost in list(self._parts(operation, budget, cost)):
-            # Costs are computed before any is sent.
-            async def attempt(
-                allowed: Operation[Any], whole: Operation[Any] = part, cost: float = its_cost
-            ) -> Outcomes:
-                if allowed is whole:
-                    return await self._attempt(allowed, budget, cost)
-                try:
-                    return await self._attempt(allowed, budget, self._cost(allowed))
-                except ConfigurationError as error:  # earlier parts were sent
-                    return Outcomes.all(len(allowed), Problem(State.REFUSED, error))
-
-            if not operation.kind.writes:
-                sent.append(await attempt(part))
-                continue
             keys = part.entries.keys
-            held = {}
-            if blocked:
-                held = {place: blocked[key] for place, key in enumerate(keys) if key in blocked}
-            outcomes = await send_without_problems(part, held, attempt)
+            held = {place: blocked[key] for place, key in enumerate(keys) if key in blocked}
+            if held:
+                attempt = partial(self._attempt_rest, budget)
+                outcomes = await send_without_problems(part, held, attempt)
+            else:
+                outcomes = await self._attempt(part, budget, its_cost)
             sent.append(outcomes)
             for place, problem in outcomes.problems.items():
-                if is_retryable(problem):
+                if operation.kind.writes and is_retryable(problem):
                     blocked.setdefault(keys[place], problem.unsent)
         return concatenate_outcomes(sent)
+
+    async def _attempt_rest(self, budget: Budget, rest: Operation[Any]) -> Outcomes:
+        """Attempt what is left of a part, after others: an error of its cost is its outcome."""
+        try:
+            return await self._attempt(rest, budget, self._cost(rest))
+        except ConfigurationError as error:
+            return Outcomes.all(len(rest), Problem(State.REFUSED, error))
 
     def _parts(
         self, operation: Operation[Any], budget: Budget, cost: float

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from math import isfinite
 from time import perf_counter
 from typing import Any, Literal
@@ -284,40 +285,38 @@ class RetryLayer:
     async def _retry_until_done(
         self, operation: Operation[Any], outcomes: Outcomes, began: float
     ) -> Outcomes:
-        attempts = 1
-        while True:
+        for attempts in count(1):
             # Some entries may be done: an error becomes the problem of the others only, so that
             # those aren't resent.
             left = [place for place, problem in outcomes.problems.items() if not problem.is_answer]
             try:
                 left = self._entries_to_retry(operation, outcomes)
-                if not left or not await self._wait(outcomes, left, attempts, began):
+                if not await self._wait(outcomes, left, attempts, began):
                     break
-                attempts += 1
                 again = _add_overtakers(operation, outcomes, left)
                 later = await self.inner.send(operation.with_entries(operation.entries.take(again)))
             except RunLeaseLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                problems = dict(outcomes.problems)
-                for place in left:
-                    problems[place] = Problem(problems[place].state, error, of_request=True)
-                outcomes = replace(outcomes, problems=problems)
+                known = outcomes.problems
+                failed = {at: Problem(known[at].state, error, of_request=True) for at in left}
+                outcomes = replace(outcomes, problems={**known, **failed})
                 break
             _raise_lost_lease(later)
             outcomes = outcomes.with_retried(again, later)
         given_up = sum(not problem.is_answer for problem in outcomes.problems.values())
+        self.meter.add("given_up", given_up)
         self.meter.add("failures" if given_up else "successes")
-        if given_up:
-            self.meter.add("given_up", given_up)
         return outcomes
 
     async def _wait(self, outcomes: Outcomes, left: list[int], attempts: int, began: float) -> bool:
-        """Wait before the next attempt; if the policy gives up, add a note to each error and
-        return False.
+        """Wait before the next attempt; if there is none, because no entry is `left` or the policy
+        gives up, return False. Each error gets a note that the policy gave up.
         """
+        if not left:
+            return False
         problems = [outcomes.problems[place] for place in left]
-        asked = max((problem.retry_after or 0.0 for problem in problems), default=0.0)
+        asked = max(problem.retry_after or 0.0 for problem in problems)
         if asked:
             self.meter.add("throttled")
         spent = self.clock.now() - began - outcomes.waited
