@@ -410,11 +410,6 @@ class VersionReplacement:
         return cls(old, new, sealed, attempt, rows)
 
     @property
-    def old_objects(self) -> tuple[str, ...]:
-        """The folders and the document of the old version."""
-        return (*self.old.folders, str(self.old.document))
-
-    @property
     def stored(self) -> tuple[Generation, str | None]:
         """The new generation, and the key of the new version's document."""
         return self.sealed.generations[0], self.new.document
@@ -442,9 +437,9 @@ def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> 
 
 def drop_unusable(
     log: DatasetLog, manifest: DatasetManifest, made: dict[str, R], needed: Collection[str]
-) -> None:
+) -> list[str]:
     """Drop replacements of what is no longer `needed`, and those whose files a discard has deleted
-    or doomed.
+    or doomed. Return what is needed and has no replacement.
 
     A discard first commits what it is going to delete. Either we have read that commit, or it makes
     ours fail.
@@ -457,6 +452,16 @@ def drop_unusable(
             missing.append(document)
         if old not in needed or doomed or missing:
             drop_replacement(log, made.pop(old))
+    return [name for name in needed if name not in made]
+
+
+def delete_records(
+    log: DatasetLog, made: Iterable[RewrittenGeneration | VersionReplacement]
+) -> None:
+    """Delete the records of the attempts that wrote these replacements."""
+    for replacement in made:
+        if replacement.attempt is not None:
+            delete_attempt(log.lake, log.name, replacement.attempt.id)
 
 
 def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplacement) -> None:
@@ -466,7 +471,7 @@ def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplace
         log.lake.store.delete(document)
     if made.attempt is not None:
         log.drop(generation)
-        delete_attempt(log.lake, log.name, made.attempt.id)
+        delete_records(log, [made])
 
 
 @dataclass
@@ -501,27 +506,24 @@ class _Erasure(ABC, Generic[M, R]):
             for made in self.made.values():
                 drop_replacement(self.log, made)
             raise
-        for made in self.made.values():
-            if made.attempt is not None:
-                delete_attempt(self.log.lake, self.log.name, made.attempt.id)
+        delete_records(self.log, self.made.values())
         return current
 
     def _commit_once(self, reason: str) -> M:
         commit, stored = self.log.require()
         manifest = self._of_kind(stored)
         parts = self._parts(manifest)
-        drop_unusable(self.log, manifest, self.made, parts)
-        for name, part in parts.items():
-            if name in self.clean or name in self.made:
+        for name in drop_unusable(self.log, manifest, self.made, parts):
+            if name in self.clean:
                 continue
             try:
-                made = self._replace(manifest, part)
+                made = self._replace(manifest, parts[name])
             except (errors.DatasetError, errors.ManifestMismatchError) as error:
                 if name not in self._parts(self._of_kind(self.log.require()[1])):
                     continue  # compacted or discarded meanwhile: the commit fails and is retried
                 if isinstance(error, errors.DatasetError):
                     raise
-                raise self._unsearched_error(error, part) from error
+                raise self._unsearched_error(error, parts[name]) from error
             if made is None:
                 self.clean.add(name)
             else:
@@ -834,7 +836,7 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         old = {made.old.id: made for made in self.made.values()}
         replaced: list[str] = []
         for made in old.values():
-            replaced += made.old_objects
+            replaced += made.old.objects
         # The old document of a version that keeps its id is not doomed but deleted: leases are on
         # the id.
         deleted = set()
