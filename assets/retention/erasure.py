@@ -531,9 +531,10 @@ class _Erasure(ABC, Generic[M, R]):
         self.garbage, self.builds = key_search.find_leftovers(self.log, manifest, self.keys)
         commit_id = self.log.attempt().id
         after = self._manifest_without_keys(manifest, commit.number + 1, commit_id, reason)
-        if after is not None:
-            self.log.commit(commit, after, by=self.by, commit_id=commit_id)
-        return after or manifest
+        if after is None:
+            return manifest
+        self.log.commit(commit, after, by=self.by, commit_id=commit_id)
+        return after
 
     @staticmethod
     @abstractmethod
@@ -673,33 +674,24 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         version = manifest.version
         served = manifest.served_generations
         hit = [self.made[old.folder] for old in served if old.folder in self.made]
+        held = [retired.until for retired in manifest.retired if retired.folder in self.holding]
+        retained_from = max([manifest.retained_from, *held])
         served_now = None
-        retained_from = manifest.retained_from
         if version is not None and hit:
             version = self._version_without_keys(version, hit, number, commit_id)
             served_now = version.id
             retained_from = number
-        else:
-            for retired in manifest.retired:
-                if retired.folder in self.holding:
-                    retained_from = max(retained_from, retired.until)
-        gone = []
-        kept = []
-        for retired in manifest.retired:
-            if retired.until > retained_from:
-                kept.append(retired)
-            else:
-                gone.append(retired.folder)
         being_built = manifest.bootstrap.building
-        gone += [old.folder for old in being_built if old.folder in self.made]
-        gone += [made.old.folder for made in hit]
-        building = self._without_keys(being_built)
+        gone = [retired.folder for retired in manifest.retired]
+        gone += [old.folder for old in (*being_built, *served) if old.folder in self.made]
+        building = tuple(self._without_keys(being_built))
         after = manifest.after(
             version=version,
-            retired=tuple(kept),
+            retired=tuple(each for each in manifest.retired if each.until > retained_from),
             retained_from=retained_from,
-            bootstrap=manifest.bootstrap.model_copy(update={"building": tuple(building)}),
+            bootstrap=manifest.bootstrap.model_copy(update={"building": building}),
         )
+        # Of what is gone, only folders that are no longer reachable become doomed.
         return self._with_doomed(manifest, after, gone, served_now, reason)
 
     def _without_keys(self, generations: Sequence[Generation]) -> list[Generation]:
