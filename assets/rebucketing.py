@@ -234,18 +234,24 @@ def _plan(
 ) -> RebucketReport:
     """Return what would be rewritten. Raises what `check_repartitioning` raises."""
     before = check_repartitioning(log, manifest, partitions, reason)
-    plan = RebucketReport(
-        log.name, before, partitions, {}, holding=_list_readers(roots), dry_run=True
-    )
     if isinstance(manifest, UnboundedManifest):
         version = manifest.version
         assert version is not None, "it has no unfinished bootstrap"
-        return replace(
-            plan, versions={version.id: ""}, follows_changes=True, rows=version.stored_rows
-        )
-    built = as_bounded(manifest).built
-    return replace(
-        plan, versions={ref.id: "" for ref in built}, rows=sum(ref.rows or 0 for ref in built)
+        ids = {version.id: ""}
+        rows = version.stored_rows
+    else:
+        built = as_bounded(manifest).built
+        ids = {ref.id: "" for ref in built}
+        rows = sum(ref.rows or 0 for ref in built)
+    return RebucketReport(
+        log.name,
+        before,
+        partitions,
+        ids,
+        follows_changes=manifest.versions_are_commits,
+        rows=rows,
+        holding=_list_readers(roots),
+        dry_run=True,
     )
 
 
