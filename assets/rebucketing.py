@@ -12,7 +12,7 @@ same partitions. Readers keep the old copies until they release them, as after a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,12 +25,7 @@ from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
 from dagster_adjunct.assets.retention.erasure import RewrittenGeneration, VersionReplacement
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import (
-    delete_attempt,
-    lease_served,
-    read_lake_clock,
-    record_build,
-)
+from dagster_adjunct.assets.versions.leases import lease_served, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
@@ -121,21 +116,21 @@ def check_repartitioning(
             dataset=log.name,
         )
     if not 1 <= partitions <= 100_000 or partitions == declared.partitions:
-        problem = (
-            f"{what} has {declared.partitions} partitions and can't be rewritten into {partitions}."
+        raise errors.ConfigurationError(
+            f"{what} has {declared.partitions} partitions and can't be rewritten into"
+            f" {partitions}.",
+            "Pass a different number from 1 to 100,000.",
+            argument="partitions",
+            dataset=log.name,
         )
-        step = "Pass a different number from 1 to 100,000."
-        raise errors.ConfigurationError(problem, step, argument="partitions", dataset=log.name)
     if manifest.unfinished:
-        problem = (
+        raise errors.DatasetError(
             f"{what} can't be repartitioned now: its bootstrap is not finished"
-            f" ({manifest.unfinished})."
-        )
-        step = (
+            f" ({manifest.unfinished}).",
             "Advance it until the bootstrap is done (adjunct dataset advance"
-            f" {log.name} MODULE:APP), then repeat."
+            f" {log.name} MODULE:APP), then repeat.",
+            dataset=log.name,
         )
-        raise errors.DatasetError(problem, step, dataset=log.name)
     return declared.partitions
 
 
@@ -144,15 +139,16 @@ def _list_readers(roots: Roots) -> tuple[str, ...]:
     return tuple(sorted(set(roots().values())))
 
 
-def _check_unused(dataset: str, roots: Roots) -> None:
+def _check_unused(dataset: str, readers: tuple[str, ...]) -> None:
     """Raise StillReadError while open batches need versions as they are."""
-    if readers := _list_readers(roots):
-        problem = f"dataset {dataset!r} can't be repartitioned now: {'; '.join(readers)}."
-        step = (
+    if readers:
+        raise errors.StillReadError(
+            f"dataset {dataset!r} can't be repartitioned now: {'; '.join(readers)}.",
             "Run the application to finish its batch, or abandon the batch (adjunct checkpoint"
-            " abandon APPLICATION --reason …). Then repeat."
+            " abandon APPLICATION --reason …). Then repeat.",
+            dataset=dataset,
+            readers=readers,
         )
-        raise errors.StillReadError(problem, step, dataset=dataset, readers=readers)
 
 
 _ROWS_AT_ONCE = 4_000_000
@@ -175,24 +171,22 @@ def _rebucket_generation(
     layout = replace(version.layout, partitions=partitions)
     folder = attempt.generation(old.id).folder
     stored = list_generation_files(log.lake.store, options.what, old)
+    order = [(name, "ascending") for name in layout.key]
     passes = -(-max(1, old.rows) // _ROWS_AT_ONCE)
     width = -(-partitions // passes)
     written: list[BucketFile] = []
     for first in range(0, partitions, width):
         parts = [layout.arrow_schema().empty_table()]
         of_parts = [np.empty(0, np.int32)]
-        for file in stored:
-            for rows, buckets in _iterate_bucketed_rows(file, layout):
-                mine = (buckets >= first) & (buckets < first + width)
-                parts.append(rows.filter(pa.array(mine)))
-                of_parts.append(buckets[mine])
+        for rows, buckets in _iterate_bucketed_rows(stored, layout):
+            mine = (buckets >= first) & (buckets < first + width)
+            parts.append(rows.filter(pa.array(mine)))
+            of_parts.append(buckets[mine])
         found = pa.concat_tables(parts)
         numbers = np.concatenate(of_parts)
         for bucket in np.unique(numbers).tolist():
             # Sorted alone: Arrow copies what it sorts, and at most 2 GB of strings.
-            rows = found.filter(pa.array(numbers == bucket)).sort_by(
-                [(name, "ascending") for name in layout.key]
-            )
+            rows = found.filter(pa.array(numbers == bucket)).sort_by(order)
             slices = (
                 rows.slice(start, ROWS_PER_GROUP)
                 for start in range(0, rows.num_rows, ROWS_PER_GROUP)
@@ -205,36 +199,60 @@ def _rebucket_generation(
     new = attempt.generation(old.id, written)
     if new.rows != old.rows:
         log.drop(new)
-        problem = (
+        raise errors.ManifestMismatchError(
             f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest"
-            f" lists {old.rows}."
-        )
-        step = (
+            f" lists {old.rows}.",
             "Nothing was committed. Check the version: adjunct dataset verify"
-            f" {log.name} {version.id}."
+            f" {log.name} {version.id}.",
+            dataset=log.name,
+            version=version.id,
         )
-        raise errors.ManifestMismatchError(problem, step, dataset=log.name, version=version.id)
     return new
 
 
 def _iterate_bucketed_rows(
-    stored: StoredFile, layout: BucketLayout
+    stored: Sequence[StoredFile], layout: BucketLayout
 ) -> Iterator[tuple[pa.Table, Any]]:
-    """Yield the file's rows, and the new bucket of each."""
+    """Yield the rows of these files, and the new bucket of each."""
     from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 
-    if stored.sha256() != stored.file.sha256:
-        raise stored.damaged("its SHA-256 differs, so it can't be rewritten")
-    for group in stored.row_groups():
-        # A change stream's table may have files older than its last added or widened column.
-        if layout.hidden:
-            rows = files.conform_to_layout(group, layout)
-        else:
-            rows = group.select(list(layout.columns))
-        yield (
-            rows,
-            assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions),
-        )
+    for one in stored:
+        if one.sha256() != one.file.sha256:
+            raise one.damaged("its SHA-256 differs, so it can't be rewritten")
+        for group in one.row_groups():
+            # A change stream's table may have files older than its last added or widened column.
+            if layout.hidden:
+                rows = files.conform_to_layout(group, layout)
+            else:
+                rows = group.select(list(layout.columns))
+            placed = [rows.column(name) for name in layout.bucket_by]
+            yield rows, assign_buckets(placed, layout.partitions)
+
+
+def _plan(
+    log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str, roots: Roots
+) -> RebucketReport:
+    """Return what would be rewritten. Raises what `check_repartitioning` raises."""
+    before = check_repartitioning(log, manifest, partitions, reason)
+    if isinstance(manifest, UnboundedManifest):
+        version = manifest.version
+        assert version is not None, "it has no unfinished bootstrap"
+        ids = {version.id: ""}
+        rows = version.stored_rows
+    else:
+        built = as_bounded(manifest).built
+        ids = {ref.id: "" for ref in built}
+        rows = sum(ref.rows or 0 for ref in built)
+    return RebucketReport(
+        log.name,
+        before,
+        partitions,
+        ids,
+        follows_changes=manifest.versions_are_commits,
+        rows=rows,
+        holding=_list_readers(roots),
+        dry_run=True,
+    )
 
 
 def repartition_table(
@@ -258,84 +276,77 @@ def repartition_table(
     CommitConflictError if other writers keep committing.
     """
     log = DatasetLog(lake, dataset)
-    made: dict[
-        str, RewrittenGeneration
-    ] = {}  # by the old folder: written once, even if the commit is retried
-    is_requested = False  # whether a commit was requested and is not known to have failed
+    # By the old folder: each is written once, even if the commit is retried.
+    made: dict[str, RewrittenGeneration] = {}
 
     def rewrite_once() -> RebucketReport:
-        nonlocal is_requested
         commit, stored = log.require()
         manifest = as_unbounded(stored)
-        before = check_repartitioning(log, manifest, partitions, reason)
+        plan = _plan(log, manifest, partitions, reason, roots)
+        _check_unused(dataset, plan.holding)
         version = manifest.version
-        assert version is not None, "it has no unfinished bootstrap"
-        report = partial(
-            RebucketReport,
-            dataset,
-            before,
-            partitions,
-            follows_changes=True,
-            rows=version.stored_rows,
-        )
-        if dry_run:
-            return report({version.id: ""}, holding=_list_readers(roots), dry_run=True)
-        _check_unused(dataset, roots)
-        old = {
-            generation.folder: generation for generation in version.generations if generation.files
-        }
-        erasure.drop_unusable(log, manifest, made, old)
+        assert version is not None, "it is planned"
+        old = {each.folder: each for each in version.generations if each.files}
+        lacking = erasure.drop_unusable(log, manifest, made, old)
         with lease_served(lake, dataset, version, holder=f"repartition by {by}"):
-            for generation in [
-                generation for folder, generation in old.items() if folder not in made
-            ]:
+            for folder in lacking:
+                generation = old[folder]
                 attempt = log.attempt()
                 # Recorded until the commit, so that no discard deletes the new files.
                 records.enter_context(record_build(lake, dataset, attempt.id, by))
-                options = WriteOptions(
-                    f"dataset {dataset!r}, version {version.id}",
-                    last_per_key=True,
-                    # Readers learn from this statistic whether tombstones were left out.
-                    drop_tombstones=all("deleted" in file.stats for file in generation.files),
-                    range_of=manifest.declaration.expires,
-                    over_time=(
-                        None
-                        if version.history is None
-                        else TimelineOptions(fills_ends=has_row_ends(generation))
-                    ),
-                )
+                options = _choose_options(manifest, version, generation)
                 new = _rebucket_generation(log, version, generation, partitions, attempt, options)
-                made[generation.folder] = RewrittenGeneration(generation, new, attempt)
-        _check_unused(dataset, roots)  # again, because writing takes a while
+                made[folder] = RewrittenGeneration(generation, new, attempt)
+        _check_unused(dataset, _list_readers(roots))  # again, because writing takes a while
         commit_id = log.attempt().id
+        rewritten = tuple(strip_large_footers(made[folder].new) for folder in old)
         new_version = version.after(
             id=version_id(commit.number + 1, commit_id),
             number=commit.number + 1,
             sealed_at=lake.now(),
             partitions=partitions,
-            generations=tuple(strip_large_footers(made[folder].new) for folder in old)
-            or version.generations[:1],
+            generations=rewritten or version.generations[:1],
             counters={},
         )
         declared = _declare_partitions(manifest, partitions, new_version.id, reason)
         after = switch_version(declared, new_version, new_version.sealed_at)
-        is_requested = True
+        requested = {**made}
+        made.clear()
         try:
             log.commit(commit, after, by=by, commit_id=commit_id)
         except errors.CommitConflictError:
-            is_requested = False
+            made.update(requested)
             raise
-        return report({version.id: new_version.id})
+        return replace(plan, versions={version.id: new_version.id}, dry_run=False)
 
+    if dry_run:
+        return _plan(log, as_unbounded(log.require()[1]), partitions, reason, roots)
     with ExitStack() as records:
         try:
             return log.rewrite(rewrite_once, slower="its table can be rewritten")
         except Exception:
-            # otherwise it may be committed; if not, a discard deletes the files
-            if not is_requested:
-                for replacement in made.values():
-                    log.drop(replacement.new)
+            # Files of a commit with an unknown outcome are not in `made`: it may be committed. If
+            # not, a discard deletes them.
+            for replacement in made.values():
+                log.drop(replacement.new)
             raise
+
+
+def _choose_options(
+    manifest: UnboundedManifest, version: SealedVersion, generation: Generation
+) -> WriteOptions:
+    """Return how the rows of a table's generation are written again."""
+    over_time = None
+    if version.history is not None:
+        over_time = TimelineOptions(fills_ends=has_row_ends(generation))
+    return WriteOptions(
+        f"dataset {manifest.name!r}, version {version.id}",
+        last_per_key=True,
+        # Readers learn from this statistic whether tombstones were left out.
+        drop_tombstones=all("deleted" in file.stats for file in generation.files),
+        range_of=manifest.declaration.expires,
+        over_time=over_time,
+    )
 
 
 M = TypeVar("M", UnboundedManifest, BoundedManifest)
@@ -376,29 +387,27 @@ def repartition_versions(
     unbounded dataset.
     """
     log = DatasetLog(lake, dataset)
-    made: dict[
-        str, VersionReplacement
-    ] = {}  # by the old document: each is written once, even if the commit is retried
+    # By the old document: each is written once, even if the commit is retried.
+    made: dict[str, VersionReplacement] = {}
 
-    def rewrite_once() -> tuple[int, BoundedManifest]:
+    def rewrite_once() -> tuple[RebucketReport, BoundedManifest]:
         commit, stored = log.require()
         manifest = as_bounded(stored)
-        before = check_repartitioning(log, manifest, partitions, reason)
-        _check_unused(dataset, roots)
-        erasure.drop_unusable(log, manifest, made, [str(ref.document) for ref in manifest.built])
-        for ref in manifest.built:
-            if str(ref.document) not in made:
-                made[str(ref.document)] = erasure.write_on_record(
-                    log, by, partial(rewrite_version, ref)
-                )
-        _check_unused(dataset, roots)  # again, because writing takes a while
-        old = {ref.id: made[str(ref.document)] for ref in manifest.built}
-        served = old.get(manifest.version.id) if manifest.version else None
-        doomed = [*manifest.doomed, *(entry for new in old.values() for entry in new.old_objects)]
-        after = erasure.replace_versions(manifest, old).after(doomed=tuple(dict.fromkeys(doomed)))
-        after = _declare_partitions(after, partitions, served.new.id if served else None, reason)
+        plan = _plan(log, manifest, partitions, reason, roots)
+        _check_unused(dataset, plan.holding)
+        refs = {str(ref.document): ref for ref in manifest.built}
+        for document in erasure.drop_unusable(log, manifest, made, refs):
+            write = partial(rewrite_version, refs[document])
+            made[document] = erasure.write_on_record(log, by, write)
+        _check_unused(dataset, _list_readers(roots))  # again, because writing takes a while
+        old = {ref.id: made[document] for document, ref in refs.items()}
+        doomed = dict.fromkeys(manifest.doomed)
+        for replacement in old.values():
+            doomed |= dict.fromkeys(replacement.old.objects)
+        after = erasure.replace_versions(manifest, old).after(doomed=tuple(doomed))
+        after = _declare_partitions(after, partitions, after.served_id, reason)
         log.commit(commit, after, by=by)
-        return before, after
+        return plan, after
 
     def rewrite_version(ref: VersionRef, attempt: Attempt) -> VersionReplacement:
         sealed = log.read_version(ref)
@@ -411,21 +420,16 @@ def repartition_versions(
         return VersionReplacement.write(log, ref, made, attempt, rows=0)
 
     if dry_run:
-        manifest = as_bounded(log.require()[1])
-        before = check_repartitioning(log, manifest, partitions, reason)
-        ids = {ref.id: "" for ref in manifest.built}
-        rows = sum(ref.rows or 0 for ref in manifest.built)
-        return RebucketReport(
-            dataset, before, partitions, ids, rows=rows, holding=_list_readers(roots), dry_run=True
-        )
+        return _plan(log, as_bounded(log.require()[1]), partitions, reason, roots)
     try:
-        before, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
+        plan, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:
-        for new in made.values():
-            if new.attempt is not None:
-                delete_attempt(lake, dataset, new.attempt.id)
+        erasure.delete_records(log, made.values())
     spared, _ = delete_doomed(log, after, roots, read_lake_clock(lake, dataset), by=by)
-    ids = {new.old.id: new.new.id for new in made.values()}
-    rows = sum(new.sealed.stored_rows for new in made.values())
-    pending = tuple(f"{decision.what}: {decision.reason}" for decision in spared)
-    return RebucketReport(dataset, before, partitions, ids, pending, rows=rows)
+    return replace(
+        plan,
+        versions={new.old.id: new.new.id for new in made.values()},
+        pending=tuple(f"{decision.what}: {decision.reason}" for decision in spared),
+        rows=sum(new.sealed.stored_rows for new in made.values()),
+        dry_run=False,
+    )

@@ -214,21 +214,21 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
     """
     complete: dict[str, Delivery] = {}
     waiting: dict[str, Awaiting] = {}
+    by_version: dict[str, dict[str, Delivery]] = {}
     for member in group.members:
         answer = member.source.next(member.manifest)
         if isinstance(answer, Delivery):
             complete[member.name] = answer
+            by_version.setdefault(answer.version, {})[member.name] = answer
         else:
             waiting[member.name] = answer
-    versions = {delivery.version for delivery in complete.values()}
-    for version in versions:
-        together = {name: each for name, each in complete.items() if each.version == version}
+    for version, together in by_version.items():
         # A member that had this version before it joined the set is not waited for. One that
         # abandoned it is, so the set never completes this version.
-        others = [member for member in group.members if member.name not in together]
-        if all(version in member.manifest.taken for member in others):
+        had = {member.name for member in group.members if version in member.manifest.taken}
+        if len(together.keys() | had) == len(group.members):
             return PollResult(complete, waiting, together)
-    if len(versions) > 1:
+    if len(by_version) > 1:
         named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
         raise errors.MarkerConflictError(
             "the members of one version set have delivered different versions as the next"
@@ -266,25 +266,24 @@ def snapshot_inputs(
     sources: dict[str, VersionSource] = {}
     carried: dict[str, DatasetManifest] = {}
     for spec in specs:
-        with stages[spec.name]("collect"):
-            source = open_source(context.systems, spec, context.lake, partition=partition)
-        sources[spec.name] = source
-        if spec.name in manifests:
-            followed = source.follow_repartition(manifests[spec.name])
-            if followed is not None:
-                carried[spec.name] = followed
+        name = spec.name
+        with stages[name]("collect"):
+            sources[name] = open_source(context.systems, spec, context.lake, partition=partition)
+        stored = manifests.get(name)
+        followed = None if stored is None else sources[name].follow_repartition(stored)
+        if followed is not None:
+            carried[name] = followed
     if carried:
         commit = log.commit_all(commit, carried, by=context.by)
         manifests |= carried
     members = []
     for spec in specs:
         source = sources[spec.name]
+        stored = manifests.get(spec.name)
         with stages[spec.name]("collect"):
-            stored = manifests.get(spec.name)
             manifest = source.first_manifest() if stored is None else source.resume_manifest(stored)
             committed = None if stored is None else as_bounded(stored)
-            member = Member(spec, context, source, stages[spec.name], manifest, committed)
-            members.append(member)
+        members.append(Member(spec, context, source, stages[spec.name], manifest, committed))
     return AdvanceGroup(commit, tuple(members))
 
 

@@ -299,8 +299,9 @@ def _avro_row_columns(schema: Any) -> set[str] | None:
         # The first has the record itself, the second may only name it.
         kinds = side.get("type")
         for kind in kinds if isinstance(kinds, list) else [kinds]:
-            if isinstance(kind, Mapping) and isinstance(kind.get("fields"), list):
-                return {field["name"] for field in _avro_fields(kind) if "name" in field}
+            if not isinstance(kind, Mapping) or not isinstance(kind.get("fields"), list):
+                continue
+            return {field["name"] for field in _avro_fields(kind) if "name" in field}
     return None
 
 

@@ -470,9 +470,9 @@ class _FunctionCalls:
         marked = records.set_column(place, TOMBSTONE, pa.array(tombstones, pa.bool_()))
         rest = marked.select(metadata_columns(records.column_names))
         columns = []
+        origins = [places[row] for row in taken]
         for field in self.schema.fields:
-            values = [entry[field.name] for entry in entries]
-            columns.append(self._column(values, field, [places[row] for row in taken]))
+            columns.append(self._column([entry[field.name] for entry in entries], field, origins))
         for column in rest.take(pa.array(taken, pa.int64())).columns:
             columns.append(column.combine_chunks())
         return columns

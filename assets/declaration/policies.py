@@ -461,12 +461,11 @@ def parse_valid_from(
         if len(times) == 1 and fits_utc(times[0]):
             return times[0]
         listed = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in times)
+        problem = f"its markers have different times ({listed})"
         if not times:
             problem = "no marker has a time"
         elif len(times) == 1:
             problem = f"its markers have a time outside the years 1 to 9999 of UTC ({listed})"
-        else:
-            problem = f"its markers have different times ({listed})"
         raise MarkerConflictError(
             f"{what}: {problem} since when it is valid: expected one, because valid_from is"
             ' "marker".',

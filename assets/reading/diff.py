@@ -61,21 +61,18 @@ def compare_tables(
     # Sorted files have their common keys in the same order, and a filter is cheaper than taking
     # rows one by one.
     ordered = bool(np.all(rows[1:] > rows[:-1]))
-    there = pa.array(known) if ordered else pa.array(rows)
-    every_old = ordered and bool(known.all())
-    every_new = bool(stays.all())
-    common = pa.array(stays)
     differs = np.zeros(rows.size, np.bool_)
     for name in values:
         before = old.column(name)
-        after = new.column(name)
-        if not every_old:
-            before = before.filter(there) if ordered else before.take(there)
-        if not every_new:
-            after = after.filter(common)
-        differs |= _differing(before, after)
+        before = _filter(before, known) if ordered else before.take(pa.array(rows))
+        differs |= _differing(before, _filter(new.column(name), stays))
     changed = rows[differs], np.nonzero(stays)[0][differs]
     return (np.nonzero(~stays)[0], np.nonzero(~known)[0], *changed), int(np.count_nonzero(~differs))
+
+
+def _filter(column: pa.ChunkedArray, mask: Any) -> pa.ChunkedArray:
+    """Return the values that a mask (numpy) selects; all of them without a copy."""
+    return column if mask.all() else column.filter(pa.array(mask))
 
 
 def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:

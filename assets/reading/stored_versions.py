@@ -614,22 +614,18 @@ def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, Version
     """Return a reader of each dataset's served version; members of one version set come from one
     snapshot of it.
     """
-    readers: dict[str, VersionReader | None] = {}
-    alone = []
-    for name, stored in datasets.items():
-        if stored.spec and stored.spec.version_set is None:
-            alone.append(name)
+    alone = [
+        name for name, stored in datasets.items() if stored.spec and stored.spec.version_set is None
+    ]
     at_once = min((requests_at_once(stored._lake.store) for stored in datasets.values()), default=1)
     found = map_in_threads(lambda name: datasets[name].log.read_all()[1], alone, at_once)
     snapshots = dict(zip(alone, found, strict=True))
+    manifests: dict[str, DatasetManifest | None] = {}
     for name, stored in datasets.items():
-        if name in readers:
-            continue
-        snapshot = snapshots[name] if name in snapshots else stored.log.read_all()[1]
-        for member, other in datasets.items():
-            if member == name or (member in snapshot and member not in readers):
-                readers[member] = other.reader_of(snapshot.get(member))
-    return readers
+        if name not in manifests:
+            snapshot = snapshots[name] if name in snapshots else stored.log.read_all()[1]
+            manifests = {name: snapshot.get(name), **snapshot, **manifests}
+    return {name: stored.reader_of(manifests[name]) for name, stored in datasets.items()}
 
 
 @dataclass(frozen=True, slots=True)

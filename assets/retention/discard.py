@@ -153,18 +153,19 @@ def plan_retired(
     return DiscardReport(manifest.name, True, tuple(go), tuple(stay), retained_from=retained_from)
 
 
-def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: DiscardPolicy) -> int:
-    """Return the number of the oldest version that the policy keeps; 0 if it keeps all.
+def find_oldest_kept(log: DatasetLog, manifest: DatasetManifest, policy: DiscardPolicy) -> int:
+    """Return the number of the oldest version that the policy keeps; 0 if it keeps all, or no
+    generation is retired.
 
     The manifest holds the numbers of versions. Where it leaves out some of a very long history,
     commits are read back from the newest to the oldest retired generation.
     """
-    if policy.keep is None:
+    if policy.keep is None or not manifest.retired:
         return 0
-    lowest = min((retired.until for retired in manifest.retired), default=0)
+    lowest = min(retired.until for retired in manifest.retired)
     oldest = 0
     left = policy.keep
-    for first, last in reversed(manifest.numbers):
+    for first, last in reversed(as_unbounded(manifest).numbers):
         oldest = max(first, last - left + 1)
         left -= last - oldest + 1
         if left == 0 or oldest < lowest:
@@ -453,9 +454,7 @@ def discard(
         unpinned = pin.version
 
     def plan_for(fresh: DatasetManifest) -> DiscardReport:
-        kept_from = 0
-        if fresh.retired:
-            kept_from = find_oldest_kept(log, as_unbounded(fresh), policy)
+        kept_from = find_oldest_kept(log, fresh, policy)
         return plan_discard(fresh, policy, list_leases(lake, dataset), roots(), listing, kept_from)
 
     if dry_run:
@@ -470,11 +469,10 @@ def discard(
             # A version was published since, and only the store knows its age.
             listing = _list_objects(log)
         plan = plan_for(fresh)
+        if not (plan.discarded or plan.garbage):
+            return None
         discarded = [entry.what for entry in plan.discarded]
-        garbage = [entry.what for entry in plan.garbage]
-        if discarded or garbage:
-            return fresh.without(discarded, garbage)
-        return None
+        return fresh.without(discarded, [entry.what for entry in plan.garbage])
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, listing.now, by=by)

@@ -410,11 +410,6 @@ class VersionReplacement:
         return cls(old, new, sealed, attempt, rows)
 
     @property
-    def old_objects(self) -> tuple[str, ...]:
-        """The folders and the document of the old version."""
-        return (*self.old.folders, str(self.old.document))
-
-    @property
     def stored(self) -> tuple[Generation, str | None]:
         """The new generation, and the key of the new version's document."""
         return self.sealed.generations[0], self.new.document
@@ -442,9 +437,9 @@ def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> 
 
 def drop_unusable(
     log: DatasetLog, manifest: DatasetManifest, made: dict[str, R], needed: Collection[str]
-) -> None:
+) -> list[str]:
     """Drop replacements of what is no longer `needed`, and those whose files a discard has deleted
-    or doomed.
+    or doomed. Return what is needed and has no replacement.
 
     A discard first commits what it is going to delete. Either we have read that commit, or it makes
     ours fail.
@@ -457,6 +452,16 @@ def drop_unusable(
             missing.append(document)
         if old not in needed or doomed or missing:
             drop_replacement(log, made.pop(old))
+    return [name for name in needed if name not in made]
+
+
+def delete_records(
+    log: DatasetLog, made: Iterable[RewrittenGeneration | VersionReplacement]
+) -> None:
+    """Delete the records of the attempts that wrote these replacements."""
+    for replacement in made:
+        if replacement.attempt is not None:
+            delete_attempt(log.lake, log.name, replacement.attempt.id)
 
 
 def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplacement) -> None:
@@ -466,7 +471,7 @@ def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplace
         log.lake.store.delete(document)
     if made.attempt is not None:
         log.drop(generation)
-        delete_attempt(log.lake, log.name, made.attempt.id)
+        delete_records(log, [made])
 
 
 @dataclass
@@ -501,27 +506,24 @@ class _Erasure(ABC, Generic[M, R]):
             for made in self.made.values():
                 drop_replacement(self.log, made)
             raise
-        for made in self.made.values():
-            if made.attempt is not None:
-                delete_attempt(self.log.lake, self.log.name, made.attempt.id)
+        delete_records(self.log, self.made.values())
         return current
 
     def _commit_once(self, reason: str) -> M:
         commit, stored = self.log.require()
         manifest = self._of_kind(stored)
         parts = self._parts(manifest)
-        drop_unusable(self.log, manifest, self.made, parts)
-        for name, part in parts.items():
-            if name in self.clean or name in self.made:
+        for name in drop_unusable(self.log, manifest, self.made, parts):
+            if name in self.clean:
                 continue
             try:
-                made = self._replace(manifest, part)
+                made = self._replace(manifest, parts[name])
             except (errors.DatasetError, errors.ManifestMismatchError) as error:
                 if name not in self._parts(self._of_kind(self.log.require()[1])):
                     continue  # compacted or discarded meanwhile: the commit fails and is retried
                 if isinstance(error, errors.DatasetError):
                     raise
-                raise self._unsearched_error(error, part) from error
+                raise self._unsearched_error(error, parts[name]) from error
             if made is None:
                 self.clean.add(name)
             else:
@@ -529,9 +531,10 @@ class _Erasure(ABC, Generic[M, R]):
         self.garbage, self.builds = key_search.find_leftovers(self.log, manifest, self.keys)
         commit_id = self.log.attempt().id
         after = self._manifest_without_keys(manifest, commit.number + 1, commit_id, reason)
-        if after is not None:
-            self.log.commit(commit, after, by=self.by, commit_id=commit_id)
-        return after or manifest
+        if after is None:
+            return manifest
+        self.log.commit(commit, after, by=self.by, commit_id=commit_id)
+        return after
 
     @staticmethod
     @abstractmethod
@@ -671,33 +674,24 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         version = manifest.version
         served = manifest.served_generations
         hit = [self.made[old.folder] for old in served if old.folder in self.made]
+        held = [retired.until for retired in manifest.retired if retired.folder in self.holding]
+        retained_from = max([manifest.retained_from, *held])
         served_now = None
-        retained_from = manifest.retained_from
         if version is not None and hit:
             version = self._version_without_keys(version, hit, number, commit_id)
             served_now = version.id
             retained_from = number
-        else:
-            for retired in manifest.retired:
-                if retired.folder in self.holding:
-                    retained_from = max(retained_from, retired.until)
-        gone = []
-        kept = []
-        for retired in manifest.retired:
-            if retired.until > retained_from:
-                kept.append(retired)
-            else:
-                gone.append(retired.folder)
         being_built = manifest.bootstrap.building
-        gone += [old.folder for old in being_built if old.folder in self.made]
-        gone += [made.old.folder for made in hit]
-        building = self._without_keys(being_built)
+        gone = [retired.folder for retired in manifest.retired]
+        gone += [old.folder for old in (*being_built, *served) if old.folder in self.made]
+        building = tuple(self._without_keys(being_built))
         after = manifest.after(
             version=version,
-            retired=tuple(kept),
+            retired=tuple(each for each in manifest.retired if each.until > retained_from),
             retained_from=retained_from,
-            bootstrap=manifest.bootstrap.model_copy(update={"building": tuple(building)}),
+            bootstrap=manifest.bootstrap.model_copy(update={"building": building}),
         )
+        # Of what is gone, only folders that are no longer reachable become doomed.
         return self._with_doomed(manifest, after, gone, served_now, reason)
 
     def _without_keys(self, generations: Sequence[Generation]) -> list[Generation]:
@@ -834,7 +828,7 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
         old = {made.old.id: made for made in self.made.values()}
         replaced: list[str] = []
         for made in old.values():
-            replaced += made.old_objects
+            replaced += made.old.objects
         # The old document of a version that keeps its id is not doomed but deleted: leases are on
         # the id.
         deleted = set()

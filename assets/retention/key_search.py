@@ -43,7 +43,7 @@ ERASE_ACTION = "erase"
 """The action of an erasure's commit."""
 
 _DISCARD_ACTION = "expire"
-_REASONS = ("reason", "why")
+_REASONS = {"reason", "why"}
 _VERDICT_FIELDS = {"name", "passed", "message", "facts"}
 _FILE_FIELDS = {"bucket", "name", "rows", "sha256"}
 
@@ -59,28 +59,24 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     The reason of an erasure is searched only for keys with text, since a number or date in it may
     be that of the request. The reason of a discard holds counts, and is not searched.
     """
+    again = partial(redact, keys=keys, all_ranges=all_ranges)
     if isinstance(value, list):
-        return [redact(item, keys, all_ranges=all_ranges) for item in value]
+        return [*map(again, value)]
     if not isinstance(value, dict):
         return value
     if value.keys() >= _FILE_FIELDS:
         return _redact_file(value, keys, all_ranges=all_ranges)
     if value.keys() >= _VERDICT_FIELDS:
         named = keys.is_named_in(value["message"], value["facts"])
-        if named:
-            return {**value, "message": CLEARED, "facts": {}}
-        return value
+        return {**value, "message": CLEARED, "facts": {}} if named else value
+    redacted = {name: again(field) for name, field in value.items()}
     action = value.get("action")
-    wanted = keys
-    if action == ERASE_ACTION:
-        wanted = keys.with_text()
-    redacted = {}
-    for name, field in value.items():
-        if name in _REASONS and isinstance(field, str):
-            is_named = action != _DISCARD_ACTION and wanted.is_named_in(field)
-            redacted[name] = CLEARED if is_named else field
-        else:
-            redacted[name] = redact(field, keys, all_ranges=all_ranges)
+    if action == _DISCARD_ACTION:
+        return redacted
+    wanted = keys.with_text() if action == ERASE_ACTION else keys
+    for name in redacted.keys() & _REASONS:
+        if isinstance(redacted[name], str) and wanted.is_named_in(redacted[name]):
+            redacted[name] = CLEARED
     return redacted
 
 
@@ -272,21 +268,22 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     manifest = log.read()[1]
     if manifest is None:
         return []
-    listed: list[tuple[str, Sequence[Generation]]] = []
+    listed: list[tuple[str, Sequence[Generation]]]
     if isinstance(manifest, UnboundedManifest):
-        if manifest.version is not None:
-            listed.append((f"version {manifest.version.id}", manifest.version.generations))
-        listed.append(("the table that is being built", manifest.bootstrap.building))
+        listed = [
+            (f"version {manifest.served_id}", manifest.served_generations),
+            ("the table that is being built", manifest.bootstrap.building),
+        ]
     else:
-        for ref in manifest.built:
-            listed.append((f"version {ref.id}", log.read_version(ref).generations))
+        listed = [
+            (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.built
+        ]
     findings = []
     for what, generations in listed:
         for generation in generations:
-            keys = [f"{generation.folder}/{file.name}" for file in generation.files]
-            for key in keys:
-                if key not in there:
-                    findings.append(KeyFinding(key, f"{what} lists it, and it is missing"))
+            keys = {f"{generation.folder}/{file.name}" for file in generation.files}
+            for key in sorted(keys - there):
+                findings.append(KeyFinding(key, f"{what} lists it, and it is missing"))
     return findings
 
 
@@ -307,11 +304,11 @@ def find_leftovers(
     )
     # Unreadable files may contain the keys, so they are deleted too.
     holding = {_folder_from_key(finding.object) for finding in (*seen.found, *seen.unsearched)}
-    for item in store.list(f"{log.prefix}/versions/"):
-        if item.key not in known:
-            finding = _search_document(log, keys, item.key)
-            if finding is not None and finding.finding != _UNREADABLE:
-                holding.add(item.key)
+    documents = {item.key for item in store.list(f"{log.prefix}/versions/")}
+    unknown = sorted(documents - known)
+    for finding in filter(None, map(partial(_search_document, log, keys), unknown)):
+        if finding.finding != _UNREADABLE:
+            holding.add(finding.object)
     on_record = list_attempts(log.lake, log.name)
     garbage = []
     builds = []

@@ -535,7 +535,7 @@ def _add_order_in_arrow(
             reasons.setdefault(row, reason)
     position = pc.binary_join_element_wise(*parts, "") if string else parts[0]
     rows = _set_column(rows, ORDER, position)
-    return add_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
+    return add_problems(rows, list(map(reasons.get, range(rows.num_rows))))
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:

@@ -33,6 +33,7 @@ from dagster_adjunct.resources.streams.system import (
     TIMESTAMP,
     OffsetRange,
     StreamSystem,
+    SystemStreamPartition,
 )
 
 if TYPE_CHECKING:
@@ -115,14 +116,13 @@ def limit_to_complete_transactions(
     for name in _find_truncated(rows, since, _find_trimmed(ranges, oldest)) & expected.keys():
         expected[name] = min(expected[name], counts[name])
     near = min(since.values()) - _LOOK_BACK_MS
-    for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
+    for before in (_offsets_at(source.system, ranges, near), oldest):
         short = {name for name in expected if counts[name] + unreadable < expected[name]}
         wider = _begin_at(source.system, ranges, before)
-        if short and wider != ranges:
-            again = count_by_transaction(_parts(_list_known(reader.aggregate(wider))))
-            for name in short:
-                if again[name] >= expected[name]:
-                    expected[name] = counts[name]
+        if not short or wider == ranges:
+            continue
+        again = count_by_transaction(_parts(_list_known(reader.aggregate(wider))))
+        expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
     cuts = cut_at_incomplete(seen, expected, ends, unreadable=unreadable)
     return _end_at(ranges, cuts)
@@ -149,6 +149,11 @@ def _begin_at(system: StreamSystem, ranges: Ranges, before: Offsets) -> Ranges:
     return {
         ssp: (min(before[ssp], start, key=earlier), end) for ssp, (start, end) in ranges.items()
     }
+
+
+def _offsets_at(system: StreamSystem, ssps: Iterable[SystemStreamPartition], time: int) -> Offsets:
+    """Return the offsets at this time, in milliseconds since the epoch."""
+    return {ssp: system.offset_for_timestamp(ssp, time) for ssp in ssps}
 
 
 def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> Counter[str]:
@@ -246,7 +251,7 @@ class _TransactionReader:
         oldest = system.oldest(ssps)
         ends = system.upcoming(ssps)
         first = min(since.values()) - _LOOK_BACK_MS
-        near = {ssp: system.offset_for_timestamp(ssp, first) for ssp in ssps}
+        near = _offsets_at(system, ssps, first)
         begun, expected = self._read_events(system, near, ends, since)
         missing = since.keys() - begun - expected.keys()
         if missing:
@@ -257,8 +262,7 @@ class _TransactionReader:
         for transaction in sorted(missing):
             # Offset 0 was removed, and all that is left is newer: the end of this one will never be
             # found.
-            at = since[transaction]
-            newer = {ssp: system.offset_for_timestamp(ssp, at) for ssp in ssps}
+            newer = _offsets_at(system, ssps, since[transaction])
             if newer == oldest and "0" not in newer.values():
                 raise DatasetError(
                     f"{what}: {name} no longer reaches back to transaction {transaction!r}, so its"

@@ -400,17 +400,12 @@ class BucketCompletion:
         file = _open_file(stored)
         position = arrow_type(dict(self._layout.hidden)[POSITION])
         whole = pa.schema([(POSITION, position), (TOMBSTONE, pa.bool_()), *schema])
-        constants: dict[str, Any] = {}
-        if not positions:
-            constants = {POSITION: 0}
+        constants: dict[str, Any] = {} if positions else {POSITION: 0}
         if not stored.file.stats.get("tombstones"):
             constants[TOMBSTONE] = False
         # columns that were added later are null
         constants |= dict.fromkeys(set(schema.names) - set(file.schema_arrow.names))
-        read = []
-        for name in whole.names:
-            if name not in constants:
-                read.append(name)
+        read = [name for name in whole.names if name not in constants]
         numbers = [np.zeros(0, int)]
         tables = [whole.empty_table()]
         for group in range(file.num_row_groups):

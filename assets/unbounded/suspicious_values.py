@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LOOKED_AT = 1_000
 _MOST = 0.9
 _PLAIN_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
-_MONTH = {"millis": 31 * 86_400_000, "micros": 31 * 86_400_000_000}
+_MONTH: dict[str | None, int] = {"millis": 31 * 86_400_000, "micros": 31 * 86_400_000_000}
 
 
 def find_suspicious_values(
@@ -145,11 +145,9 @@ def describe_suspicions(
     form: DebeziumEnvelope | MaxwellEnvelope, schema: Schema, rows: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
     precise = form.format == "json" and form.decimals == "precise"
+    limit = _MONTH.get(form.timestamps, -1)  # without a unit, there are no numbers to compare
     for field in schema.fields:
-        values = []
-        for row in rows:
-            if row.get(field.name) is not None:
-                values.append(row[field.name])
+        values = [row[field.name] for row in rows if row.get(field.name) is not None]
         if not values:
             continue
         is_precise = precise and field.type.startswith("decimal")
@@ -158,20 +156,18 @@ def describe_suspicions(
                 f"each value of {field.name!r} is a plain number, read as base64, because of"
                 " decimals='precise': if they are numbers, declare decimals='string' and rebuild"
             )
-        if field.type == "timestamp" and form.timestamps is not None:
-            limit = _MONTH[form.timestamps]
-            near = sum(_is_number_within(value, limit) for value in values)
-            # Not all: a column may have a time that stands for none.
-            if near >= _MOST * len(values):
-                yield (
-                    f"the times in {field.name!r} are within a month of 1970, because timestamps is"
-                    f" {form.timestamps!r}: if they count another unit, correct it and rebuild"
-                )
+        # Not all: a column may have a time that stands for none.
+        if field.type == "timestamp" and _count_within(values, limit) >= _MOST * len(values):
+            yield (
+                f"the times in {field.name!r} are within a month of 1970, because timestamps is"
+                f" {form.timestamps!r}: if they count another unit, correct it and rebuild"
+            )
 
 
 def _is_number_as_text(value: object) -> bool:
     return isinstance(value, str) and _PLAIN_NUMBER.fullmatch(value) is not None
 
 
-def _is_number_within(value: object, limit: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= limit
+def _count_within(values: Sequence[object], limit: int) -> int:
+    """Return how many of the values are whole numbers up to this limit, of either sign."""
+    return sum(abs(value) <= limit for value in values if type(value) is int)  # not bool

@@ -697,25 +697,23 @@ def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
     are not checked.
     """
     types: dict[str, str | None] = {field.name: field.type for field in stored.fields}
-    for validator in dataset.validators:
-        if not isinstance(validator, Check):
-            continue
-        what = f"validator {validator.name!r} of dataset {dataset.name!r}"
-        if validator.function is check_no_nulls:
-            for name in validator.arguments:
+    for check in _list_checks(dataset, check_no_nulls, check_values_in):
+        what = f"validator {check.name!r} of dataset {dataset.name!r}"
+        if check.function is check_no_nulls:
+            for name in check.arguments:
                 _check_column(what, dataset, name, types)
-        elif validator.function is check_values_in:
-            column, values = validator.arguments
-            _check_column(what, dataset, column, types)
-            kind = str(types[column])
-            wrong = find_impossible_values(values, kind)
-            if wrong:
-                raise errors.PlanningError(
-                    f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
-                    f"List values of type {kind}.",
-                    dataset=dataset.name,
-                    column=column,
-                )
+            continue
+        column, values = check.arguments
+        _check_column(what, dataset, column, types)
+        kind = str(types[column])
+        wrong = find_impossible_values(values, kind)
+        if wrong:
+            raise errors.PlanningError(
+                f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}.",
+                f"List values of type {kind}.",
+                dataset=dataset.name,
+                column=column,
+            )
     for name, text, is_select in iterate_sql_rules(dataset):
         what = f"validator {name!r} of dataset {dataset.name!r}"
         if is_select:
@@ -739,25 +737,26 @@ def _check_column(
         )
 
 
+def _list_checks(dataset: BoundedDataset, *functions: object) -> list[Check]:
+    """Return the dataset's validators that are evaluated by one of these functions."""
+    checks = [validator for validator in dataset.validators if isinstance(validator, Check)]
+    return [check for check in checks if check.function in functions]
+
+
 def iterate_sql_rules(dataset: BoundedDataset) -> Iterator[tuple[str, str, bool]]:
     """Yield the name and SQL of each SQL validator, and whether it is a SELECT rather than a
     condition.
     """
-    for validator in dataset.validators:
-        if isinstance(validator, Check) and validator.function is check_sql:
-            (text,) = validator.arguments
-            yield validator.name, text, _SELECT.match(text) is not None
+    for check in _list_checks(dataset, check_sql):
+        (text,) = check.arguments
+        yield check.name, text, _SELECT.match(text) is not None
 
 
 def list_spark_validators(dataset: BoundedDataset) -> list[str]:
     """Return the names of the validators that Spark evaluates; what functions of the user need
     is unknown.
     """
-    names = []
-    for validator in dataset.validators:
-        if isinstance(validator, Check) and validator.function in (check_sql, check_values_in):
-            names.append(validator.name)
-    return names
+    return [check.name for check in _list_checks(dataset, check_sql, check_values_in)]
 
 
 def is_left_to_spark(select: str) -> bool:
