@@ -169,6 +169,7 @@ def check_append(
     return to_microseconds(valid_from)
 
 
+@validated
 def stale_sequence_error(
     stream: str, producer: str, sequence: int, newest: int
 ) -> errors.ProducerConflictError:
@@ -851,6 +852,7 @@ def parse_offset(text: str, what: str) -> int:
     )
 
 
+@validated
 def check_range(
     ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int, last: str = ""
 ) -> None:
