@@ -464,6 +464,7 @@ class NewStreams:
     typed: bool = False
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCapabilities:
     """What a stream system can do that not every system can. Nothing that is not declared is used.
