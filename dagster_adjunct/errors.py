@@ -58,6 +58,7 @@ from dagster_adjunct.resources.errors import StillReadError as StillReadError
 from dagster_adjunct.resources.errors import StoreUnavailableError as StoreUnavailableError
 from dagster_adjunct.resources.errors import StreamExistsError as StreamExistsError
 from dagster_adjunct.resources.errors import StreamNotFoundError as StreamNotFoundError
+from dagster_adjunct.resources.errors import StreamReadError as StreamReadError
 from dagster_adjunct.resources.errors import StreamUnavailableError as StreamUnavailableError
 from dagster_adjunct.resources.errors import TableAccessError as TableAccessError
 from dagster_adjunct.resources.errors import TableError as TableError

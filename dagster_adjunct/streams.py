@@ -20,4 +20,6 @@ from dagster_adjunct.resources.streams.system import StreamCapabilities as Strea
 from dagster_adjunct.resources.streams.system import StreamInfo as StreamInfo
 from dagster_adjunct.resources.streams.system import StreamSystem as StreamSystem
 from dagster_adjunct.resources.streams.system import StreamWriter as StreamWriter
+from dagster_adjunct.resources.streams.system import check_range as check_range
 from dagster_adjunct.resources.streams.system import register_system as register_system
+from dagster_adjunct.resources.streams.system import stale_sequence_error as stale_sequence_error

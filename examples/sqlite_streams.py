@@ -13,7 +13,12 @@ from contextlib import closing, contextmanager
 import pyarrow as pa  # noqa: TID253
 
 from dagster_adjunct import Schema
-from dagster_adjunct.errors import OffsetOutOfRangeError, ProducerConflictError, StreamNotFoundError
+from dagster_adjunct.errors import (
+    OffsetOutOfRangeError,
+    ProducerConflictError,
+    StreamExistsError,
+    StreamNotFoundError,
+)
 from dagster_adjunct.streams import (
     RECORD_META,
     AppendOptions,
@@ -52,6 +57,13 @@ class SqliteStreams(NumberedOffsets, StreamWriter):
         with self._transaction() as database:
             row = (name, schema.ddl(), json.dumps(list(key)), partitions)
             database.execute("INSERT OR IGNORE INTO streams VALUES (?, ?, ?, ?)", row)
+            stored = database.execute("SELECT * FROM streams WHERE name = ?", (name,)).fetchone()
+            if stored != row:
+                raise StreamExistsError(
+                    f"stream {name!r} has columns, key and partitions {stored[1:]}, not {row[1:]}.",
+                    "Declare it as it exists, or choose another name.",
+                    stream=f"{self.name}.{name}",
+                )
         return self.info(name)
 
     def info(self, stream):

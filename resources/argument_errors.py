@@ -82,7 +82,7 @@ def argument_error(call: RejectedCall, error: ValidationError) -> ConfigurationE
     missing = []
     for problem in problems:
         if problem["type"] == "unexpected_positional_argument":
-            return _too_many_error(call)
+            return too_many_error(call)
         if problem["type"].startswith("missing"):
             missing.append(call.argument(problem))
     if missing:
@@ -125,7 +125,8 @@ def _nearest_argument(argument: str, known: Sequence[str]) -> str | None:
     return None
 
 
-def _too_many_error(call: RejectedCall) -> ConfigurationError:
+def too_many_error(call: RejectedCall) -> ConfigurationError:
+    """Return the error of a call with more arguments by position than are taken so."""
     by_position = [name for name in call.positional if name in call.known]
     by_name = [name for name in call.known if name not in by_position]
     given = len(call.args) - len(call.positional) + len(by_position)

@@ -18,6 +18,7 @@
     |   |-- ProducerConflictError      one producer and sequence, two different contents
     |   |-- LakeNotFoundError          there is no lake at this URL
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
+    |   |-- StreamReadError            a stream system's reads return something else than they must
     |   |-- StillReadError             a reader still needs what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
     |   |-- EmptyVersionError          a version without records, which nobody declared to be empty
@@ -271,6 +272,17 @@ class OffsetOutOfRangeError(PermanentError):
     offset: str | None = None
     oldest: str | None = None  # the first offset that is available
     upcoming: str | None = None  # the next one that will be written
+
+
+class StreamReadError(PermanentError):
+    """A read of a stream system returned other records or columns than its interface promises."""
+
+    system: str | None = None
+    partition: int | None = None
+    start: str | None = None  # the offsets [start, end) that were to be read
+    end: str | None = None
+    found: str | None = None
+    expected: str | None = None
 
 
 class StillReadError(PermanentError):

@@ -22,6 +22,7 @@ from dagster_adjunct.resources.argument_errors import (
     RejectedCall,
     argument_error,
     located_error,
+    too_many_error,
     unexpected_error,
     validated_functions,
 )
@@ -196,9 +197,12 @@ def _keywords(parameter: inspect.Parameter) -> list[str]:
 def _translate_model_errors(cls: type[BaseModel]) -> Callable[..., None]:
     construct = cls.__init__
     known = list(cls.model_fields)
+    takes_names_only = _takes_names_only(construct)
 
     @functools.wraps(construct)
     def __init__(self: BaseModel, *args: Any, **kwargs: Any) -> None:
+        if args and takes_names_only:
+            raise too_many_error(RejectedCall(cls.__name__, [], known, args, kwargs))
         # Dagster's resources would ignore it
         unknown = []
         for name in kwargs:
@@ -214,3 +218,10 @@ def _translate_model_errors(cls: type[BaseModel]) -> Callable[..., None]:
             )
 
     return __init__
+
+
+def _takes_names_only(construct: Callable[..., None]) -> bool:
+    """Return whether a constructor takes nothing but itself by position."""
+    _, *parameters = inspect.signature(construct).parameters.values()
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return all(parameter.kind in by_name for parameter in parameters)

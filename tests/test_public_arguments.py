@@ -376,6 +376,29 @@ def test_what_is_mistyped_is_named_with_what_was_meant(
         call()
 
 
+def _takes_names_only(item: object) -> bool:
+    """Return whether a class or function of ours takes no argument by position."""
+    if not callable(item) or (isinstance(item, type) and issubclass(item, BaseException)):
+        return False
+    kinds = {each.kind for each in inspect.signature(item).parameters.values()}
+    return kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
+
+
+# A result that users do not make, a class whose constructor is Python's own, and one of no class.
+NOT_CALLED = {"AdvanceReport", "AdjunctTranslator", "IN_PROCESS"}
+BY_NAME = sorted(name for name, item in vars(public).items() if _takes_names_only(item))
+
+
+@pytest.mark.parametrize("name", sorted({*BY_NAME} - NOT_CALLED))
+def test_an_argument_by_position_is_refused_where_all_are_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{name} takes 0 arguments by position"):
+        getattr(public, name)(5)
+
+
+def test_settings_that_are_given_by_position_are_among_those_that_are_refused() -> None:
+    assert {"Retention", "CompactionPolicy", "stale", "StreamCapabilities"} <= {*BY_NAME}
+
+
 @pytest.mark.parametrize("number", [True, "2", 2.0])
 def test_nothing_but_a_whole_number_is_a_number_of_partitions(
     number: Any, known: dict[str, Any]

@@ -148,6 +148,7 @@ class _RecordIsRow:
         return False
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Upserts(_RecordIsRow):
     """Each record is the new row of its key; a tombstone deletes it."""

@@ -223,7 +223,7 @@ class ServedVersion:
         return items
 
     def _iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[Any]:
-        """Yield None when the version is entered, then what `iterate` yields."""
+        """Yield None once the version's lease is held, then the items that `read` returns."""
         entered = begun = False
         while True:
             held = self.enter(leased=True)

@@ -32,6 +32,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types, named_column
+from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     META,
@@ -468,14 +469,14 @@ class OpenedStream:
     def read(self, spark: SparkSession, ranges: Ranges) -> DataFrame:
         """Return the records of these ranges, with the columns of META."""
         with self._explain_lost_records():
-            return self.system.read(spark, _offset_ranges(ranges)).drop(EPOCH)
+            return read_frame(self.system, spark, _offset_ranges(ranges)).drop(EPOCH)
 
     def read_arrow(self, ranges: Ranges) -> pa.Table:
         """Return what `read` returns, in Arrow, ordered by partition and offset. All of it is
         held in memory.
         """
         with self._explain_lost_records():
-            return self.system.read_arrow(_offset_ranges(ranges)).drop_columns([EPOCH])
+            return read_table(self.system, _offset_ranges(ranges)).drop_columns([EPOCH])
 
     @contextmanager
     def _explain_lost_records(self) -> Iterator[None]:

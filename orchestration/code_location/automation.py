@@ -33,6 +33,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     write_cursor,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, raise_first
+from dagster_adjunct.resources.validation import validated
 
 Condition = dg.AutomationCondition[Any]
 _GIVE_APPLICATION = "Give it to the application: Application(…, automation_condition={}())."
@@ -55,6 +56,7 @@ _FOR = {
 }
 
 
+@validated
 def new_records() -> Condition:
     """Return the condition of an application that is true when its sensor for new records would
     launch a run.
@@ -65,6 +67,7 @@ def new_records() -> Condition:
     return ReadyMade("new_records")
 
 
+@validated
 def new_startpoints() -> Condition:
     """Return the condition of an application that is true when its sensor for startpoints would
     launch a run.
@@ -72,6 +75,7 @@ def new_startpoints() -> Condition:
     return ReadyMade("new_startpoints")
 
 
+@validated
 def new_version() -> Condition:
     """Return the condition of a bounded dataset that is true when a version of it is completely
     delivered.
@@ -82,6 +86,7 @@ def new_version() -> Condition:
     return ReadyMade("new_version")
 
 
+@validated
 def stale() -> Condition:
     """Return the condition of an unbounded dataset that is true when it fails its freshness policy.
 

@@ -359,9 +359,9 @@ def _model(
 Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
 
 
-def _step_form(name: str, function: Callable[..., Any]) -> Any:
+def step_form(name: str, function: Callable[..., Any]) -> Any:
     """Return the type of a step's YAML value: its arguments by name, or the first one alone if
-    it is written as a text and no other is needed.
+    no other is needed.
     """
     signature = signature_of(function)
     if signature.takes_any_name:
@@ -372,7 +372,18 @@ def _step_form(name: str, function: Callable[..., Any]) -> Any:
     form = _model("".join(map(str.title, name.split("_"))), function)
     if any(other.is_required for other in others):
         return form  # more than the first one is needed
-    return _by_shape(form, first.yaml_type | str if first.is_starred else str)
+    return _by_shape(form, _alone_type(first))
+
+
+def _alone_type(argument: Argument) -> Any:
+    """Return the YAML type of an argument that is written without its key: any of its forms
+    except a mapping, which would be the arguments by name.
+    """
+    forms = [_yaml_type(kind) for kind in argument.form.members if kind is not type(None)]
+    alone = [form for form in forms if get_origin(form) is not dict]
+    # If it takes only objects, the operator's own error says more than that of the form.
+    single: Any = _union(alone or [str])
+    return argument.yaml_type | single if argument.is_starred else single
 
 
 _METHODS = {
@@ -391,7 +402,7 @@ _AS = "A name for the records that leave this step, for `from`, merge and join_s
 _STEP: dict[str, Any] = {
     "after": (str, Field(None, alias="from", description=_FROM)),
     "name": (str, Field(None, alias="as", description=_AS)),
-    **{name: (_step_form(name, function), None) for name, function in STEPS.items()},
+    **{name: (step_form(name, function), None) for name, function in STEPS.items()},
 }
 Step = create_model(
     "Step", __base__=_Declaration, __doc__="One operator, with what it is given.", **_STEP

@@ -52,7 +52,10 @@ from dagster_adjunct.orchestration.code_location.component_source import (
     Place,
     Source,
 )
-from dagster_adjunct.orchestration.code_location.definitions import build_definitions
+from dagster_adjunct.orchestration.code_location.definitions import (
+    build_definitions,
+    check_preview_rows,
+)
 from dagster_adjunct.orchestration.operators.event_times import ARRIVAL
 from dagster_adjunct.orchestration.planner.planner import (
     build_plan,
@@ -61,9 +64,14 @@ from dagster_adjunct.orchestration.planner.planner import (
     systems_for,
 )
 from dagster_adjunct.resources.code_lines import CodeLine, declaring_at
-from dagster_adjunct.resources.errors import AdjunctError, ComponentError, InvalidNameError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ComponentError,
+    ConfigurationError,
+    InvalidNameError,
+)
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import check_store_url, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.streams.system import LAKE, registered_systems
@@ -106,6 +114,7 @@ class Translation:
     def applications(self, given: Mapping[str, Any]) -> dict[str, ApplicationTranslation]:
         """Declare all datasets, tables and applications; return the applications by name."""
         place = ATTRIBUTES
+        self.check_options(given)
         for name, arguments in given.get("kafka", {}).items():
             self.cluster(name, arguments, (*place, "kafka", name))
         for section, function in (
@@ -128,6 +137,18 @@ class Translation:
             self.declared_in["application", name] = where
             made[name] = ApplicationTranslation(self, name, arguments, where)
         return made
+
+    def check_options(self, given: Mapping[str, Any]) -> None:
+        """Refuse arguments of `build_definitions` that it, or the first run, would refuse later."""
+        try:
+            check_preview_rows(given.get("preview_rows") or 0)
+        except ConfigurationError as error:
+            self.refuse_as(error, (*ATTRIBUTES, "preview_rows"))
+        try:
+            if given.get("lake") is not None:
+                check_store_url(given["lake"], "lake")
+        except ConfigurationError as error:
+            self.refuse(error.problem, error.next_step, (*ATTRIBUTES, "lake"))
 
     def check_dataset(self, dataset: AdjunctDataset, place: Place) -> None:
         """Refuse streams of systems that are not there, and what Dagster would refuse later."""

@@ -124,12 +124,7 @@ def build_definitions(  # noqa: PLR0913
     apps = (app, *more)
     _reject_duplicate_names(apps)
     rules = sensors.launch_rules(launch_when, tuple(application.name for application in apps))
-    if not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
-        expected = f"an integer from 0 to {MAX_PREVIEW_ROWS}"
-        raise ConfigurationError(
-            f"build_definitions(): preview_rows must be {expected}, not {preview_rows!r}.",
-            argument="preview_rows",
-        )
+    check_preview_rows(preview_rows)
     interval = int(look_every.total_seconds())
     if not 1 <= interval <= _LONGEST_INTERVAL:
         what = f"build_definitions(): look_every is {look_every}"
@@ -619,3 +614,13 @@ def _has_own_asset(dataset: AdjunctDataset) -> bool:
     datasets of one run.
     """
     return dataset.persistent and not dataset.is_local
+
+
+def check_preview_rows(preview_rows: int) -> None:
+    """Raise ConfigurationError unless so many rows can be displayed."""
+    if not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
+        expected = f"an integer from 0 to {MAX_PREVIEW_ROWS}"
+        raise ConfigurationError(
+            f"build_definitions(): preview_rows must be {expected}, not {preview_rows!r}.",
+            argument="preview_rows",
+        )

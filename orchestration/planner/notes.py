@@ -527,6 +527,9 @@ def _order_origin(
 
 
 def _merge_origins(operator: Operator, flow: Flow, before: Sequence[_Origin]) -> _Origin:
+    """Return where the records of an operator with several inputs come from; their order is lost
+    unless all inputs are branches of one stream.
+    """
     first = before[0]
     has_order = not operator.spec.assigns_positions
     renumbered = ""

@@ -41,6 +41,7 @@ from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
 from dagster_adjunct.resources.table_backends.columns import to_arrow_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
@@ -81,7 +82,7 @@ class ArrowFrames:
     def _read(self, stream: str) -> pa.Table:
         system = self.planned.system_of(stream)
         ranges, epochs = ranges_to_read(system, stream, self.planned.inputs.intent)
-        records = system.read_arrow(ranges)
+        records = read_table(system, ranges)
         if not epochs:
             return records
         added = epochs_of_partitions(epochs, records.column(PARTITION))
@@ -343,7 +344,7 @@ class ProcessWrites:
         return append.send_rows(frame)
 
     def read(self, append: Append, **ranges: Any) -> pa.Table:
-        return append.system.read_arrow(**ranges)
+        return read_table(append.system, **ranges)
 
     def write(self, operator: str, frame: pa.Table, write: TableWrite) -> WriteResult:
         return write_rows(frame, write, what=operator)

@@ -29,6 +29,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
@@ -482,7 +483,7 @@ def check_letters_sent(append: Append, sent: AppendResult, letters: Letters, wha
     ranges = append.ranges(sent)
     present = set()
     if ranges:
-        present = set(map(_identify, append.system.read_arrow(ranges).to_pylist()))
+        present = set(map(_identify, read_table(append.system, ranges).to_pylist()))
     lost = [letter for letter in letters if _identify(letter) not in present]
     if lost:
         raise errors.TableError(

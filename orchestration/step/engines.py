@@ -132,9 +132,23 @@ def check_session(runtime: Runtime, plan: ExecutionPlan) -> None:
     """Raise ConfigurationError, before anything is advanced, where an application needs Spark
     and has no session.
     """
-    if runtime.spark is IN_PROCESS and plan.needs_spark:
+    if runtime.spark is not IN_PROCESS:
+        return
+    if plan.needs_spark:
         raise no_session_error(
             plan.application, [f"{need.operator}: {need.what}" for need in plan.needs_spark]
+        )
+    if plan.engine == "spark" and plan.operators:
+        operators = [operator.id for operator in plan.operators]
+        raise ConfigurationError(
+            f"application {plan.application!r} needs Spark, and there is no session (the master is"
+            f' none): its engine is "spark", which computes {", ".join(operators)} with Spark.',
+            'Declare it with engine="auto", or set ADJUNCT_ENGINE=auto, which computes small'
+            " batches without Spark; or run it with another master, such as"
+            " ADJUNCT_SPARK_MASTER=local[2], which needs Java.",
+            application=plan.application,
+            operator=operators[0],
+            argument="engine",
         )
 
 

@@ -37,6 +37,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
+from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
@@ -372,7 +373,8 @@ class _TimeReads:
 
     def read_times(self, latest: int) -> pa.Table:
         """Return the times, read by this process; those after `latest` count as none."""
-        return extract_times(self.system.read_arrow(self.ranges, self.columns), self.name, latest)
+        records = read_table(self.system, self.ranges, self.columns)
+        return extract_times(records, self.name, latest)
 
     def in_tasks(self, latest: int) -> TaskTimeReader:
         """Return what reads the times in tasks."""
@@ -488,7 +490,7 @@ class BatchTimes:
         if stream in self._inputs.arrived:
             records = small_frame(context.spark(), self._inputs.arrived[stream])
         else:
-            records = self._system_now(stream).read(context.spark(), ranges)
+            records = read_frame(self._system_now(stream), context.spark(), ranges)
         if epochs:
             # They are added: records that an application wrote in a replay have an epoch already.
             epoch = F.col(EPOCH) + number_by_partition(epochs)

@@ -25,6 +25,7 @@ from dagster_adjunct.orchestration.step.spark_frames import SparkFrames, TaskWri
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.small_work import SMALL_BYTES, SMALL_DATASETS, SMALL_ROWS
 from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
+from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import LAKE, AppendResult
 from dagster_adjunct.resources.tables.spark import (
     TableWrite,
@@ -94,7 +95,7 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     for stream, system in systems.items():
         if room <= 0:
             return None
-        arrived[stream] = system.read_arrow(ranges_to_read(system, stream, inputs.intent)[0])
+        arrived[stream] = read_table(system, ranges_to_read(system, stream, inputs.intent)[0])
         room -= arrived[stream].nbytes
     return replace(inputs, arrived=arrived) if room > 0 else None
 
@@ -146,7 +147,7 @@ class FetchedWrites:
     def read(self, append: Append, **ranges: Any) -> DataFrame:
         if append.stream in self._not_fetched:
             return self.by_tasks.read(append, **ranges)
-        return small_frame(self.frames.session, append.system.read_arrow(**ranges))
+        return small_frame(self.frames.session, read_table(append.system, **ranges))
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         rows = self._fetch(frame)

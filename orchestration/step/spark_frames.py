@@ -36,6 +36,7 @@ from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
+from dagster_adjunct.resources.streams.checked_reads import read_frame
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, AppendResult
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_table
@@ -292,7 +293,7 @@ class TaskWrites:
         return append.send(add_positions(frame, options.sources).drop(*BATCH_ONLY), options)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
-        return append.system.read(self.frames.session, **ranges)
+        return read_frame(append.system, self.frames.session, **ranges)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         moves = operator in self._planned.exchanges and not self._planned.inputs.few

@@ -53,6 +53,7 @@ def unreadable(stored: bytes, what: str, why: str) -> SerializationError:
     )
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class TextSerializer:
     """Text as UTF-8, ordered by code points."""
@@ -73,6 +74,7 @@ class TextSerializer:
             raise unreadable(stored, "UTF-8", str(error)) from None
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class BytesSerializer:
     """Bytes as they are."""
@@ -88,6 +90,7 @@ class BytesSerializer:
         return stored
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class IntegerSerializer:
     """Signed 64-bit integers as eight bytes, ordered as the numbers are."""
@@ -284,6 +287,7 @@ def _fastavro() -> ModuleType:
 M = TypeVar("M", bound=BaseModel)
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class JsonSerializer:
     """None, booleans, numbers, strings, lists, and dictionaries with strings as keys, as JSON in

@@ -657,9 +657,9 @@ class CommitLog:
 
         Raises CommitConflictError if `parent` is no longer the current commit.
         """
-        if parent is None or parent.etag is not None:
-            if parent is None:
-                return None
+        if parent is None:
+            return None
+        if parent.etag is not None:
             return parent.etag
         found = self._read_pointer()
         if found is None or (found[0].commit, found[0].number) != (parent.id, parent.number):

@@ -169,6 +169,7 @@ def check_append(
     return to_microseconds(valid_from)
 
 
+@validated
 def stale_sequence_error(
     stream: str, producer: str, sequence: int, newest: int
 ) -> errors.ProducerConflictError:
@@ -463,6 +464,7 @@ class NewStreams:
     typed: bool = False
 
 
+@validated
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCapabilities:
     """What a stream system can do that not every system can. Nothing that is not declared is used.
@@ -851,6 +853,7 @@ def parse_offset(text: str, what: str) -> int:
     )
 
 
+@validated
 def check_range(
     ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int, last: str = ""
 ) -> None:

@@ -385,3 +385,21 @@ def test_functions_of_other_parameters_are_refused_where_they_are_declared(app):
             match=rf"calls <lambda>\(\) with \({given}\), but its parameters are",
         ):
             declare(function)
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"),
+    [
+        ({"as_of": "null"}, "as_of"),
+        ({"as_of": "at"}, "as_of"),
+        ({"before_history": "oldest"}, "before_history"),
+        ({"on_null_time": "fail"}, "on_null_time"),
+    ],
+)
+def test_a_join_with_a_remote_table_takes_no_time(given, argument):
+    app = Application("visits")
+    table = app.table(RemoteTable("planes", key="k", read_function=MemoryTable("planes")))
+    with pytest.raises(ConfigurationError) as caught:
+        app.input_stream("lake.visits").join(table, on="k", **given)
+    assert caught.value.argument == argument
+    assert "'planes' is a remote table" in caught.value.problem

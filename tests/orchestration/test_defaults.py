@@ -23,6 +23,7 @@ from dagster_adjunct import (
     systems_for,
     unbounded_dataset,
 )
+from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.maintenance import compact_dataset, plan_rewind
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from dagster_adjunct.streams import OffsetRange
@@ -87,3 +88,22 @@ def test_a_dataset_is_kept_with_nothing_but_its_declaration(
     assert plan_rewind(accounts, positions=positions).action == "rebuild"
     newest = open_dataset(open_lake(), accounts).history(limit=1)[0]
     assert newest.by == getpass.getuser()
+
+
+def test_the_default_engine_without_a_session_is_named_with_what_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADJUNCT_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("ADJUNCT_SPARK_MASTER", "none")
+    monkeypatch.delenv("ADJUNCT_ENGINE", raising=False)
+    streams = LakeStreams(open_lake())
+    streams.create("orders", schema=Schema.of(size="int"), partitions=1)
+    app = Application("loud")
+    kept = app.input_stream("lake.orders").filter("size > 0")
+    kept.send_to(app.output_stream("lake.loud", partitions=1))
+    with pytest.raises(ConfigurationError) as caught:
+        run_application(app)
+    error = caught.value
+    first, *others = [operator.id for operator in app.operators]
+    assert (error.application, error.operator, error.argument) == ("loud", first, "engine")
+    assert all(operator in error.problem for operator in others)

@@ -11,7 +11,13 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.code_location.component_forms import form_of, signature_of
+from dagster_adjunct.orchestration.code_location.component_forms import (
+    form_of,
+    signature_of,
+    step_form,
+)
+from dagster_adjunct.orchestration.code_location.component_source import ATTRIBUTES, Source
+from dagster_adjunct.orchestration.code_location.component_translation import Translation
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.validation import validated
 
@@ -67,3 +73,45 @@ def test_a_signature_lists_arguments_options_and_what_is_required() -> None:
     ]
     assert not signature.takes_any_name
     assert signature_of(Schema.of).takes_any_name
+
+
+def _sample(fraction: float, seed: int | None = None) -> tuple[float, int | None]:
+    return fraction, seed
+
+
+def _deduplicate(exactly: bool) -> bool:
+    return exactly
+
+
+def _expire(after: timedelta) -> timedelta:
+    return after
+
+
+def _top(*counts: int) -> tuple[int, ...]:
+    return counts
+
+
+def _project(columns: Sequence[str]) -> Sequence[str]:
+    return columns
+
+
+@pytest.mark.parametrize(
+    ("operator", "alone", "result", "rejected"),
+    [
+        (_sample, 0.5, (0.5, None), "0.5"),
+        (_sample, 1, (1, None), True),
+        (_deduplicate, False, False, "no"),
+        (_expire, "5m", timedelta(minutes=5), 5),
+        (_top, 3, (3,), "3"),
+        (_top, [3, 5], (3, 5), ["3"]),
+        (_project, ["a", "b"], ["a", "b"], "a"),
+    ],
+)
+def test_the_first_argument_stands_alone_whatever_its_type(
+    operator: Any, alone: Any, result: Any, rejected: Any
+) -> None:
+    adapter = TypeAdapter(step_form("step", operator), config={"strict": True})
+    adapter.validate_python(alone)
+    assert Translation(Source()).call(operator, alone, ATTRIBUTES) == result
+    with pytest.raises(ValidationError):
+        adapter.validate_python(rejected)

@@ -797,3 +797,11 @@ def test_a_project_of_dagsters_own_has_a_green_run_of_what_is_scaffolded(tmp_pat
     text = (folder / "defs.yaml").read_text()
     (folder / "defs.yaml").write_text(text.replace("broadcast: true", "broadcas: true"))
     assert "defs.yaml:6" in typed("dg", "check", "yaml", code=1)
+
+
+@pytest.mark.parametrize("line", ["preview_rows: -5", "preview_rows: 51", "lake: ftp://host/lake"])
+def test_an_option_of_the_definitions_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
+    text = f"{line}\napplications: {{one: {{steps: [{{input_stream: lake.in}}]}}}}"
+    with pytest.raises(ComponentError) as caught:
+        component(text, tmp_path).applications()
+    assert (caught.value.line, caught.value.argument) == (3, line.partition(":")[0])

@@ -159,3 +159,20 @@ def test_a_large_file_is_read_by_ranges(s: LakeStreams) -> None:
     (file,) = s.lake.store.list("streams/s/data/")
     assert file.size > 4 * 1024 * 1024
     assert values(s, 199_990, 200_010) == list(range(199_990, 200_010))
+
+
+def test_writers_of_stream_systems_get_the_errors_of_ranges_and_old_sequences() -> None:
+    from dagster_adjunct.streams import check_range, stale_sequence_error
+
+    check_range(ZERO, 2, 5, oldest=2, upcoming=5)
+    for start, end in ((5, 2), (1, 5), (2, 6)):
+        with pytest.raises(OffsetOutOfRangeError) as caught:
+            check_range(ZERO, start, end, oldest=2, upcoming=5)
+        assert (caught.value.stream, caught.value.partition) == (ZERO.qualified_stream, 0)
+    error = stale_sequence_error("sqlite.readings", "gateway", 1, 9)
+    assert (error.stream, error.producer, error.sequence, error.newest) == (
+        "sqlite.readings",
+        "gateway",
+        1,
+        9,
+    )
