@@ -348,10 +348,11 @@ def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
     columns = sink.columns or {}
     known = sink.types or {}
     written: list[tuple[str, str | None]] = []
-    if sink.send.update is not None:
+    update = sink.send.update
+    if update is not None:
         written += [(name, known.get(name)) for name in sink.table.key]
-        for pairs in sink.send.update.parts.values():
-            written += [(name, sink.type_of(text)) for name, text in pairs]
+        changed = (*update.set, *update.add, *update.append)
+        written += [(name, sink.type_of(text)) for name, text in changed]
     elif sink.send.contract is None:
         written += (sink.sent or dict.fromkeys(columns)).items()
     else:
