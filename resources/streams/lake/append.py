@@ -305,11 +305,10 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
     kinds = {field.name: field.type for field in before.fields}
     if _is_table(data):
         table = data.select([name for name in data.column_names if name in kept])
-        for place, name in enumerate(table.column_names):
-            if name in before:
-                with suppress(pa.ArrowInvalid):
-                    column = table.column(place).cast(schemas.arrow_type(kinds[name]))
-                    table = table.set_column(place, name, column)
+        for name in kinds.keys() & table.column_names:
+            with suppress(pa.ArrowInvalid):
+                column = table.column(name).cast(schemas.arrow_type(kinds[name]))
+                table = table.set_column(table.column_names.index(name), name, column)
         return table
     columns = []
     for name, given in data.dtypes:
