@@ -299,11 +299,18 @@ class KeyValueTable(Generic[K, V]):
             stored = await self._get(coder.partition(prefix, b""), stored_keys, True)
         else:
             stored = await self._get_from_partitions(prefixes, stored_keys)
+        return self._entries_of(families, plain, stored)
+
+    def _entries_of(
+        self, families: Iterable[str | None], keys: list[K], stored: list[StoredEntry | None]
+    ) -> list[TableEntry[K, V] | None]:
+        """Return the entries of these keys, in their order; None for missing ones."""
+        coder = self._coder
         found = [entry for entry in stored if entry is not None]
         if len(found) == len(stored):
-            return [*coder.entries(families, plain, found)]
+            return [*coder.entries(families, keys, found)]
         exists = [entry is not None for entry in stored]
-        entries = iter(coder.entries(compress(families, exists), compress(plain, exists), found))
+        entries = iter(coder.entries(compress(families, exists), compress(keys, exists), found))
         return [next(entries) if present else None for present in exists]
 
     def keys(

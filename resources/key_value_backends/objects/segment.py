@@ -82,6 +82,11 @@ class QueuedWrite:
         """Bytes of keys and values."""
         return sum(len(change.key) + len(change.value or b"") for change in self.changes)
 
+    @property
+    def conditional_keys(self) -> set[bytes]:
+        """The keys with conditions."""
+        return {change.key for change in self.changes if change.expected is not segment.ANYTHING}
+
 
 @dataclass(frozen=True, slots=True)
 class CommitDecision:
@@ -122,14 +127,15 @@ def decide_commit(
     for request in requests:
         if request.token in applied_before:
             decision.before.append(request)
-        elif failing := segment.failed_conditions(request.changes, current):
+            continue
+        if failing := segment.failed_conditions(request.changes, current):
             decision.refused.append((request, failing))
-        else:
-            decision.applied.append(request)
-            for change in request.changes:
-                if not change.is_guard:
-                    decision.writes[change.key] = change.version, change.value
-                    current[change.key] = None if change.value is None else change.version
+            continue
+        decision.applied.append(request)
+        for change in request.changes:
+            if not change.is_guard:
+                decision.writes[change.key] = change.version, change.value
+                current[change.key] = None if change.value is None else change.version
     return decision
 
 
@@ -261,12 +267,7 @@ class GroupCommit:
                 if request.token not in before:
                     request.answer.set_exception(segment.sealed_table_error(self.core.table, label))
             group[:] = [request for request in group if request.token in before]
-        conditional = {
-            change.key
-            for one in group
-            for change in one.changes
-            if change.expected is not segment.ANYTHING
-        }
+        conditional = {key for request in group for key in request.conditional_keys}
         entries = SegmentView(state, self.core.objects).find(conditional)
         return decide_commit(
             group, {key: entry and entry[0] for key, entry in entries.items()}, before

@@ -310,24 +310,22 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
     whole column stays as it is, and fails when it is written.
     """
     kept = {*before.names, *OPTIONAL_META, *order_by}
+    kinds = {field.name: field.type for field in before.fields}
     if _is_table(data):
         table = data.select([name for name in data.column_names if name in kept])
-        for each in before.fields:
-            place = table.schema.get_field_index(each.name)
-            if place >= 0:
-                with suppress(pa.ArrowInvalid):
-                    column = table.column(place).cast(arrow_type(each.type))
-                    table = table.set_column(place, each.name, column)
+        for name in kinds.keys() & table.column_names:
+            with suppress(pa.ArrowInvalid):
+                column = table.column(name).cast(arrow_type(kinds[name]))
+                table = table.set_column(table.column_names.index(name), name, column)
         return table
     columns = []
     for name, given in data.dtypes:
         if name not in kept:
             continue
         column = named_column(name)
-        if name in before:
-            kind = before.field(name).type
-            if kind != given and is_widening(kind, given):
-                column = column.try_cast(kind).alias(name)
+        kind = kinds.get(name, given)
+        if kind != given and is_widening(kind, given):
+            column = column.try_cast(kind).alias(name)
         columns.append(column)
     return data.select(*columns)
 
