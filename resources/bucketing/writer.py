@@ -39,7 +39,7 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
     PermanentError,
 )
-from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
@@ -591,6 +591,8 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
     sample = rows.take(places)
     repetitive = []
     for name in rows.column_names:
+        if pt.is_nested(rows.schema.field(name).type):
+            continue
         distinct = pc.count_distinct(sample.column(name), mode="all").as_py()
         if name != ROW and distinct <= sample.num_rows / 2:
             repetitive.append(name)
@@ -658,7 +660,9 @@ def write_buckets(
     name.
     """
     one_task = one_task and bool(layout.bucket_by)
-    digest = row_hash(layout.schema.names if options.digested is None else options.digested)
+    digested = layout.schema.names if options.digested is None else options.digested
+    types = layout.types
+    digest = row_hash({name: types[name] for name in digested})
     if layout.bucket_by:
         df = _partition_by_bucket(df, layout, options, digest, partitioned, one_task)
     elif not partitioned:
