@@ -454,7 +454,8 @@ class _FunctionCalls:
         entries: list[dict[str, Any]] = []
         taken: list[int] = []
         tombstones: list[bool] = []
-        for row, record in enumerate(records.select(data).to_pylist()):
+        values = records.select(data).to_pylist(maps_as_pydicts="strict")
+        for row, record in enumerate(values):
             extracted = []
             is_deleted = bool(marks[row][TOMBSTONE])
             if not is_deleted:

@@ -731,7 +731,8 @@ class VersionReader:
         key = self.sealed.key
         for rows, begin, end in files.scan(bucket, first, after):
             for at in range(begin, end, _ROWS_AT_ONCE):
-                for row in rows.table.slice(at, min(_ROWS_AT_ONCE, end - at)).to_pylist():
+                part = rows.table.slice(at, min(_ROWS_AT_ONCE, end - at))
+                for row in part.to_pylist(maps_as_pydicts="strict"):
                     yield tuple([row[name] for name in key]), files.id, row
 
 

@@ -1,0 +1,55 @@
+"""Compares nested values of Arrow, for which Arrow has no function.
+
+All engines compare nested values by their digests or with this function. Both follow the rules of
+columns of floats: NaN equals NaN, and -0.0 equals 0.0. The entries of stored maps are sorted, so
+that equal maps are stored alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
+from dagster_adjunct.resources.schemas.arrow_values import as_lists
+
+
+def differing_values(old: pa.Array, new: pa.Array) -> Any:
+    """Return a numpy mask of the places in which two arrays of one type differ; null equals
+    null.
+    """
+    differs = np.asarray(pc.xor(old.is_null(), new.is_null()))
+    both = pc.and_(old.is_valid(), new.is_valid())
+    if not pc.all(both).as_py():
+        old = old.filter(both)
+        new = new.filter(both)
+    differs[np.asarray(both)] = _differing_present(old, new)
+    return differs
+
+
+def _differing_present(old: pa.Array, new: pa.Array) -> Any:
+    """Return what `differing_values` returns, for arrays without nulls."""
+    kind = old.type
+    if not pt.is_nested(kind):
+        return _differing_simple(old, new)
+    if pt.is_struct(kind):
+        differs = np.zeros(len(old), np.bool_)
+        for before, after in zip(old.flatten(), new.flatten(), strict=True):
+            differs |= differing_values(before, after)
+        return differs
+    old = as_lists(old)
+    new = as_lists(new)
+    sizes = pc.list_value_length(old)
+    same_size = pc.equal(sizes, pc.list_value_length(new))
+    differs = ~np.asarray(same_size)
+    before = pc.list_flatten(old.filter(same_size))
+    after = pc.list_flatten(new.filter(same_size))
+    lists = np.repeat(np.nonzero(~differs)[0], np.asarray(sizes)[~differs])
+    differs[lists[differing_values(before, after)]] = True
+    return differs
+
+
+def _differing_simple(old: pa.Array, new: pa.Array) -> Any:
+    differs = pc.not_equal(old, new)
+    if pt.is_floating(old.type):
+        differs = pc.and_not(differs, pc.and_(pc.is_nan(old), pc.is_nan(new)))
+    return np.asarray(differs)
