@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -42,7 +42,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.schema import Schema, quote_name
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, map_in_threads
@@ -667,9 +668,9 @@ def write_buckets(
         df = _partition_by_bucket(df, layout, options, digest, partitioned, one_task)
     elif not partitioned:
         df = df.coalesce(1)
-    by = list(map(quote_name, order_by))
+    by = [_order_of(name, types) for name in order_by]
     if one_task:
-        by.insert(0, _BUCKET)
+        by.insert(0, F.col(_BUCKET))
     if by:
         df = df.sortWithinPartitions(*by)
     if DIGEST not in df.columns:
@@ -684,6 +685,15 @@ def write_buckets(
             raise tasks.error_from_json(file_facts)
     files = [BucketFile.from_json(file_facts) for file_facts in facts]
     return sorted(files, key=lambda file: file.bucket)
+
+
+def _order_of(name: str, types: Mapping[str, str]) -> Column:
+    """Return what rows are sorted by for a column: its values, or the hashes of nested ones, which
+    have no order.
+    """
+    if is_nested(types.get(name, "")):
+        return row_hash({name: types[name]})
+    return named_column(name)
 
 
 def _partition_by_bucket(
