@@ -150,6 +150,13 @@ def nested_types(type_: Type) -> Iterator[tuple[str, Type]]:
             yield step + path, inner
 
 
+def has_maps(text: str) -> bool:
+    """Whether the type with this text is a map, or has one within."""
+    if not is_nested(text):
+        return False
+    return any(isinstance(type_, Map) for _, type_ in nested_types(parse_type(text)))
+
+
 def is_storable(text: str) -> bool:
     """Whether a column of a schema may have the type with this text."""
     try:

@@ -27,6 +27,7 @@ from dagster_adjunct.assets.validation.validators import (
     unique_keys,
 )
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
+from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -171,3 +172,32 @@ def rows_of(rows: Rows, schema: Schema) -> Any:
 
 def seen(candidate: Any) -> bool:
     return sum(1 for _ in candidate.view.items()) == 12
+
+
+@pytest.mark.spark
+def test_maps_that_spark_computes_are_stored_in_the_order_of_their_keys(sparkling: World) -> None:
+    schema = Schema.of(k="bigint", v="array<map<string,int>>")
+    stored = []
+    for place, entries in enumerate(["'b', 1, 'ä', 2, 'a', 3", "'a', 3, 'b', 1, 'ä', 2"]):
+        query = QuerySource(f"SELECT 1L AS k, array(map({entries})) AS v", schema=schema)
+        spec = bounded_dataset(f"d{place}", input=query, key="k", partitions=1)
+        assert sparkling.advance(spec).action == "sealed"
+        with open_dataset(sparkling.lake, spec.name) as served:
+            stored.append((repr(served.get(1)), served.sealed.digest))
+    assert stored[0] == stored[1]
+    assert stored[0][0] == "{'k': 1, 'v': [{'a': 3, 'b': 1, 'ä': 2}]}"
+
+
+@pytest.mark.parametrize("kind", ["array<int>", "map<string,int>", "struct<a:int>"])
+@pytest.mark.parametrize("argument", ["key", "order_by"])
+def test_keys_and_orders_are_simple(either: World, kind: str, argument: str) -> None:
+    either.stream("s", Schema.of(k="bigint", v=kind), ["k"], 1)
+    either.streams.append(
+        "s", [{"k": 1, "v": None, "__tombstone": False}], producer="p", sequence=1
+    )
+    options = {"key": "k", argument: "v"}
+    spec = unbounded_dataset("d", input="lake.s", partitions=1, **options)
+    with pytest.raises(AdjunctError) as failure:
+        either.advance(spec)
+    assert "'v'" in failure.value.problem
+    assert kind in failure.value.problem
