@@ -1,16 +1,19 @@
-"""Compares nested values of Arrow, for which Arrow has no function.
+"""Compares nested values where Arrow, Spark and Python can't.
 
-All engines compare nested values by their digests or with this function. Both follow the rules of
+All engines compare nested values by their digests or with these functions. Both follow the rules of
 columns of floats: NaN equals NaN, and -0.0 equals 0.0. The entries of stored maps are sorted, so
 that equal maps are stored alike.
 """
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.schemas.arrow_values import as_lists
+from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
+from dagster_adjunct.resources.schemas.types import Array, Map, Struct, has_maps, parse_type
 
 
 def differing_values(old: pa.Array, new: pa.Array) -> Any:
@@ -53,3 +56,40 @@ def _differing_simple(old: pa.Array, new: pa.Array) -> Any:
     if pt.is_floating(old.type):
         differs = pc.and_not(differs, pc.and_(pc.is_nan(old), pc.is_nan(new)))
     return np.asarray(differs)
+
+
+_NAN = object()
+
+
+def comparable_value(value: Any) -> Any:
+    """Return a Python value, as Arrow or Spark returns it, so that `==` compares it by these rules:
+    NaN becomes an object that equals itself, at every depth.
+    """
+    if isinstance(value, float) and isnan(value):
+        return _NAN
+    if isinstance(value, dict):
+        return {name: comparable_value(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [comparable_value(item) for item in value]
+    return value
+
+
+def comparable_sql(value: str, kind: str) -> str:
+    """Return Spark SQL of a value that Spark can compare: maps, which it can't, become arrays of
+    their entries, at every depth. `value` is the SQL of a stored value of the type `kind`.
+    """
+    if not has_maps(kind):
+        return value
+    type_ = parse_type(kind)
+    if isinstance(type_, Struct):
+        members = []
+        for member in type_.members:
+            part = comparable_sql(f"{value}.{quote_name(member.name)}", str(member.type))
+            members.append(f"{quote_text(member.name)}, {part}")
+        # A null struct differs from a struct of nulls.
+        return f"if({value} IS NULL, NULL, named_struct({', '.join(members)}))"
+    if isinstance(type_, Array):
+        return f"transform({value}, x -> {comparable_sql('x', str(type_.element))})"
+    assert isinstance(type_, Map), "it has maps"
+    entry = f"named_struct('key', x.key, 'value', {comparable_sql('x.value', str(type_.value))})"
+    return f"transform(map_entries({value}), x -> {entry})"

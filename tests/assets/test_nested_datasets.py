@@ -4,20 +4,26 @@ and what reads them.
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import random
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     QuerySource,
     bounded_dataset,
     unbounded_dataset,
 )
-from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.validation.validators import (
     custom,
@@ -27,7 +33,7 @@ from dagster_adjunct.assets.validation.validators import (
     unique_keys,
 )
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.errors import AdjunctError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -201,3 +207,222 @@ def test_keys_and_orders_are_simple(either: World, kind: str, argument: str) -> 
         either.advance(spec)
     assert "'v'" in failure.value.problem
     assert kind in failure.value.problem
+
+
+HISTORY = Schema.of(
+    k="bigint", since="timestamp", v="map<string,array<struct<a:double>>>", w="struct<a:int>"
+)
+
+
+def day(number: int) -> dt.datetime:
+    return dt.datetime(2026, 1, number, tzinfo=dt.UTC)
+
+
+def test_equal_neighbours_of_a_history_are_one_interval(either: World) -> None:
+    either.stream("s", HISTORY, ["k"], 1)
+    spec = unbounded_dataset(
+        "d", input="lake.s", key="k", partitions=2, history="all", valid_from="since"
+    )
+    one = {"b": [{"a": math.nan}, None], "a": []}
+    same = {"a": [], "b": [{"a": -math.nan}, None]}
+    other = {"b": [{"a": 0.0}, None], "a": []}
+    values = [(one, {"a": 1}), (same, {"a": 1}), (other, {"a": 1}), (other, None), (other, {})]
+    for number, (v, w) in enumerate(values):
+        append(either, [{"k": 1, "since": day(1 + number), "v": v, "w": w}])
+        either.advance(spec)
+    begins = [day(1), day(3), day(4), day(5)]
+    with open_dataset(either.lake, "d") as served:
+        parts = served.history_of(1)
+        assert [part.valid_from for part in parts] == begins
+        contents = [(part.entry["v"], part.entry["w"]) for part in parts if part.entry]
+        assert comparable(contents[0][0]) == comparable(one)
+        assert contents[1:] == [(other, {"a": 1}), (other, None), (other, {"a": None})]
+        if either.spark is not IN_PROCESS:
+            rows = served.over_time().frame(either.spark()).orderBy("since").collect()
+            assert [row["since"].day for row in rows] == [moment.day for moment in begins]
+
+
+def test_validators_read_nested_columns(either: World) -> None:
+    schema = Schema.of({"k": "bigint", "v": "struct<a:int>", "v.a": "int"})
+    either.stream("s", schema, ["k"], 1)
+    spec = bounded_dataset(
+        "d", input="lake.s", key="k", partitions=1, validators=[no_nulls("v"), no_nulls("v.a")]
+    )
+    good = {"k": 1, "v": {"a": None}, "v.a": 1}
+    for version, change, action in (
+        ("v1", {}, "sealed"),
+        ("v2", {"v": None}, "rejected"),
+        ("v3", {"v": {"a": 1}, "v.a": None}, "rejected"),
+    ):
+        append(either, [{**good, **change}, {**good, "k": 2}], end_of_dataset=version)
+        assert either.advance(spec).action == action
+
+
+def entries_of_lines() -> Any:
+    return lambda record: [
+        {"k": record["k"] * 10 + place, "line": line, "by": {"key": record["by"], "n": None}}
+        for place, line in enumerate(record["lines"])
+    ]
+
+
+def wrong_line() -> Any:
+    return lambda record: [{"k": 1, "line": {"price": "x"}, "by": None}]
+
+
+LINES = (
+    "k BIGINT, line struct<sku:string,price:decimal(10,2)>, by struct<key:map<string,int>,n:int>"
+)
+
+
+def test_functions_extract_nested_entries(either: World) -> None:
+    schema = Schema.of(
+        k="bigint", lines="array<struct<sku:string,price:decimal(10,2)>>", by="map<string,int>"
+    )
+    either.stream("s", schema, ["k"], 1)
+    lines = [{"sku": "a", "price": Decimal("1.50")}, None, {"sku": None, "price": None}]
+    append(either, [{"k": 1, "lines": lines, "by": {"y": 1, "x": 2}}], end_of_dataset="v1")
+    extract = PythonExtractor(f"{__name__}:entries_of_lines", LINES)
+    spec = bounded_dataset("d", input="lake.s", key="k", partitions=1, extractor=extract)
+    either.advance(spec)
+    with open_dataset(either.lake, "d") as served:
+        assert [entry["line"] for _, entry in served.items()] == lines
+        assert served.get(10)["by"] == {"key": {"x": 2, "y": 1}, "n": None}
+    extract = PythonExtractor(f"{__name__}:wrong_line", LINES)
+    spec = bounded_dataset("e", input="lake.s", key="k", partitions=1, extractor=extract)
+    with pytest.raises(DatasetError) as failure:
+        either.advance(spec)
+    assert "'line.price'" in failure.value.problem
+    spec = bounded_dataset(
+        "e", input="lake.s", key="k", partitions=1, extractor=extract, sensitive="line.price"
+    )
+    with pytest.raises(DatasetError) as failure:
+        either.advance(spec)
+    assert "'x'" not in str(failure.value)
+
+
+@pytest.mark.spark
+def test_projections_compute_nested_entries(sparkling: World) -> None:
+    schema = Schema.of(k="bigint", a="array<int>", b="struct<c:string>")
+    sparkling.stream("s", schema, ["k"], 1)
+    append(sparkling, [{"k": 1, "a": [1, None], "b": {"c": "x"}}], end_of_dataset="v1")
+    extract = Projection(
+        "k BIGINT, a ARRAY<INT>, m MAP<STRING, STRUCT<c: STRING>>",
+        {"m": "map('z', b, 'y', named_struct('c', 'w'))"},
+    )
+    spec = bounded_dataset("d", input="lake.s", key="k", partitions=1, extractor=extract)
+    sparkling.advance(spec)
+    with open_dataset(sparkling.lake, "d") as served:
+        expected = {"k": 1, "a": [1, None], "m": {"y": {"c": "w"}, "z": {"c": "x"}}}
+        assert served.get(1) == expected
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_erased_keys_are_gone_and_others_stay(either: World, bounded: bool) -> None:
+    drawn = random.Random(5)
+    schema = draw_schema(drawn)
+    either.stream("s", schema, ["k"], 2)
+    rows = draw_rows(drawn, schema, range(20))
+    declare = bounded_dataset if bounded else unbounded_dataset
+    spec = declare("d", input="lake.s", key="k", partitions=2)
+    append(either, rows[:10])
+    if not bounded:
+        either.advance(spec)
+    append(either, rows[10:], **({"end_of_dataset": "v1"} if bounded else {}))
+    either.advance(spec)
+    erase_keys(either.lake, "d", [3, 14], reason="asked", by="me")
+    check(either, spec, [row for row in rows if row["k"] not in (3, 14)])
+
+
+def test_changes_that_leave_out_nested_columns_keep_them(either: World) -> None:
+    drawn = random.Random(6)
+    schema = draw_schema(drawn)
+    names = schema.names[1:]
+    stored = {**schema.types, "op": "string", **{f"{name}_isMissing": "boolean" for name in names}}
+    either.stream("s", Schema.of(stored), ["k"], 2)
+    spec = unbounded_dataset(
+        "d",
+        input="lake.s",
+        key="k",
+        partitions=2,
+        changes=OperationColumn("op", missing="_isMissing"),
+        columns=schema.names,
+    )
+    held: dict[int, dict[str, Any]] = {}
+    for batch in range(3):
+        rows = draw_rows(drawn, schema, range(10))
+        for row in rows:
+            left_out = [] if batch == 0 else drawn.sample(names, 2)
+            held[row["k"]] = {**row, **{name: held[row["k"]][name] for name in left_out}}
+            for name in names:
+                row[f"{name}_isMissing"] = name in left_out
+                if name in left_out:
+                    row[name] = None
+            row["op"] = "u" if batch else "c"
+        append(either, rows)
+        either.advance(spec)
+        check(either, spec, list(held.values()))
+
+
+def test_bad_changes_with_nested_columns_are_dead_letters(either: World) -> None:
+    schema = Schema.of(k="bigint", at="bigint", v="map<string,array<int>>")
+    either.stream("s", schema, ["k"], 1)
+    spec = unbounded_dataset(
+        "d",
+        input="lake.s",
+        key="k",
+        partitions=1,
+        order_by="at",
+        on_bad_change=DeadLetters("lake.dead"),
+    )
+    value = {"b": [1], "a": [None]}
+    append(either, [{"k": 1, "at": 1, "v": value}, {"k": 2, "at": None, "v": value}])
+    either.advance(spec)
+    with open_dataset(either.lake, "d") as served:
+        assert dict(served.items()) == {1: {"k": 1, "at": 1, "v": {"a": [None], "b": [1]}}}
+    letters = either.streams.read_arrow(either.streams.all_ranges("dead")).to_pylist()
+    assert [letter["offset"] for letter in letters] == [1]
+
+
+def test_versions_over_time_are_read_with_nested_columns(either: World) -> None:
+    either.stream("s", Schema.of(k="bigint", v="map<string,array<int>>"), ["k"], 1)
+    spec = bounded_dataset("d", input="lake.s", key="k", partitions=1, valid_from="name")
+    values = [{"b": [1], "a": []}, {"a": [], "b": [1]}, None]
+    for number, value in enumerate(values):
+        append(either, [{"k": 1, "v": value}], end_of_dataset=f"2026-01-0{number + 1}")
+        either.advance(spec)
+    with open_dataset(either.lake, "d") as served:
+        assert [(part.valid_from.day, part.entry["v"]) for part in served.history_of(1)] == [
+            (1, {"a": [], "b": [1]}),
+            (3, None),
+        ]
+        if either.spark is not IN_PROCESS:
+            rows = served.over_time().frame(either.spark()).orderBy("valid_from").collect()
+            assert [row["v"] for row in rows] == [{"a": [], "b": [1]}, None]
+
+
+def test_a_path_of_a_sensitive_part_masks_its_column() -> None:
+    schema = Schema.of(
+        k="bigint", customer="struct<email:string>", lines="array<struct<`a b`:int>>"
+    )
+    assert schema.with_sensitive("customer.email").sensitive == ("customer",)
+    assert schema.with_sensitive("lines[].`a b`").sensitive == ("lines",)
+    for unknown in ("customer.mail", "customer.email.x", "lines[]", "nothing.email"):
+        if unknown != "lines[]":
+            with pytest.raises(SchemaMismatchError):
+                schema.with_sensitive(unknown)
+    exact = Schema.of({"a": "struct<b:int>", "a.b": "int"})
+    assert exact.with_sensitive("a.b").sensitive == ("a.b",)
+
+
+def test_an_unknown_path_of_a_sensitive_part_is_refused(either: World) -> None:
+    either.stream("s", Schema.of(k="bigint", v="struct<email:string>"), ["k"], 1)
+    append(either, [{"k": 1, "v": {"email": "x"}}], end_of_dataset="v1")
+    for sensitive, fits in (("v.mail", False), ("v.email", True)):
+        spec = bounded_dataset("d", input="lake.s", key="k", partitions=1, sensitive=sensitive)
+        if fits:
+            either.advance(spec)
+            assert either.view(spec).sealed.columns.sensitive == ("v",)
+            continue
+        with pytest.raises(AdjunctError) as failure:
+            either.advance(spec)
+        assert "'v.mail'" in failure.value.problem
