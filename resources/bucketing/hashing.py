@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,9 +24,19 @@ import mmh3
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
+from dagster_adjunct.resources.schemas.arrow_values import as_lists
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
-from dagster_adjunct.resources.schemas.types import decimal_digits
+from dagster_adjunct.resources.schemas.types import (
+    Map,
+    Member,
+    Simple,
+    Struct,
+    Type,
+    decimal_digits,
+    is_nested,
+    parse_type,
+)
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
@@ -319,21 +329,61 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 _ROWS = 32_768  # at once, so that their hashes stay in the processor's cache
 
 
-def row_hash(names: Iterable[str]) -> Column:
+def row_hash(names: Iterable[str], types: Mapping[str, str] | None = None) -> Column:
     """Return a 64-bit hash of these columns: Spark's xxhash64 of (position, value) of all that are
     not null.
 
     Spark's hash skips nulls, so that (1, null) and (null, 1) would be equal without positions. The
     last column may be left out of `names` if it is null in all rows: the hashes are the same.
+    `types` are those of the nested columns, and may have others. Of a nested value, the hash of
+    its parts is hashed: of a struct, (position, value) of its members; of an array, its size and
+    the exclusive or of the hashes of (index, value); of a map, the array of its entries, which are
+    sorted by key.
     """
+    columns = []
+    for name in names:
+        kind = (types or {}).get(name, "")
+        nested = parse_type(kind) if is_nested(kind) else Simple(kind)
+        columns.append((quote_name(name), nested))
+    # One request to Spark's JVM instead of four per column.
+    return F.expr(_hash_of_members(columns, 0))
+
+
+def _hash_of_members(members: Iterable[tuple[str, Type]], depth: int) -> str:
+    """Return the SQL of the hash of values with these SQL and types, by their positions."""
     # A null's position is left out too: else two rows could give the same sequence, as a 1 may be
     # value or position.
-    pairs = [
-        f"CASE WHEN {quote_name(name)} IS NOT NULL THEN {place} END, {quote_name(name)}"
-        for place, name in enumerate(names)
-    ]
-    # One request to Spark's JVM instead of four per column.
-    return F.expr(f"xxhash64({', '.join(pairs)})")
+    pairs = []
+    for place, (value, type_) in enumerate(members):
+        pairs.append(f"CASE WHEN {value} IS NOT NULL THEN {place} END")
+        pairs.append(_hashable(value, type_, depth))
+    return f"xxhash64({', '.join(pairs)})"
+
+
+def _hashable(value: str, type_: Type, depth: int) -> str:
+    """Return SQL that Spark can hash: a simple value itself, the hash of a nested one."""
+    if isinstance(type_, Simple):
+        return value
+    if isinstance(type_, Struct):
+        members = [(f"{value}.{quote_name(m.name)}", m.type) for m in type_.members]
+        hashed = _hash_of_members(members, depth)
+    elif isinstance(type_, Map):
+        entry = Struct((Member("key", Simple("string")), Member("value", type_.value)))
+        hashed = _hash_of_elements(f"map_entries({value})", entry, depth)
+    else:
+        hashed = _hash_of_elements(value, type_.element, depth)
+    return f"CASE WHEN {value} IS NOT NULL THEN {hashed} END"
+
+
+def _hash_of_elements(array: str, element: Type, depth: int) -> str:
+    one = f"__v{depth}"
+    place = f"__i{depth}"
+    hashed = (
+        f"xxhash64(CASE WHEN {one} IS NOT NULL THEN {place} END,"
+        f" {_hashable(one, element, depth + 1)})"
+    )
+    all_ = f"transform({array}, ({one}, {place}) -> {hashed})"
+    return f"xxhash64(size({array}), aggregate({all_}, 0L, (__x, __y) -> __x ^ __y))"
 
 
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
@@ -344,24 +394,34 @@ def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     """
     digests = []
     for batch in table.select(list(names)).combine_chunks().to_batches(max_chunksize=_ROWS):
-        hashes = np.full(batch.num_rows, SEED, dtype=np.uint64)
-        for place, column in enumerate(batch.columns):
-            hashes = _digest(column, place, hashes)
-        digests.append(pa.array(hashes.view(np.int64)))
+        digests.append(pa.array(_hash_members(batch.columns, batch.num_rows).view(np.int64)))
     return pa.chunked_array(digests, pa.int64())
 
 
-def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
+def _hash_members(columns: Sequence[pa.Array], rows: int) -> UInt64:
+    hashes = np.full(rows, SEED, dtype=np.uint64)
+    for place, column in enumerate(columns):
+        hashes = _digest(column, np.array([place], dtype=np.int32), hashes)
+    return hashes
+
+
+def _digest(array: pa.Array, places: npt.NDArray[np.int32], seeds: UInt64) -> UInt64:
     """Return the hash of (place, value) for each value, beginning with its seed; for a null, the
-    seed.
+    seed. `places` has one number for all values, or one for each.
     """
+    if not len(array):  # its buffers may be of any size
+        return seeds
     if array.null_count:
         hashes = seeds.copy()
         valid = np.asarray(array.is_valid())
-        hashes[valid] = _digest(array.drop_null(), place, seeds[valid])
+        if len(places) > 1:
+            places = places[valid]
+        hashes[valid] = _digest(array.drop_null(), places, seeds[valid])
         return hashes
     kind = array.type
-    seeds = _xxhash_int(np.array([place], dtype=np.int32), seeds)
+    seeds = _xxhash_int(places, seeds)
+    if pt.is_nested(kind):
+        return _xxhash_long(_hash_nested(array), seeds)
     if pt.is_float32(kind) or pt.is_float64(kind):
         numbers = array.to_numpy() + 0.0  # -0.0 counts as 0.0
         numbers[np.isnan(numbers)] = np.nan  # all NaN are equal
@@ -374,6 +434,24 @@ def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
     if values.itemsize == 8:
         return _xxhash_long(values, seeds)
     return _xxhash_int(values, seeds)
+
+
+def _hash_nested(array: pa.Array) -> UInt64:
+    """Return the hashes of structs, arrays or maps, of which none is null."""
+    if pt.is_struct(array.type):
+        return _hash_members(array.flatten(), len(array))
+    array = as_lists(array)
+    sizes = np.asarray(pc.list_value_length(array)).astype(np.int32)
+    elements = pc.list_flatten(array)
+    begins = np.cumsum(sizes) - sizes
+    indexes = np.arange(len(elements), dtype=np.int32) - np.repeat(begins, sizes).astype(np.int32)
+    hashes = _digest(elements, indexes, np.full(len(elements), SEED, dtype=np.uint64))
+    mixed = np.zeros(len(array), dtype=np.uint64)
+    filled = sizes > 0
+    if filled.any():
+        mixed[filled] = np.bitwise_xor.reduceat(hashes, begins[filled])
+    seeds = np.full(len(array), SEED, dtype=np.uint64)
+    return _xxhash_long(mixed, _xxhash_int(sizes, seeds))
 
 
 def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:

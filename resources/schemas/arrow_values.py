@@ -55,7 +55,7 @@ def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
         return pa.nulls(len(values), to)
     if pt.is_struct(to):
         return _cast_structs(values, to)
-    values = _as_lists(values)
+    values = as_lists(values)
     lengths = pc.list_value_length(values)
     elements = pc.list_flatten(values)
     if pt.is_list(to):
@@ -75,7 +75,7 @@ def _cast_structs(values: pa.Array, to: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=list(to), mask=values.is_null())
 
 
-def _as_lists(values: pa.Array) -> pa.Array:
+def as_lists(values: pa.Array) -> pa.Array:
     """Return maps as lists of their entries, and lists of any kind as lists whose functions Arrow
     has.
     """
@@ -163,7 +163,7 @@ def _find_misfit(values: pa.Array, type_: Type, path: str) -> Misfit | None:
         return _find_simple_misfit(values, type_, path)
     if isinstance(type_, Struct):
         return _find_member_misfit(values, type_, path)
-    lists = _as_lists(values)
+    lists = as_lists(values)
     elements = pc.list_flatten(lists)
     if isinstance(type_, Array):
         return _find_misfit(elements, type_.element, f"{path}[]")
