@@ -1,18 +1,10 @@
-"""Converts Spark's types of columns to the types of schemas, and compares both."""
+"""Converts Spark's types of columns to the types of schemas."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.schemas.types import (
-    Array,
-    Map,
-    Member,
-    Simple,
-    Struct,
-    Type,
-    write_name,
-)
+from dagster_adjunct.resources.schemas.types import Array, Map, Member, Simple, Struct, Type
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -49,45 +41,3 @@ def tree_from_spark(kind: DataType) -> Type:
 def types_from_spark(schema: StructType) -> dict[str, str]:
     """Return the text of the type of each column."""
     return {field.name: type_from_spark(field.dataType) for field in schema.fields}
-
-
-def find_frame_mismatch(given: Type, declared: Type, path: str) -> tuple[str, str, str] | None:
-    """Return the path, the type and the declared type of the first part of a Spark frame's column
-    that has another type than the declared one; None if there is none.
-
-    Integers may be narrower, members of structs may be missing, and a column without values has
-    every type.
-    """
-    if given == declared or given == Simple("void"):
-        return None
-    if isinstance(given, Struct) and isinstance(declared, Struct):
-        return _find_member_mismatch(given, declared, path)
-    if isinstance(given, Array) and isinstance(declared, Array):
-        return find_frame_mismatch(given.element, declared.element, f"{path}[]")
-    if isinstance(given, Map) and isinstance(declared, Map):
-        return find_frame_mismatch(given.value, declared.value, f"{path}[*]")
-    if isinstance(given, Simple) and isinstance(declared, Simple):
-        names = (given.name, declared.name)
-        both = set(names) <= set(_INTEGERS)
-        if both and _INTEGERS.index(names[0]) < _INTEGERS.index(names[1]):
-            return None
-    return path, str(given), str(declared)
-
-
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-
-
-def _find_member_mismatch(
-    given: Struct, declared: Struct, path: str
-) -> tuple[str, str, str] | None:
-    seen = set()
-    for member in given.members:
-        inner = f"{path}.{write_name(member.name)}"
-        wanted = declared.member(member.name)
-        if wanted is None or member.name in seen:
-            return inner, str(member.type), f"only {', '.join(m.name for m in declared.members)}"
-        seen.add(member.name)
-        found = find_frame_mismatch(member.type, wanted.type, inner)
-        if found is not None:
-            return found
-    return None

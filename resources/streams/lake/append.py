@@ -38,11 +38,7 @@ from dagster_adjunct.resources.schemas.records import (
     to_arrow_table,
 )
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
-from dagster_adjunct.resources.schemas.spark_types import (
-    find_frame_mismatch,
-    tree_from_spark,
-    types_from_spark,
-)
+from dagster_adjunct.resources.schemas.spark_types import tree_from_spark, types_from_spark
 from dagster_adjunct.resources.schemas.spark_values import stored_value_sql
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -50,6 +46,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    find_difference,
     is_nested,
     parse_type,
 )
@@ -308,9 +305,21 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
     return len(state.earlier)
 
 
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+def _is_narrower(given: str, declared: str) -> bool:
+    """Whether a Spark frame's values of the first type are cast to the second."""
+    if given == "void":  # F.lit(None): a column without values has every type
+        return True
+    if given not in _INTEGERS or declared not in _INTEGERS:
+        return False
+    return _INTEGERS.index(given) < _INTEGERS.index(declared)
+
+
 def _fits(given: Any, kind: str) -> bool:
     if isinstance(given, Simple | Array | Map | Struct):
-        return find_frame_mismatch(given, parse_type(kind), "") is None
+        return find_difference(given, parse_type(kind), "", _is_narrower) is None
     return is_same_family(given, arrow_type(kind))
 
 
@@ -435,7 +444,7 @@ def conform_frame(
 
 def _check_frame_types(types: Mapping[str, Type], schema: Schema, what: str) -> None:
     for each in schema.fields:
-        found = find_frame_mismatch(types[each.name], parse_type(each.type), each.name)
+        found = find_difference(types[each.name], parse_type(each.type), each.name, _is_narrower)
         if found is not None:
             path, given, declared = found
             problem = f"{what}: column {path!r} holds {given} where the schema says {declared}."
