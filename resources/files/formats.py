@@ -37,10 +37,10 @@ from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, 
 from dagster_adjunct.resources.files.json_values import (
     JSON_KINDS,
     JsonMisfit,
+    MapKeys,
     Number,
     column_from_json,
     convert_parsed,
-    has_maps,
     parsed_type,
 )
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
@@ -55,7 +55,7 @@ from dagster_adjunct.resources.schemas.arrow_values import cast_table
 from dagster_adjunct.resources.schemas.records import check_column_names, fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.schemas.types import find_difference, is_nested, parse_type
+from dagster_adjunct.resources.schemas.types import Type, find_difference, is_nested, parse_type
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -427,10 +427,11 @@ def read_jsonl(
     """
     number = 0
     line = 1
+    keys = MapKeys(parse_type(field.type) for field in schema.fields)
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
             if block.strip(_BLANKS + b"\n"):
-                table = _parse_block(block, line, schema, where, required)
+                table = _parse_block(block, line, schema, where, required, keys)
                 yield number, table
                 number += table.num_rows
             line += block.count(b"\n")
@@ -459,19 +460,48 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 
 
 def _parse_block(
-    block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...]
+    block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...], keys: MapKeys
 ) -> pa.Table:
-    table = _parse_fast(block, schema)
+    table = _parse_fast(block, schema, keys)
     # Arrow's parser doesn't say whether a null stands in the line or is a missing member.
     if table is None or any(table.column(name).null_count for name in required):
         return _parse_lines(block, line, schema, where, required)
     return table
 
 
+def _parse_columns(
+    block: bytes, names: Sequence[str], types: Sequence[Type], keys: MapKeys
+) -> pa.Table | None:
+    """Return the columns with their parsed types; None if maps can't be parsed as structs."""
+
+    def parse(others: str) -> pa.Table:
+        kinds = []
+        for name, type_ in zip(names, types, strict=True):
+            kinds.append((name, parsed_type(type_, keys, name)))
+        return read_json_lines(block, pa.schema(kinds), others=others)
+
+    if not keys.has_maps:
+        return parse("error")
+    if keys.too_many:
+        return None
+    try:
+        table = parse("error")
+    except pa.ArrowInvalid:  # there may be new keys
+        found = parse("infer").schema
+        for name, type_ in zip(names, types, strict=True):
+            keys.learn(type_, found.field(name).type, name)
+        if keys.too_many:
+            return None
+        table = parse("error")
+    if keys.may_be_null(block):
+        return None
+    return table
+
+
 _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 
 
-def _parse_fast(block: bytes, schema: Schema) -> pa.Table | None:
+def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
     """Return the records as Arrow's parser reads them, or None if that is not certain to be
     right.
     """
@@ -485,15 +515,14 @@ def _parse_fast(block: bytes, schema: Schema) -> pa.Table | None:
     ):
         return None
     types = [parse_type(field.type) for field in schema.fields]
-    if any(map(has_maps, types)):
-        return None
-    kinds = [(name, parsed_type(type_)) for name, type_ in zip(schema.names, types, strict=True)]
     try:
-        table = read_json_lines(block, pa.schema(kinds), others="error")
+        table = _parse_columns(block, schema.names, types, keys)
+        if table is None:
+            return None
         columns = []
         for column, type_ in zip(table.columns, types, strict=True):
             columns.append(convert_parsed(column.combine_chunks(), type_))
-    except (pa.ArrowInvalid, TextMisfit):
+    except (pa.ArrowInvalid, TextMisfit, UnicodeDecodeError):  # the last for a key of a map
         return None
     if table.num_rows != len(lines):  # Arrow reads any number of objects in a line
         return None
@@ -684,6 +713,7 @@ def _check_types(stored: pa.Schema, schema: Schema, where: str) -> None:
             stored_type = tree_from_arrow(stored.field(field.name).type, field.name)
         except SchemaMismatchError as error:
             # A timestamp without a zone.
+            error.column = field.name
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
         found = find_difference(stored_type, parse_type(field.type), field.name, _are_equal)
         if found is not None:

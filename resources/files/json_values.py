@@ -6,12 +6,13 @@ are texts, binary values base64.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
-from dagster_adjunct.resources.lazy_modules import pa, pc, pt
+from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import build_lists, build_maps, length_array
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
@@ -61,19 +62,70 @@ class JsonMisfit(ValueError):
         self.reason = reason
 
 
-def has_maps(type_: Type) -> bool:
-    """Whether a type is or has a map, which Arrow's parser can't read."""
-    return any(isinstance(part, Map) for _, part in nested_types(type_))
+_MOST_KEYS = 256
+_NULL = re.compile(rb":\s*null")
 
 
-def parsed_type(type_: Type) -> pa.DataType:
-    """Return the Arrow type with which values of this type, which has no maps, are parsed: none is
-    changed while it is parsed.
+class MapKeys:
+    """The keys of the maps in a file so far, by the path of the map: Arrow's parser reads objects
+    only as structs with known members.
+    """
+
+    def __init__(self, types: Iterable[Type]) -> None:
+        parts = chain.from_iterable(map(nested_types, types))
+        self.has_maps = any(isinstance(part, Map) for _, part in parts)
+        self.too_many = False
+        """Whether a map has so many keys that structs do not pay off."""
+        self._of_path: dict[str, set[str]] = {}
+
+    def at(self, path: str) -> list[str]:
+        """Return the keys of the map at this path, in the order of entries."""
+        return sorted(self._of_path.get(path, ()), key=str.encode)
+
+    def learn(self, type_: Type, parsed: pa.DataType, path: str) -> None:
+        """Add the keys in a type that Arrow has inferred from values of a type."""
+        if isinstance(type_, Array):
+            if pt.is_list(parsed):
+                self.learn(type_.element, parsed.value_type, f"{path}[]")
+        elif pt.is_struct(parsed) and isinstance(type_, Struct):
+            for field in parsed:
+                member = type_.member(field.name)
+                if member is not None:
+                    self.learn(member.type, field.type, f"{path}.{field.name}")
+        elif pt.is_struct(parsed) and isinstance(type_, Map):
+            known = self._of_path.setdefault(path, set())
+            for field in parsed:
+                known.add(field.name)
+                self.learn(type_.value, field.type, f"{path}[*]")
+            self.too_many = self.too_many or len(known) > _MOST_KEYS
+
+    def may_be_null(self, block: bytes) -> bool:
+        """Whether an entry of a map in these lines may be null: then a struct does not tell
+        whether it has the entry.
+        """
+        if not self.has_maps or not _NULL.search(block):
+            return False
+        keys = {key.encode() for keys in self._of_path.values() for key in keys}
+        named = b"|".join(map(re.escape, keys))
+        # A key may also be written with escapes.
+        nulls = rb'"(?:' + named + rb')"\s*:\s*null|\\.(?:[^"\\]|\\.)*"\s*:\s*null'
+        return re.search(nulls, block) is not None
+
+
+def parsed_type(type_: Type, keys: MapKeys, path: str) -> pa.DataType:
+    """Return the Arrow type with which values of this type are parsed: none is changed while it is
+    parsed. Maps are structs of the known `keys`; `path` is that of the values.
     """
     if isinstance(type_, Array):
-        return pa.list_(parsed_type(type_.element))
+        return pa.list_(parsed_type(type_.element, keys, f"{path}[]"))
     if isinstance(type_, Struct):
-        return pa.struct([(member.name, parsed_type(member.type)) for member in type_.members])
+        members = []
+        for member in type_.members:
+            members.append((member.name, parsed_type(member.type, keys, f"{path}.{member.name}")))
+        return pa.struct(members)
+    if isinstance(type_, Map):
+        value = parsed_type(type_.value, keys, f"{path}[*]")
+        return pa.struct([(key, value) for key in keys.at(path)])
     kind = str(type_)
     if kind in _TEXTS:
         return pa.string()
@@ -98,6 +150,8 @@ def convert_parsed(values: pa.Array, type_: Type) -> pa.Array:
             parts.append(convert_parsed(part, member.type))
         fields = list(arrow_type(str(type_)))
         return pa.StructArray.from_arrays(parts, fields=fields, mask=values.is_null())
+    if isinstance(type_, Map):
+        return _maps_from_structs(values, type_)
     kind = str(type_)
     if kind in _TEXTS:
         values.validate(full=True)  # the parser accepts strings that are not UTF-8
@@ -106,6 +160,23 @@ def convert_parsed(values: pa.Array, type_: Type) -> pa.Array:
         # A number that is too large.
         raise pa.ArrowInvalid("infinite")
     return values.cast(arrow_type(kind))
+
+
+def _maps_from_structs(values: pa.Array, type_: Map) -> pa.Array:
+    """Return structs whose members are the keys, sorted, as maps of those that are not null."""
+    names = [field.name for field in values.type]
+    parts = [convert_parsed(part, type_.value) for part in values.flatten()]
+    if not parts:
+        lengths = pc.if_else(values.is_valid(), 0, pa.scalar(None, pa.int32()))
+        return build_maps(
+            lengths, pa.nulls(0, pa.string()), pa.nulls(0, arrow_type(str(type_.value)))
+        )
+    there = np.stack([np.asarray(part.is_valid()) for part in parts], axis=1)
+    rows, places = np.nonzero(there)
+    items = pa.concat_arrays(parts).take(pa.array(places * len(values) + rows))
+    keys = pa.array(names, pa.string()).take(pa.array(places))
+    lengths = pa.array(there.sum(axis=1, dtype=np.int32), mask=np.asarray(values.is_null()))
+    return build_maps(lengths, keys, items)
 
 
 def column_from_json(values: Sequence[Any], type_: Type) -> pa.Array:
