@@ -562,9 +562,9 @@ def _parse_lines(
             columns.append(column_from_json(values, parse_type(field.type)))
         except JsonMisfit as misfit:
             at = numbers[misfit.row]
-            described = describe_column(field)
-            if misfit.path:
-                described = f"{field.name + misfit.path!r} of the {described}"
+            described = f"column {field.name + misfit.path!r}"
+            if misfit.kind:
+                described += f" is declared {misfit.kind}"
             problem = f"{where}, line {at}: {described}: {misfit.reason}."
             raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=at) from misfit
     return pa.table(columns, schema=schema.to_arrow())

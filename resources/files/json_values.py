@@ -51,15 +51,21 @@ _MEMBERS: dict[str, tuple[type, ...]] = {
 
 
 class JsonMisfit(ValueError):
-    """A JSON value is not of its declared type: its row (from 0), the path to it from the value
-    of the column, and the reason, which shows it.
+    """A JSON value is not of its declared type, whose text is `kind`: its row (from 0), the path
+    to it from the value of the column, and the reason, which shows it. Without `kind`, nothing is
+    declared there.
     """
 
-    def __init__(self, row: int, path: str, reason: str) -> None:
+    def __init__(self, row: int, path: str, kind: str, reason: str) -> None:
         super().__init__(reason)
         self.row = row
         self.path = path
+        self.kind = kind
         self.reason = reason
+
+    def within(self, step: str, row: int) -> JsonMisfit:
+        """Return the misfit as that of the value of this row, of which it is a part."""
+        return JsonMisfit(row, step + self.path, self.kind, self.reason)
 
 
 _MOST_KEYS = 256
@@ -186,16 +192,16 @@ def column_from_json(values: Sequence[Any], type_: Type) -> pa.Array:
     for a field that it does not declare.
     """
     if isinstance(type_, Array):
-        _check_kinds(values, (list,))
+        _check_kinds(values, (list,), type_)
         elements = _column_within("[]", values, type_.element, lambda value: value)
         return build_lists(length_array(values), elements, arrow_type(str(type_)))
     if isinstance(type_, Map):
-        _check_kinds(values, (dict,))
+        _check_kinds(values, (dict,), type_)
         items = _column_within("[*]", values, type_.value, lambda value: value.values())
         keys = list(chain.from_iterable(filter(None, values)))
         for row, value in enumerate(values):
             if value and not all(map(_is_unicode, value)):
-                raise JsonMisfit(row, "", "a key has half of a surrogate pair")
+                raise JsonMisfit(row, "", str(type_), "a key has half of a surrogate pair")
         return build_maps(length_array(values), pa.array(keys, pa.string()), items)
     if isinstance(type_, Struct):
         return _struct_column(values, type_)
@@ -203,7 +209,7 @@ def column_from_json(values: Sequence[Any], type_: Type) -> pa.Array:
     try:
         return convert_texts(texts, type_.name)
     except TextMisfit as misfit:
-        raise JsonMisfit(misfit.row, "", misfit.reason) from misfit
+        raise JsonMisfit(misfit.row, "", type_.name, misfit.reason) from misfit
 
 
 def _column_within(
@@ -218,51 +224,50 @@ def _column_within(
     except JsonMisfit as misfit:
         ends = list(accumulate(len(value) if value else 0 for value in values))
         row = bisect_right(ends, misfit.row)
-        raise JsonMisfit(row, step + misfit.path, misfit.reason) from misfit
+        raise misfit.within(step, row) from misfit
 
 
 def _struct_column(values: Sequence[Any], type_: Struct) -> pa.Array:
-    _check_kinds(values, (dict,))
+    _check_kinds(values, (dict,), type_)
     declared = {member.name for member in type_.members}
     for row, value in enumerate(values):
         if value and not value.keys() <= declared:
             unknown = next(name for name in value if name not in declared)
             names = ", ".join(member.name for member in type_.members)
             reason = f"this field is not declared: expected {names}"
-            raise JsonMisfit(row, f".{write_name(unknown)}", reason)
+            raise JsonMisfit(row, f".{write_name(unknown)}", "", reason)
     parts = []
     for member in type_.members:
         inner = [None if value is None else value.get(member.name) for value in values]
         try:
             parts.append(column_from_json(inner, member.type))
         except JsonMisfit as misfit:
-            path = f".{write_name(member.name)}{misfit.path}"
-            raise JsonMisfit(misfit.row, path, misfit.reason) from misfit
+            raise misfit.within(f".{write_name(member.name)}", misfit.row) from misfit
     fields = list(arrow_type(str(type_)))
     missing = pa.array([value is None for value in values], pa.bool_())
     return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
 
 
-def _check_kinds(values: Sequence[Any], expected: tuple[type, ...]) -> None:
+def _check_kinds(values: Sequence[Any], expected: tuple[type, ...], type_: Type) -> None:
     for row, value in enumerate(values):
         if value is not None and type(value) not in expected:
             found = f"the number {value}" if type(value) is Number else JSON_KINDS[type(value)]
             kinds = " or ".join(JSON_KINDS[kind] for kind in expected)
-            raise JsonMisfit(row, "", f"it is {found}, expected {kinds}")
+            raise JsonMisfit(row, "", str(type_), f"it is {found}, expected {kinds}")
 
 
 def _member_texts(values: Sequence[Any], type_: Simple) -> pa.Array:
     """Return the texts of simple values for `convert_texts`. Raises JsonMisfit for another kind
     of JSON value.
     """
-    _check_kinds(values, _MEMBERS[type_.name.partition("(")[0]])
+    _check_kinds(values, _MEMBERS[type_.name.partition("(")[0]], type_)
     texts: list[str | None] = []
     for row, value in enumerate(values):
         text = None
         if value is not None:
             text = str(value)
         if text is not None and not _is_unicode(text):
-            raise JsonMisfit(row, "", "the text has half of a surrogate pair")
+            raise JsonMisfit(row, "", type_.name, "the text has half of a surrogate pair")
         texts.append(text)
     return pa.array(texts, pa.string())
 

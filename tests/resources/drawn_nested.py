@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 from hypothesis import strategies as st
@@ -21,6 +21,7 @@ from dagster_adjunct.resources.schemas.types import (
 )
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=4)
+_EXACT = Context(prec=60)
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _TIMES = st.datetimes(
     dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30), timezones=st.just(dt.UTC)
@@ -73,7 +74,7 @@ def _simple_values(kind: str) -> st.SearchStrategy[Any]:
     digits = decimal_digits(kind)
     if digits is not None:
         bound = 10 ** digits[0] - 1
-        return st.integers(-bound, bound).map(lambda number: Decimal(number).scaleb(-digits[1]))
+        return st.integers(-bound, bound).map(lambda number: Decimal(number).scaleb(-digits[1], _EXACT))
     return _VALUES[kind]
 
 

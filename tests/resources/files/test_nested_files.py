@@ -104,24 +104,29 @@ def test_drawn_rows_of_json_lines_are_read_as_they_are(
 
 @pytest.mark.lengthy
 @settings(max_examples=40, deadline=None)
-@given(schemas_with_rows(), st.booleans())
+@given(schemas_with_rows())
 def test_drawn_rows_of_parquet_are_read_as_they_are(
-    drawn: tuple[Schema, list[dict[str, Any]]], int96: bool
+    drawn: tuple[Schema, list[dict[str, Any]]],
 ) -> None:
     schema, rows = drawn
     table = fit_to_schema(to_arrow_table(rows, "rows", schema), schema, "rows")
-    if int96 and "timestamp" in schema.ddl().lower():
-        rows = [row for row in rows if "1969" not in repr(row)]
-        int96 = _fits_int96(rows)
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "a.parquet"
-        pq.write_table(table, path, use_deprecated_int96_timestamps=int96, store_schema=not int96)
-        assert read(Path(folder), "parquet", schema) == stored(drawn[1])
+        pq.write_table(table, Path(folder) / "a.parquet")
+        assert read(Path(folder), "parquet", schema) == stored(rows)
 
 
-def _fits_int96(rows: list[dict[str, Any]]) -> bool:
-    """Whether all times are in the years that Arrow writes as INT96 without an overflow."""
-    return "datetime.datetime(" not in repr(rows) or "datetime.datetime(2026" in repr(rows)
+def test_times_of_parquet_as_int96_are_utc_at_every_depth(tmp_path: Path) -> None:
+    schema = Schema.of(
+        a="array<struct<n:int,at:timestamp>>", m="map<string,timestamp>", t="timestamp"
+    )
+    rows = [
+        {"a": [{"n": 1, "at": NOON}, None], "m": {"x": NOON}, "t": NOON},
+        dict.fromkeys(schema.names),
+    ]
+    table = fit_to_schema(to_arrow_table(rows, "rows", schema), schema, "rows")
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True, store_schema=False)
+    assert read(tmp_path, "parquet", schema) == rows
 
 
 def test_nested_values_of_json_lines(tmp_path: Path) -> None:
