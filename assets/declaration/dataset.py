@@ -34,7 +34,7 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import CodeLine, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.files.formats import FileFormat
+from dagster_adjunct.resources.files.formats import FileFormat, check_format
 from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame
@@ -88,6 +88,7 @@ class FileSource:
                 argument="url",
             )
         check_folder_url(self.url)
+        check_format(self.schema, self.format, f"FileSource of {self.url}")
         if not self.complete or "/" in self.complete:
             raise argument_error(
                 f"FileSource has complete={self.complete!r}",

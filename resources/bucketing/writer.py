@@ -43,7 +43,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.arrow_values import cast_values
+from dagster_adjunct.resources.schemas.arrow_values import as_lists, cast_values
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.types import has_maps, is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
@@ -590,7 +590,7 @@ def describe_record(
 
 def _repetitive_columns(rows: pa.Table) -> list[str]:
     """Return the columns whose values repeat in a sample of the rows, for which a dictionary pays
-    off.
+    off; of nested columns, the Parquet paths of such parts.
 
     For other columns, building and then discarding the dictionary takes longer than writing the
     values.
@@ -598,13 +598,28 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
     places = np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64)
     sample = rows.take(places)
     repetitive = []
-    for name in rows.column_names:
-        if pt.is_nested(rows.schema.field(name).type):
-            continue
-        distinct = pc.count_distinct(sample.column(name), mode="all").as_py()
-        if name != ROW and distinct <= sample.num_rows / 2:
-            repetitive.append(name)
+    for name, column in zip(sample.column_names, sample.columns, strict=True):
+        for path, values in _parquet_leaves(name, column):
+            distinct = pc.count_distinct(values, mode="all").as_py()
+            if name != ROW and distinct <= len(values) / 2:
+                repetitive.append(path)
     return repetitive
+
+
+def _parquet_leaves(path: str, values: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the simple values within a column, each with its path in a Parquet file."""
+    kind = values.type
+    if not pt.is_nested(kind):
+        yield path, values
+    elif pt.is_struct(kind):
+        array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        for field, part in zip(kind, array.flatten(), strict=True):
+            yield from _parquet_leaves(f"{path}.{field.name}", part)
+    else:
+        array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        elements = pc.list_flatten(as_lists(array))
+        step = "key_value" if pt.is_map(kind) else "list.element"
+        yield from _parquet_leaves(f"{path}.{step}", elements)
 
 
 def _footer_bytes(file: BinaryIO, size: int) -> bytes:
