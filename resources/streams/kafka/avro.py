@@ -106,7 +106,6 @@ def _without_null(declared: Any) -> Any:
         others = [branch for branch in declared if branch != "null"]
         if len(others) == 1:
             return others[0]
-        return declared
     return declared
 
 
@@ -243,18 +242,17 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
             ) from error
     values: list[Any] = column.to_pylist()
     parse: Callable[[str], Any]
-    if logical in _TIMES and avro_column_type(declared) == "string":
-        parse = partial(_parse_time, logical)
-    elif is_json_column(declared):
+    if is_json_column(declared):
+        form = "JSON of its Avro type"
         parse = lambda text: _value_from_json(json.loads(text), declared)  # noqa: E731
+    elif logical in _TIMES and avro_column_type(declared) == "string":
+        form = f"an ISO {logical}"
+        parse = _PARSERS[logical]
     else:
         return values
     try:
         return [None if value is None else parse(value) for value in values]
-    except (*formats.CONVERSION_ERRORS, AttributeError) as error:
-        form = "JSON of its Avro type"
-        if not is_json_column(declared):
-            form = f"an ISO {logical}"
+    except _UNWRITABLE as error:
         reason = ""
         if isinstance(error, Unfit):
             reason = str(error)
@@ -272,18 +270,14 @@ def _value_from_json(value: Any, declared: Any) -> Any:
     name, logical = _type_and_logical(kind)
     if isinstance(kind, list) or (value is None and _is_nullable(declared)):
         return value
-    if logical == "decimal":
-        return Decimal(value)
-    if logical == "date":
-        return dt.date.fromisoformat(value)
-    if logical in _TIMES:
-        return _parse_time(logical, value)
+    if logical in _PARSERS:
+        return _PARSERS[logical](value)
     _check_json_type(value, name)
     if name == "record":
-        record = {}
-        for each in kind["fields"]:
-            record[each["name"]] = _value_from_json(value.get(each["name"]), each["type"])
-        return record
+        return {
+            each["name"]: _value_from_json(value.get(each["name"]), each["type"])
+            for each in kind["fields"]
+        }
     if name == "array":
         return [_value_from_json(item, kind["items"]) for item in value]
     if name == "map":
@@ -323,18 +317,16 @@ def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
     return value
 
 
+# By logical type, the function that parses its JSON value.
+_PARSERS: Mapping[str | None, Callable[[Any], Any]] = {
+    "decimal": Decimal,
+    "date": dt.date.fromisoformat,
+    **{logical: partial(_parse_time, logical) for logical in _TIMES},
+}
+# The errors of fastavro for values that do not match the schema.
+_UNWRITABLE = (*formats.CONVERSION_ERRORS, AttributeError)
 # The errors of fastavro for bytes that do not match the schema.
-_UNREADABLE = (
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    MemoryError,
-    AttributeError,
-    OSError,
-    RecursionError,
-)
+_UNREADABLE = (*_UNWRITABLE, EOFError, MemoryError, OSError, RecursionError)
 
 
 @validated
@@ -367,17 +359,11 @@ class Avro:
 
     def reader(self) -> FormatReader:
         declared = dict(avro_fields(self.schema))
-        converts = {
-            name: convert
-            for name, kind in declared.items()
-            if (convert := avro_converter(kind)) is not None
-        }
+        converts = {name: avro_converter(kind) for name, kind in declared.items()}
         mixed = [name for name, kind in declared.items() if is_json_column(kind)]
-        own = parse_avro_schema(self.schema)
+        read_one = _record_reader(parse_avro_schema(self.schema), None)
         if self.registry:
             read_one = _registry_reader(self.schema, self.registry)
-        else:
-            read_one = _record_reader(own, None)
 
         def parse(datum: bytes) -> dict[str, Any]:
             try:
@@ -407,24 +393,19 @@ class Avro:
         declared = avro_fields(self.schema)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            given = [convert_to_avro(column, kind, name, f"{what}: column {name!r}")
-                     for column, (name, kind) in zip(columns, declared, strict=True)]  # fmt: skip
-            names = [name for name, _ in declared]
+            given = {
+                name: convert_to_avro(column, kind, name, f"{what}: column {name!r}")
+                for column, (name, kind) in zip(columns, declared, strict=True)
+            }
             made: list[bytes] = []
-            for values in zip(*given, strict=True):
+            for values in zip(*given.values(), strict=True):
                 out = io.BytesIO()
                 out.write(head)
                 try:
                     schemaless_writer(
-                        out, schema, dict(zip(names, values, strict=True)), strict=True
+                        out, schema, dict(zip(given, values, strict=True)), strict=True
                     )
-                except (
-                    ValueError,
-                    TypeError,
-                    LookupError,
-                    ArithmeticError,
-                    AttributeError,
-                ) as error:
+                except _UNWRITABLE as error:
                     problem = (
                         f"{what}: a record does not fit its Avro schema ({type(error).__name__})."
                     )

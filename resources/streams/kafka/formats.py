@@ -280,7 +280,7 @@ hold.
 def row_reader(
     parse: Callable[[bytes], dict[str, Any]],
     schema: Schema,
-    converts: Mapping[str, Converter] | None = None,
+    converts: Mapping[str, Converter | None] | None = None,
 ) -> FormatReader:
     """Return a reader that parses each message by `parse`, and converts its values to the columns.
 
@@ -423,11 +423,8 @@ def _read_fast(
     if table.num_rows != len(messages):
         return None
     columns = [column.combine_chunks() for column in table.columns]
-    for each, column in zip(fields, columns, strict=True):
-        # Arrow reads a number just above the greatest double as infinity; it rejects larger ones.
-        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
-            return None
-        if _may_differ_by_case(messages, each.name, column):
+    for name, column in zip(table.column_names, columns, strict=True):
+        if _may_differ(messages, name, column):
             return None
     return columns
 
@@ -444,10 +441,13 @@ def _is_one_object_a_line(text: bytes, messages: Sequence[bytes]) -> bool:
     return all(message[:1] == b"{" and message[-1:] == b"}" for message in messages)
 
 
-def _may_differ_by_case(messages: Sequence[bytes], name: str, column: pa.Array) -> bool:
-    """Whether a message without a value in this field may have it under a name in another case."""
-    if not column.null_count:
-        return False
+def _may_differ(messages: Sequence[bytes], name: str, column: pa.Array) -> bool:
+    """Whether a value of this field is too large, or a message without one may have it under a name
+    in another case.
+    """
+    # Arrow reads a number just above the greatest double as infinity; it rejects larger ones.
+    if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+        return True
     quoted = f'"{name}"'.encode()
     lowered = quoted.lower()
     for row in pc.indices_nonzero(column.is_null()).to_pylist():

@@ -80,13 +80,9 @@ def message_indexes(descriptor: Any) -> tuple[int, ...]:
     contain it.
     """
     outer = descriptor.containing_type
-    siblings = list(
-        outer.nested_types if outer is not None else descriptor.file.message_types_by_name.values()
-    )
-    return (
-        *(message_indexes(outer) if outer is not None else ()),
-        [sibling.name for sibling in siblings].index(descriptor.name),
-    )
+    if outer is None:
+        return (list(descriptor.file.message_types_by_name).index(descriptor.name),)
+    return (*message_indexes(outer), list(outer.nested_types_by_name).index(descriptor.name))
 
 
 def protobuf_column_type(field: Any) -> str:
@@ -269,29 +265,20 @@ class Protobuf:
 
     def reader(self) -> FormatReader:
         message = self._message_class()
-        get = {}
-        for field in message.DESCRIPTOR.fields:
-            if not is_nested(field):
-                get[field.name] = field_getter(field)
-        nested = [field for field in message.DESCRIPTOR.fields if is_nested(field)]
-        numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
+        fields = message.DESCRIPTOR.fields
+        get = {field.name: field_getter(field) for field in fields if not is_nested(field)}
+        nested = [field for field in fields if is_nested(field)]
         indexes = message_indexes(message.DESCRIPTOR)
 
         def parse(datum: bytes) -> dict[str, Any]:
             from google.protobuf.message import DecodeError
-            from google.protobuf.unknown_fields import UnknownFieldSet
 
             try:
                 bare = datum
                 if self.registry is not None:
                     bare = _without_head(datum, self.registry, indexes)
                 made = message.FromString(bare)
-                for unknown in UnknownFieldSet(made):
-                    if unknown.field_number in numbers:
-                        raise Unfit(
-                            f"not {self.message}: field {numbers[unknown.field_number]!r} has"
-                            f" another type (wire type {unknown.wire_type})"
-                        )
+                _check_wire_types(made)
                 record = {name: value(made) for name, value in get.items()}
                 if nested:
                     return record | nested_json(made, nested, get)
@@ -334,6 +321,20 @@ class Protobuf:
 
     def describe(self) -> str:
         return f"Protobuf ({self.message})"
+
+
+def _check_wire_types(message: Any) -> None:
+    """Raise Unfit for a field that has another wire type than its declared one."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    declared = message.DESCRIPTOR
+    for unknown in UnknownFieldSet(message):
+        field = declared.fields_by_number.get(unknown.field_number)
+        if field is not None:
+            raise Unfit(
+                f"not {declared.full_name}: field {field.name!r} has another type (wire type"
+                f" {unknown.wire_type})"
+            )
 
 
 def _without_head(data: bytes, registry: SchemaRegistry, declared: tuple[int, ...]) -> bytes:
