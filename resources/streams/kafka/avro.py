@@ -35,6 +35,7 @@ from dagster_adjunct.resources.streams.kafka.columns import (
     check_cases,
     map_parts,
     split_parts,
+    with_nulls,
 )
 from dagster_adjunct.resources.streams.kafka.formats import FormatReader, FormatWriter
 from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
@@ -307,7 +308,7 @@ class AvroValues:
             parts = self._within("[*]").convert(entries, kind["values"])
             pairs = list(zip(keys.to_pylist(), parts, strict=True))
             made = list(map(dict, split_parts(values, pairs)))
-        return _with_nulls(made, values)
+        return with_nulls(made, values, None)
 
     def _convert_records(self, values: pa.Array, fields: Sequence[Any]) -> list[Any]:
         present = values.drop_null()
@@ -359,13 +360,6 @@ class AvroValues:
         if expected:
             problem = f"has a value that does not fit its Avro schema: expected {expected}"
             raise self._error(problem, "Correct the value, or declare another Avro type.")
-
-
-def _with_nulls(made: list[Any], values: pa.Array) -> list[Any]:
-    if not values.null_count:
-        return made
-    valid = values.is_valid().to_pylist()
-    return [one if kept else None for one, kept in zip(made, valid, strict=True)]
 
 
 def _value_from_json(value: Any, declared: Any) -> Any:

@@ -241,6 +241,14 @@ def split_parts(column: pa.Array, parts: Sequence[Any]) -> Iterator[Sequence[Any
         start += length
 
 
+def with_nulls(made: list[Any], column: pa.Array, null: Any) -> list[Any]:
+    """Return what was made of the values of a column, with `null` for each null."""
+    if not column.null_count:
+        return made
+    valid = column.is_valid().to_pylist()
+    return [one if kept else null for one, kept in zip(made, valid, strict=True)]
+
+
 def check_cases(sent: Collection[str], declared: Sequence[str]) -> None:
     """Raise Unfit for a declared field that is missing in a message while another one differs
     from it by case only.

@@ -39,6 +39,7 @@ from dagster_adjunct.resources.streams.kafka.columns import (
     map_parts,
     simple_types,
     split_parts,
+    with_nulls,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -451,7 +452,8 @@ class Json:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             named = []
             for column, each, head in zip(columns, fields, heads, strict=True):
-                texts = _json_texts(column, each, what, self.timestamps)
+                type_ = parse_type(each.type)
+                texts = _json_texts(column, type_, what, each.name, self.timestamps)
                 named.append([head + text for text in texts])
             return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]
 
@@ -468,38 +470,36 @@ def _reject_constant(text: str) -> Any:
 _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
-    """Return the values of a column as JSON texts; those of maps are objects."""
-    return _typed_json_texts(column, parse_type(field.type), what, field.name, timestamps)
-
-
-def _typed_json_texts(
+def _json_texts(
     column: pa.Array, type_: Type, what: str, path: str, timestamps: str | None
 ) -> list[str]:
+    """Return values as JSON texts, of maps as objects; `path` names their place in errors."""
     if isinstance(type_, Simple):
         return _simple_json_texts(column, type_.name, what, path, timestamps)
     if isinstance(type_, Struct):
-        members = []
-        for member, values in zip(type_.members, column.flatten(), strict=True):
-            head = _quote(member.name) + ":"
-            inner = f"{path}.{write_name(member.name)}"
-            texts = _typed_json_texts(values, member.type, what, inner, timestamps)
-            members.append([head + text for text in texts])
-        texts = ["{" + ",".join(row) + "}" for row in zip(*members, strict=True)]
+        texts = _struct_json_texts(column, type_, what, path, timestamps)
     elif isinstance(type_, Array):
         elements = pc.list_flatten(column)
-        parts = _typed_json_texts(elements, type_.element, what, f"{path}[]", timestamps)
+        parts = _json_texts(elements, type_.element, what, f"{path}[]", timestamps)
         texts = [f"[{','.join(row)}]" for row in split_parts(column, parts)]
     else:
         keys, values = map_parts(column)
-        parts = _typed_json_texts(values, type_.value, what, f"{path}[*]", timestamps)
-        heads = map(_quote, keys.to_pylist())
-        parts = [f"{head}:{text}" for head, text in zip(heads, parts, strict=True)]
-        texts = ["{" + ",".join(row) + "}" for row in split_parts(column, parts)]
-    if column.null_count:
-        valid = column.is_valid().to_pylist()
-        texts = [text if kept else "null" for text, kept in zip(texts, valid, strict=True)]
-    return texts
+        parts = _json_texts(values, type_.value, what, f"{path}[*]", timestamps)
+        entries = list(map("{}:{}".format, map(_quote, keys.to_pylist()), parts))
+        texts = ["{" + ",".join(row) + "}" for row in split_parts(column, entries)]
+    return with_nulls(texts, column, "null")
+
+
+def _struct_json_texts(
+    column: pa.Array, type_: Struct, what: str, path: str, timestamps: str | None
+) -> list[str]:
+    members = []
+    for member, values in zip(type_.members, column.flatten(), strict=True):
+        head = _quote(member.name) + ":"
+        inner = f"{path}.{write_name(member.name)}"
+        texts = _json_texts(values, member.type, what, inner, timestamps)
+        members.append([head + text for text in texts])
+    return ["{" + ",".join(row) + "}" for row in zip(*members, strict=True)]
 
 
 def _simple_json_texts(

@@ -445,18 +445,7 @@ class Protobuf:
         fields = list(message.DESCRIPTOR.fields)
         within = frozenset({message.DESCRIPTOR.full_name})
         writers = [FieldWriter(what, field.name, field.name, within) for field in fields]
-        head = b""
-        if self.registry is not None:
-            subject = self.subject or subject
-            registered = self.registry.latest(subject)
-            if registered.kind != "PROTOBUF":
-                problem = (
-                    f"{what}: the registry's subject {subject!r} is {registered.kind}, not"
-                    " Protobuf."
-                )
-                raise SchemaMismatchError(problem, "Correct the subject.", url=self.registry.url)
-            head = schema_registry.encode_schema_id(registered.id)
-            head += schema_registry.encode_message_indexes(message_indexes(message.DESCRIPTOR))
+        head = self._head(what, self.subject or subject)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             given = [column.to_pylist(maps_as_pydicts="strict") for column in columns]
@@ -470,6 +459,22 @@ class Protobuf:
             return made
 
         return write
+
+    def _head(self, what: str, subject: str) -> bytes:
+        """Return what messages begin with: nothing, or with a registry the id of the schema under
+        this subject.
+        """
+        if self.registry is None:
+            return b""
+        registered = self.registry.latest(subject)
+        if registered.kind != "PROTOBUF":
+            problem = (
+                f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf."
+            )
+            raise SchemaMismatchError(problem, "Correct the subject.", url=self.registry.url)
+        indexes = message_indexes(self._message_class().DESCRIPTOR)
+        head = schema_registry.encode_schema_id(registered.id)
+        return head + schema_registry.encode_message_indexes(indexes)
 
     def describe(self) -> str:
         return f"Protobuf ({self.message})"

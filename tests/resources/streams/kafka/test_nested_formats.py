@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pyarrow as pa
@@ -18,9 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.avro import Avro
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.formats import Json
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
 from dagster_adjunct.resources.streams.kafka.record_formats import (
@@ -28,7 +31,14 @@ from dagster_adjunct.resources.streams.kafka.record_formats import (
     create_decoder,
     encode_table,
 )
+from dagster_adjunct.resources.streams.kafka.schema_registry import RegisteredSchema, SchemaRegistry
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
+from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.resources.streams.kafka.messages import STREAM, avro_schema, batch_of
+from tests.servers.kafka import KafkaServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ORDERS = Schema.of(
     id="bigint",
@@ -408,6 +418,58 @@ def test_a_null_record_needs_no_values_for_its_fields() -> None:
     assert read(topic, *write(topic, *rows)) == rows
 
 
+class KnownSchemas(SchemaRegistry):
+    """A registry that has one schema, with the id 7, and needs no server."""
+
+    text = ""
+
+    def schema(self, number: int) -> RegisteredSchema:
+        assert number == 7
+        return RegisteredSchema(7, "AVRO", self.text)
+
+
+def _with_writer(schema: str) -> SchemaRegistry:
+    registry = KnownSchemas("http://localhost:1")
+    object.__setattr__(registry, "text", schema)
+    return registry
+
+
+def _plane(*fields: tuple[str, Any, Any]) -> dict[str, Any]:
+    """Return a record type whose fields have a default unless it is `...`."""
+    made = []
+    for name, kind, default in fields:
+        made.append({"name": name, "type": kind})
+        if default is not ...:
+            made[-1]["default"] = default
+    return {"type": "record", "name": "Plane", "fields": made}
+
+
+def test_nested_records_are_resolved_from_their_writers_schema() -> None:
+    writer = avro_schema(
+        ("planes", {"type": "map", "values": _plane(("seats", "int", ...), ("old", "int", ...),
+                                                    ("tail", "string", ...))}),
+    )  # fmt: skip
+    seats = ["null", "long"]
+    reader = avro_schema(
+        ("planes", {"type": "map", "values": _plane(("tail", "string", ...), ("seats", seats, ...),
+                                                    ("tags", {"type": "array", "items": "string"},
+                                                     ["new"]))}),
+    )  # fmt: skip
+    topic = KafkaTopic(value=Avro(reader, registry=_with_writer(writer)))
+    sent = {"planes": {"a": {"seats": 3, "old": 1, "tail": "N1"}}}
+    message = b"\0\0\0\0\7" + as_avro(writer, sent)
+    assert read(topic, message) == [{"planes": {"a": {"tail": "N1", "seats": 3, "tags": ["new"]}}}]
+
+
+def test_a_field_of_a_nested_record_in_another_case_is_malformed() -> None:
+    writer = avro_schema(("plane", ["null", _plane(("Seats", "int", ...))]))
+    reader = avro_schema(("plane", ["null", _plane(("seats", "int", 0))]))
+    topic = KafkaTopic(value=Avro(reader, registry=_with_writer(writer)))
+    message = b"\0\0\0\0\7" + as_avro(writer, {"plane": {"Seats": 3}})
+    with pytest.raises(SchemaMismatchError, match="no field 'seats', but 'Seats' in another case"):
+        read(topic, message)
+
+
 # -- Protobuf
 
 
@@ -639,3 +701,40 @@ def test_a_nested_value_that_protobuf_can_not_hold_is_refused_by_its_path(
 def test_a_nested_protobuf_field_of_another_type_is_malformed() -> None:
     wrong = b"\x12\x02\x08\x01"  # address: the number 1 in place of its city
     assert "not shop.Address: field 'city' has another type" in refusal(PROTOBUF, wrong)
+
+
+# -- through Spark and a real broker
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.parametrize("form", ["json", "avro", "protobuf"])
+def test_nested_columns_go_through_spark_and_a_broker(
+    spark: SparkSession, kafka: KafkaServer, lake: Lake, form: str
+) -> None:
+    declared = {"json": JSON, "avro": AVRO, "protobuf": PROTOBUF}[form]
+    rows = [PROTO_ROW, PROTO_ROW | {"id": 8}] if form == "protobuf" else ROWS
+    topic = replace(declared, topic=kafka.new_topic(2))
+    streams = KafkaStreams(lake, KafkaSettings("kafka", kafka.bootstrap, topics={"orders": topic}))
+    schema = topic.schema()
+    table = fit_to_schema(to_arrow_table(rows, "rows", schema), schema, "rows")
+    streams.append("orders", table, producer="here", sequence=1)
+    ends = streams.upcoming(streams.partitions("orders"))
+    frame = streams.read(spark, {ssp: OffsetRange("0", end) for ssp, end in ends.items()})
+    frame = frame.select(*schema.names)
+    assert Schema.from_spark(frame.schema) == schema
+    assert found(frame.toArrow()) == rows
+    changed = frame.withColumn("id", F.col("id") + 100)
+    streams.append("orders", changed, producer="there", sequence=1)
+    later = {
+        ssp: OffsetRange(ends[ssp], end)
+        for ssp, end in streams.upcoming(streams.partitions("orders")).items()
+    }
+    moved = [row | {"id": row["id"] + 100} for row in rows]
+    assert found(streams.read(spark, later).select(*schema.names).toArrow()) == moved
+
+
+def found(records: pa.Table) -> list[dict[str, Any]]:
+    """Return the records in the order of their ids."""
+    rows = records.to_pylist(maps_as_pydicts="strict")
+    return sorted(rows, key=lambda row: row["id"])
