@@ -15,6 +15,17 @@ from uuid import UUID
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.schemas.parsed_columns import (
+    CONVERSION_ERRORS,
+    Converter,
+    Converters,
+    Rewrite,
+    Unfit,
+    check_cases,
+    map_parts,
+    split_parts,
+    with_nulls,
+)
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -26,17 +37,6 @@ from dagster_adjunct.resources.schemas.types import (
     write_name,
 )
 from dagster_adjunct.resources.streams.kafka import formats, schema_registry
-from dagster_adjunct.resources.streams.kafka.columns import (
-    CONVERSION_ERRORS,
-    Converter,
-    Converters,
-    Rewrite,
-    Unfit,
-    check_cases,
-    map_parts,
-    split_parts,
-    with_nulls,
-)
 from dagster_adjunct.resources.streams.kafka.formats import FormatReader, FormatWriter
 from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
 from dagster_adjunct.resources.validation import validated

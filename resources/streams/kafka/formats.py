@@ -19,6 +19,20 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.arrow_files import read_json_lines
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.parsed_columns import (
+    Converter,
+    Converters,
+    RowProblems,
+    Unfit,
+    build_column,
+    check_cases,
+    describe_value,
+    has_decimals,
+    map_parts,
+    simple_types,
+    split_parts,
+    with_nulls,
+)
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -27,19 +41,6 @@ from dagster_adjunct.resources.schemas.types import (
     Type,
     parse_type,
     write_name,
-)
-from dagster_adjunct.resources.streams.kafka.columns import (
-    Converter,
-    Converters,
-    RowProblems,
-    Unfit,
-    build_column,
-    check_cases,
-    describe_value,
-    map_parts,
-    simple_types,
-    split_parts,
-    with_nulls,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -407,7 +408,7 @@ class Json:
         converters = {
             field.name: json_converters(field, self.timestamps) for field in schema.fields
         }
-        exact = any("decimal" in field.type for field in schema.fields)
+        exact = any(map(has_decimals, schema.fields))
         named = dict(self.names)
         decode = json.JSONDecoder(
             parse_constant=_reject_constant, parse_float=Decimal if exact else float

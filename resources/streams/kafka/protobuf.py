@@ -14,6 +14,7 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.schemas.parsed_columns import Unfit
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -25,7 +26,6 @@ from dagster_adjunct.resources.schemas.types import (
     write_name,
 )
 from dagster_adjunct.resources.streams.kafka import formats, schema_registry
-from dagster_adjunct.resources.streams.kafka.columns import Unfit
 from dagster_adjunct.resources.streams.kafka.formats import FAIL, FormatReader, FormatWriter
 from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
 from dagster_adjunct.resources.validation import validated

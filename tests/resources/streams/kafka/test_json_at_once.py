@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_adjunct.resources.schemas.parsed_columns import Unfit
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.columns import Unfit
 from dagster_adjunct.resources.streams.kafka.formats import (
     Json,
     fast_json_reader,

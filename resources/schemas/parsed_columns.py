@@ -19,6 +19,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    decimal_digits,
     nested_types,
     parse_type,
     write_name,
@@ -65,8 +66,27 @@ def simple_types(field: Field) -> dict[str, str]:
     return {path: type_.name for path, type_ in parts if isinstance(type_, Simple)}
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How values are read: how reasons describe them, and what parses a text in the place of an
+    array, a map or a struct (None: it does not fit).
+    """
+
+    describe: Callable[[object], str]
+    parse_text: Converter | None = None
+
+
+def has_decimals(field: Field) -> bool:
+    """Whether a column has decimals, at any depth."""
+    return any(decimal_digits(kind) for kind in simple_types(field).values())
+
+
 def build_column(
-    values: list[Any], field: Field, converters: Converters, problems: RowProblems
+    values: list[Any],
+    field: Field,
+    converters: Converters,
+    problems: RowProblems,
+    reading: Reading | None = None,
 ) -> pa.Array:
     """Return a column of these values: of dictionaries for structs and maps, lists for arrays. A
     value that does not fit becomes null, and `problems` gets the reason.
@@ -74,7 +94,9 @@ def build_column(
     A converter is applied to each simple value other than None, unless Arrow converts them all
     exactly (_ARROW_TYPES); without it, only Arrow converts.
     """
-    return _build(values, parse_type(field.type), _Place(field.name, "", converters), problems)
+    reading = reading or Reading(describe_value)
+    place = _Place(field.name, "", converters, reading)
+    return _build(values, parse_type(field.type), place, problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +106,7 @@ class _Place:
     column: str
     path: str
     converters: Converters
+    reading: Reading
 
     def within(self, step: str) -> _Place:
         return replace(self, path=self.path + step)
@@ -93,7 +116,7 @@ class _Place:
 
     def reason(self, value: object, type_: Type, detail: str = "") -> str:
         """Return why a value is not one of this type."""
-        return f"{self} is {describe_value(value)}, declared {type_}{detail}"
+        return f"{self} is {self.reading.describe(value)}, declared {type_}{detail}"
 
 
 def _build(values: list[Any], type_: Type, place: _Place, problems: RowProblems) -> pa.Array:
@@ -119,12 +142,16 @@ def _only(
 ) -> list[Any]:
     """Return the values, with None and a problem for each that is not of this Python type."""
     kept = []
+    parse_text = place.reading.parse_text
     for row, value in enumerate(values):
-        if value is None or isinstance(value, kind):
-            kept.append(value)
-        else:
+        parsed = value
+        if parse_text is not None and isinstance(value, str):
+            with suppress(*CONVERSION_ERRORS, RecursionError):
+                parsed = parse_text(value)
+        if parsed is not None and not isinstance(parsed, kind):
             problems.setdefault(row, place.reason(value, type_))
-            kept.append(None)
+            parsed = None
+        kept.append(parsed)
     return kept
 
 
