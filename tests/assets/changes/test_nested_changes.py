@@ -22,7 +22,7 @@ from dagster_adjunct.assets.declaration.nested_envelope_values import (
 )
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, resolve_session
 from tests.assets.changes.changing import changes_of, dataset, decoded, envelopes, problems, rows_of
 from tests.assets.conftest import World
 
@@ -194,7 +194,7 @@ def decode_either(world: World, form: Any, records: pa.Table, schema: Schema) ->
     records = records.append_column("__tombstone", pa.array([False] * records.num_rows))
     if world.spark is IN_PROCESS:
         return form.decode_arrow(records, schema).to_pylist(maps_as_pydicts="strict")
-    frame = world.spark.createDataFrame(records)
+    frame = resolve_session(world.spark).createDataFrame(records)
     changes = form.decode(frame, schema, "t", key=("id",), order_by=(), comparable=True)
     return [row.asDict(recursive=True) for row in changes.collect()]
 
