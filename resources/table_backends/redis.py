@@ -64,6 +64,8 @@ from dagster_adjunct.resources.tables.functions import (
     record_not_found_error,
 )
 from dagster_adjunct.resources.tables.operation import (
+    STORE_CAPABILITIES,
+    Capabilities,
     Changes,
     Conditions,
     Operation,
@@ -318,6 +320,8 @@ class RedisCodec(RowCodec):
     A checked value, as `RowCodec` calls it, is the text (bytes) that Redis stores.
     """
 
+    changes_inside = False
+
     def __init__(
         self,
         label: str,
@@ -406,7 +410,7 @@ class RedisCodec(RowCodec):
             for (name, decode), text in zip(self._decoders, answer[len(key) + 1 :], strict=True):
                 if text is not None:
                     record[name] = None if text == NULL else decode(text)
-        except (ValueError, ArithmeticError) as error:
+        except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise errors.SchemaMismatchError(
                 f"{self.table}: the record {self.name(key)!r} has {text!r} as its {name}, which is"
                 f" not a valid {self.columns[name].type}.",
@@ -668,6 +672,10 @@ class RedisTable(StoreTable):
     def __repr__(self) -> str:
         where = f"url_env={self.url_env!r}" if self.url is None else f"url={self.url!r}"
         return f"RedisTable({self.prefix!r}, key={self.key}, {where})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(STORE_CAPABILITIES, inside=False)
 
     async def open(self) -> None:
         import_package(self._label, "redis.asyncio", "redis", table=self._label)

@@ -57,12 +57,20 @@ from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
+from dagster_adjunct.resources.schemas.types import Type
 from dagster_adjunct.resources.table_backends.columns import (
     Column,
     Kind,
     decimal_writer,
     integer_bits,
+    nested_form,
     number_bounds,
+)
+from dagster_adjunct.resources.table_backends.nested_values import (
+    json_reader,
+    json_writer,
+    read_json,
+    write_json,
 )
 from dagster_adjunct.resources.tables.operation import OperationKind
 
@@ -93,16 +101,37 @@ def to_redis_column(column: Column) -> RedisColumn:
         return RedisColumn(b"%d".__mod__, int, "n", b"%d" % (-most - 1), b"%d" % most)
     if column.kind is Kind.DECIMAL:
         return _decimal_column(column)
+    tree = nested_form(column)
+    if tree is not None:
+        return _nested_column(tree)
     if column.kind is Kind.LIST:
         assert column.element is not None
         return _list_column(column.element)
     return _COLUMNS[column.kind]
 
 
+def _nested_column(tree: Type) -> RedisColumn:
+    to_json = json_writer(tree)
+    from_json = json_reader(tree)
+    return RedisColumn(
+        lambda value: write_json(to_json(value)).encode(),
+        lambda text: from_json(read_json(text)),
+        "-",
+    )
+
+
+def _read_list(text: bytes) -> list[Any]:
+    """Return the list that a JSON text holds; ValueError for other JSON."""
+    values = json.loads(text)
+    if not isinstance(values, list):
+        raise ValueError("it holds no list")
+    return values
+
+
 def _list_column(element: Column) -> RedisColumn:
     """Return how lists are stored: as JSON, with values that JSON doesn't know as their texts."""
     if element.kind in (Kind.STRING, Kind.INTEGER, Kind.BOOLEAN):
-        return RedisColumn(_dump_json, lambda text: list(json.loads(text)), "-")
+        return RedisColumn(_dump_json, _read_list, "-")
     stored = to_redis_column(element)
 
     def decode(item: Any) -> Any:
@@ -114,7 +143,7 @@ def _list_column(element: Column) -> RedisColumn:
 
     return RedisColumn(
         lambda values: _dump_json(values, default=lambda item: stored.encode(item).decode()),
-        lambda text: list(map(decode, json.loads(text))),
+        lambda text: list(map(decode, _read_list(text))),
         "-",
     )
 
