@@ -120,7 +120,10 @@ def _nested_encoder(type_: Type) -> Callable[[Any], AttributeValue]:
     if isinstance(type_, Map):
         encode = _nested_encoder(type_.value)
         return lambda value: {
-            "M": {name: _NULL if item is None else encode(item) for name, item in value.items()}
+            "M": {
+                _member_name(name): _NULL if item is None else encode(item)
+                for name, item in value.items()
+            }
         }
     if isinstance(type_, Struct):
         encoders = {member.name: _nested_encoder(member.type) for member in type_.members}
@@ -206,7 +209,9 @@ def encode_any(value: Any, depth: int = 0) -> AttributeValue:
     if isinstance(value, list | tuple):
         return {"L": [encode_any(item, depth + 1) for item in value]}
     if isinstance(value, Mapping):
-        return {"M": {_text(name): encode_any(item, depth + 1) for name, item in value.items()}}
+        return {
+            "M": {_member_name(name): encode_any(item, depth + 1) for name, item in value.items()}
+        }
     raise TypeError("expected str, bool, int, float, Decimal, bytes, datetime, date, list or dict")
 
 
@@ -261,6 +266,12 @@ def _text(value: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected str as names in a map, found {value!r}")
     return check_encodable(value)
+
+
+def _member_name(name: str) -> str:
+    if name == "":
+        raise TypeError("DynamoDB takes no empty name in a map")
+    return _text(name)
 
 
 def _number_text(value: float | Decimal) -> str:
