@@ -591,10 +591,10 @@ def _fits(sent: Column, declared: Column) -> bool:
         return True
     if theirs is Kind.JSON:
         return _NEVER_IN_JSON.search(sent.type) is None
+    if theirs is Kind.NESTED:
+        return _is_partly_unknown(sent, declared) or not _mismatch_within(sent.type, declared)
     if sent.type.startswith("array<…"):  # an array whose element type is unknown
         return theirs is Kind.LIST
-    if declared.kind is Kind.NESTED:
-        return _is_partly_unknown(sent) or _mismatch_within(sent.type, declared) == ""
     if sent.element is not None and declared.element is not None:
         return _fits(sent.element, declared.element)
     if ours is Kind.OTHER:
@@ -605,9 +605,14 @@ def _fits(sent: Column, declared: Column) -> bool:
 _UNKNOWN_PART = re.compile(r"[<:,](?:void|null|…)|^(?:void|null)$")
 
 
-def _is_partly_unknown(sent: Column) -> bool:
-    """Whether the planner doesn't know all of a type: nulls fit every type."""
-    return sent.kind is Kind.OTHER and _UNKNOWN_PART.search(sent.type) is not None
+def _is_partly_unknown(sent: Column, declared: Column) -> bool:
+    """Whether a type may be that of a nested column, as the planner doesn't know all of it: nulls
+    fit every type.
+    """
+    if sent.kind is not Kind.OTHER or _UNKNOWN_PART.search(sent.type) is None:
+        return False
+    kind, brackets, _ = sent.type.partition("<")
+    return not brackets or declared.type.startswith(f"{kind}<")
 
 
 def _mismatch_within(sent: str, declared: Column) -> str:

@@ -33,9 +33,12 @@ tombstones stay (0: forever), and a column of the key. Then there are for each e
     "add", field, how to add ("n": by digits, "f": as doubles), number, least sum, greatest sum
     "append", field, greatest number of bytes, the items of a JSON list
     "merge", field, greatest number of bytes, count, name, value, … of a JSON object
+    "inside", field, greatest number of bytes, how to change ("set", or add as "n", "f", or "q", by
+        digits in quotes), count, the JSON of the names that lead to the value, …, the JSON of the
+        value or the number, least sum, greatest sum
     "remove", field
 
-where the last four, for an update, can occur several times. Counts are of single arguments.
+where the last five, for an update, can occur several times. Counts are of single arguments.
 
 Lua's numbers are doubles and its `<` on texts follows the server's locale. So numbers are compared
 and added by their digits, except floats, which are added as doubles, and texts are compared by
@@ -262,6 +265,50 @@ local function merged(field, text, from, to)
 end
 """
 
+INSIDE = r"""
+-- A JSON object in which the value at a path (`names` from `n`) is what `make` returns for the one
+-- that is there. An object on the way that is null or missing is created.
+local function inside(field, text, names, n, make)
+  local old, parts = nil, {}
+  if text and text ~= "null" then
+    local at = match(text, "^%s*{()")
+    if not at then refuse("column " .. field .. " holds no JSON object at " .. names[n]) end
+    at = match(text, "^%s*()", at)
+    while sub(text, at, at) == '"' do
+      local ended = behind(text, at)
+      local name = ended and sub(text, at, ended - 1)
+      local value = ended and match(text, "^%s*:%s*()", ended)
+      ended = value and behind(text, value)
+      if not ended then refuse("column " .. field .. " holds text that is not JSON") end
+      local known = sub(text, value, ended - 1)
+      if name == names[n] then old = known else parts[#parts + 1] = name .. ":" .. known end
+      at = match(text, "^%s*,?%s*()", ended)
+    end
+  end
+  if n == #names then old = make(old) else old = inside(field, old, names, n + 1, make) end
+  parts[#parts + 1] = names[n] .. ":" .. old
+  return "{" .. table.concat(parts, ",") .. "}"
+end
+"""
+
+# Adds to a number inside an object.
+_SUM_INSIDE = r"""
+local function sum_inside(field, how, number, least, most)
+  return function(old)
+    if old == "null" then old = nil end
+    if how == "q" then
+      local digits = old and match(old, '^"(.*)"$')
+      if old and not digits then refuse("column " .. field .. " holds no decimal to add to") end
+      return '"' .. added(field, digits, "n", number, least, most) .. '"'
+    end
+    local text = added(field, old, how, number, least, most)
+    if not match(text, "^-?%d") then refuse("column " .. field .. " would become " .. text) end
+    return text
+  end
+end
+"""
+_NO_SUM_INSIDE = "local sum_inside\n"
+
 
 DONE = 1
 SKIPPED = 2
@@ -283,7 +330,8 @@ def build_script(
 
     `compares` is how times are compared (`RedisColumn.compares`; "-" without `newest_by`). `marked`
     says that the entries have positions, `fenced` that the last arguments are the epoch of a run.
-    `changes` are those of "default", "add", "append", "merge" and "remove" that updates need.
+    `changes` are those of "default", "add", "append", "merge", "inside" and "remove" that updates
+    need; sums inside need "add", too.
     """
     timed = compares != "-"
     update = kind is OperationKind.UPDATE
@@ -302,8 +350,10 @@ def build_script(
         (_DOUBLES, compares == "f"),
         (f"local below = {_BELOW.get(compares)}\n", timed),
         (_SUM, "add" in changes),
-        (JSON, "merge" in changes),
-        (_WITHIN, bool({"append", "merge"} & changes)),
+        (JSON, bool({"merge", "inside"} & changes)),
+        (INSIDE, "inside" in changes),
+        (_SUM_INSIDE if "add" in changes else _NO_SUM_INSIDE, "inside" in changes),
+        (_WITHIN, bool({"append", "merge", "inside"} & changes)),
         (_SET, True),
         (_REMOVE_OTHERS, kind in _PUTS or "default" in changes),
         (_EXISTS, update or kind is OperationKind.PUT_IF_ABSENT),
@@ -514,7 +564,7 @@ _CHANGE = r"""
 -- Collect the fields that the changes at these places set, and those that they remove. Late changes
 -- only add numbers and append.
 local function change(at, to, current, fields, late)
-  local removed = {}
+  local removed, made = {}, {}
   while at <= to do
     local what, field, text = args[at], args[at + 1], nil
     if what == "add" then
@@ -532,6 +582,21 @@ local function change(at, to, current, fields, late)
       text = not late
         and within(field, merged(field, current(field) or "{}", at + 4, last), args[at + 2])
       at = last + 1
+    elseif what == "inside" then
+      local how, names = args[at + 3], {}
+      for i = 1, tonumber(args[at + 4]) do names[i] = args[at + 4 + i] end
+      local last = at + 5 + #names
+      local value, make = args[last], nil
+      if how ~= "set" then
+        make = sum_inside(field, how, value, args[last + 1], args[last + 2])
+      elseif not late then
+        make = function() return value end
+      end
+      if make then
+        text = inside(field, made[field] or current(field), names, 1, make)
+        made[field] = within(field, text, args[at + 2])
+      end
+      at = last + 3
     else
       if not late then removed[#removed + 1] = field end
       at = at + 2

@@ -93,7 +93,7 @@ def values_of(type_: Type) -> st.SearchStrategy:
     if isinstance(type_, Array):
         return st.lists(st.none() | values_of(type_.element), max_size=2)
     if isinstance(type_, Map):
-        names = st.sampled_from(["", "a", "a.b", "`", ODD, "ключ", "z"])
+        names = st.sampled_from(["a", "a.b", "`", ODD, "ключ", "z"])
         return st.dictionaries(names, st.none() | values_of(type_.value), max_size=2)
     if isinstance(type_, Struct):
         return st.fixed_dictionaries(
@@ -339,8 +339,7 @@ def updates(draw):
 @given(steps=updates())
 def test_every_sequence_of_updates_inside_does_what_plain_python_would(new_store, steps):
     async def body(store):
-        if not store.capabilities.inside:
-            pytest.skip("the store changes whole columns only")
+        assert store.capabilities.inside
         plain = PlainPaths()
         for kind, messages, (newest_by, idempotent) in steps:
             keeps = type(store) in MARKS_IN_THE_RECORD
