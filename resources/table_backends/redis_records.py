@@ -98,15 +98,15 @@ class RedisColumn:
 
 
 def to_redis_column(column: Column) -> RedisColumn:
-    """Return how values of a declared column are stored."""
+    """Return how values of a declared column, or inside one, are stored."""
+    tree = nested_form(column)
+    if tree is not None:
+        return _nested_column(tree)
     if column.kind is Kind.INTEGER:
         most = 2 ** (integer_bits(column) - 1) - 1
         return RedisColumn(b"%d".__mod__, int, "n", b"%d" % (-most - 1), b"%d" % most)
     if column.kind is Kind.DECIMAL:
         return _decimal_column(column)
-    tree = nested_form(column)
-    if tree is not None:
-        return _nested_column(tree)
     if column.kind is Kind.LIST:
         assert column.element is not None
         return _list_column(column.element)
