@@ -91,10 +91,8 @@ class RowCodec:
     `decode` turns that back (None: unchanged).
     """
 
-    changes_inside = True
-    """Whether updates can change values inside columns of structs."""
     has_inner = False
-    """Whether an update has done so."""
+    """Whether an update has changed values inside columns of structs."""
 
     def __init__(
         self,
@@ -296,13 +294,6 @@ class RowCodec:
             raise SchemaMismatchError(
                 f"{self.table}{error}.", f"{error.next_step}.", column=str(path)
             ) from None
-        if not self.changes_inside:
-            raise SchemaMismatchError(
-                f"{self.table}: an update changes {path!r} inside a column, which this store"
-                " can't do in one request.",
-                f"Set all of column {path.root!r}.",
-                column=str(path),
-            )
         assert column.nested is not None
         to_json = json_writer(column.nested)
         self._check[path] = self._make_check(column)
