@@ -5,6 +5,7 @@ and what reads them.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -258,17 +259,6 @@ def test_validators_read_nested_columns(either: World) -> None:
         assert either.advance(spec).action == action
 
 
-def entries_of_lines() -> Any:
-    return lambda record: [
-        {"k": record["k"] * 10 + place, "line": line, "by": {"key": record["by"], "n": None}}
-        for place, line in enumerate(record["lines"])
-    ]
-
-
-def wrong_line() -> Any:
-    return lambda record: [{"k": 1, "line": {"price": "x"}, "by": None}]
-
-
 LINES = (
     "k BIGINT, line struct<sku:string,price:decimal(10,2)>, by struct<key:map<string,int>,n:int>"
 )
@@ -281,13 +271,13 @@ def test_functions_extract_nested_entries(either: World) -> None:
     either.stream("s", schema, ["k"], 1)
     lines = [{"sku": "a", "price": Decimal("1.50")}, None, {"sku": None, "price": None}]
     append(either, [{"k": 1, "lines": lines, "by": {"y": 1, "x": 2}}], end_of_dataset="v1")
-    extract = PythonExtractor(f"{__name__}:entries_of_lines", LINES)
+    extract = PythonExtractor("tests.assets.extractors:entries_of_lines", LINES)
     spec = bounded_dataset("d", input="lake.s", key="k", partitions=1, extractor=extract)
     either.advance(spec)
     with open_dataset(either.lake, "d") as served:
         assert [entry["line"] for _, entry in served.items()] == lines
         assert served.get(10)["by"] == {"key": {"x": 2, "y": 1}, "n": None}
-    extract = PythonExtractor(f"{__name__}:wrong_line", LINES)
+    extract = PythonExtractor("tests.assets.extractors:wrong_line", LINES)
     spec = bounded_dataset("e", input="lake.s", key="k", partitions=1, extractor=extract)
     with pytest.raises(DatasetError) as failure:
         either.advance(spec)
@@ -363,7 +353,9 @@ def test_changes_that_leave_out_nested_columns_keep_them(either: World) -> None:
         check(either, spec, list(held.values()))
 
 
-def test_bad_changes_with_nested_columns_are_dead_letters(either: World) -> None:
+@pytest.mark.spark
+def test_bad_changes_with_nested_columns_are_dead_letters(sparkling: World) -> None:
+    either = sparkling
     schema = Schema.of(k="bigint", at="bigint", v="map<string,array<int>>")
     either.stream("s", schema, ["k"], 1)
     spec = unbounded_dataset(
@@ -381,6 +373,7 @@ def test_bad_changes_with_nested_columns_are_dead_letters(either: World) -> None
         assert dict(served.items()) == {1: {"k": 1, "at": 1, "v": {"a": [None], "b": [1]}}}
     letters = either.streams.read_arrow(either.streams.all_ranges("dead")).to_pylist()
     assert [letter["offset"] for letter in letters] == [1]
+    assert json.loads(letters[0]["value"])["v"] == {"a": [None], "b": [1]}
 
 
 def test_versions_over_time_are_read_with_nested_columns(either: World) -> None:
