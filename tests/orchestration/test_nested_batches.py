@@ -11,7 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Min, Sum, Tumbling
 from tests.nested import comparable, draw_rows, draw_schema
@@ -202,3 +202,15 @@ def test_windows_reject_aggregates_of_nested_columns(world: StepWorld, aggregate
         world.run(app)
     assert "'v'" in failure.value.problem
     assert "struct<a:int>" in failure.value.problem
+
+
+@pytest.mark.parametrize("kind", ["struct<a:int>", "array<int>", "map<string,int>"])
+def test_records_are_not_partitioned_by_nested_columns(world: StepWorld, kind: str) -> None:
+    create(world, "records", Schema.of(k="bigint", v=kind))
+    app = Application("app")
+    parted = app.input_stream("lake.records").partition_by("v")
+    parted.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    with pytest.raises(PlanningError) as failure:
+        world.run(app)
+    assert failure.value.column == "v"
+    assert kind in failure.value.problem
