@@ -25,7 +25,9 @@ from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtr
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.retention.erasure import erase_keys
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.validation.validators import (
     custom,
     min_rows,
@@ -33,11 +35,14 @@ from dagster_adjunct.assets.validation.validators import (
     row_count_within,
     unique_keys,
 )
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.nested import comparable, draw_rows, draw_schema
 
@@ -419,3 +424,33 @@ def test_an_unknown_path_of_a_sensitive_part_is_refused(either: World) -> None:
         with pytest.raises(AdjunctError) as failure:
             either.advance(spec)
         assert "'v.mail'" in failure.value.problem
+
+
+def test_tables_are_repartitioned_rewound_and_rebuilt(either: World) -> None:
+    drawn = random.Random(8)
+    schema = draw_schema(drawn)
+    either.stream("s", schema, ["k"], 2)
+    old = draw_rows(drawn, schema, range(20))
+    new = draw_rows(drawn, schema, range(10, 30))
+    for rows in (old, new):
+        append(either, rows)
+        either.advance(unbounded_dataset("d", input="lake.s", key="k", partitions=2))
+    repartition_dataset(either.lake, "d", 3, reason="more", by="test")
+    spec = unbounded_dataset("d", input="lake.s", key="k", partitions=3)
+    check(either, spec, [*old[:10], *new])
+    context: dict[str, Any] = {
+        "lake": either.lake,
+        "systems": either.systems,
+        "spark": either.spark,
+        "reason": "again",
+        "by": "test",
+    }
+    positions = {
+        SystemStreamPartition("lake", "s", number): StartpointSpecific(offset="0", id=f"s{number}")
+        for number in range(2)
+    }
+    rewind_dataset(spec, positions=positions, **context)
+    check(either, spec, [*old[:10], *new])
+    rebuild_dataset(spec, **context)
+    either.advance(spec)
+    check(either, spec, [*old[:10], *new])

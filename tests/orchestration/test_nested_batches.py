@@ -214,3 +214,30 @@ def test_records_are_not_partitioned_by_nested_columns(world: StepWorld, kind: s
         world.run(app)
     assert failure.value.column == "v"
     assert kind in failure.value.problem
+
+
+def price_of(record: Any, entry: Any) -> Any:
+    if entry is None:
+        return None
+    name = record["order"]["sku"]
+    made = {"price": entry["prices"].get(name), "tags": sorted(entry["prices"])}
+    return {"found": made, "by": {**entry["prices"], "zz": None, "a": 1.0}}
+
+
+def test_functions_of_joins_get_and_return_nested_values(world: StepWorld) -> None:
+    create(world, "records", Schema.of(k="bigint", order="struct<sku:string>"))
+    create(world, "entries", Schema.of(k="bigint", prices="map<string,double>"))
+    append(world, "records", [{"k": k, "order": {"sku": "x"}} for k in range(3)])
+    append(world, "entries", [{"k": 1, "prices": {"y": 2.5, "x": 1.5}}, {"k": 2, "prices": {}}])
+    dataset = unbounded_dataset("entries", input="lake.entries", key="k", partitions=2)
+    app = Application("app")
+    made = Schema.of(found="struct<price:double,tags:array<string>>", by="map<string,double>")
+    joined = app.input_stream("lake.records").join(
+        app.table(dataset), on="k", function=price_of, schema=made
+    )
+    joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    world.run(app)
+    assert [(row["k"], row["found"], row["by"]) for row in received(world, "out")] == [
+        (1, {"price": 1.5, "tags": ["x", "y"]}, {"a": 1.0, "x": 1.5, "y": 2.5, "zz": None}),
+        (2, {"price": None, "tags": []}, {"a": 1.0, "zz": None}),
+    ]
