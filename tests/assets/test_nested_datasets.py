@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import (
@@ -35,6 +36,7 @@ from dagster_adjunct.assets.validation.validators import (
     row_count_within,
     unique_keys,
 )
+from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, SchemaMismatchError
@@ -454,3 +456,25 @@ def test_tables_are_repartitioned_rewound_and_rebuilt(either: World) -> None:
     rebuild_dataset(spec, **context)
     either.advance(spec)
     check(either, spec, [*old[:10], *new])
+
+
+def test_a_diff_masks_columns_with_a_sensitive_part(world: World) -> None:
+    world.spark = IN_PROCESS
+    world.stream("s", Schema.of(k="bigint", v="struct<email:string,n:int>", w="int"), ["k"], 1)
+    spec = bounded_dataset("d", input="lake.s", key="k", partitions=1, sensitive="v.email")
+    for number in (1, 2):
+        row = {"k": 1, "v": {"email": f"hopper-{number}", "n": 1}, "w": number}
+        append(world, [row], end_of_dataset=f"v{number}")
+        world.advance(spec)
+    with open_dataset(world.lake, "d") as served:
+        found = served.diff("v1", "v2")
+    assert found.changed_sample[0].new["v"] == {"email": "hopper-2", "n": 1}
+    shown = found.to_json()["changed_sample"][0]
+    assert (shown["key"], shown["new"]) == ({"k": 1}, {"k": 1, "v": "***", "w": 2})
+    printed = CliRunner().invoke(root, ["dataset", "diff", "d", "v1", "v2", *lake_of(world)])
+    assert "*** -> ***" in printed.output
+    assert "hopper" not in printed.output
+
+
+def lake_of(world: World) -> list[str]:
+    return ["--lake", world.lake.url]
