@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.equality import differing_values
+from dagster_adjunct.resources.user_code import MASKED
 
 _ANCHORS = 32
 
@@ -166,7 +167,8 @@ class VersionDiff(Report):
 
     Samples hold the smallest keys as dicts by column, which `Dataset.get` accepts. Entries are
     compared in the columns of both versions. A column whose type changed, listed as (name, old,
-    new), is compared only if both types are integers, floating-point numbers or decimals.
+    new), is compared only if both types are integers, floating-point numbers or decimals. `to_json`
+    masks the values of `sensitive` columns.
     """
 
     old: str
@@ -181,12 +183,31 @@ class VersionDiff(Report):
     columns_added: tuple[str, ...] = ()
     columns_removed: tuple[str, ...] = ()
     columns_retyped: tuple[tuple[str, str, str], ...] = ()
+    sensitive: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         retyped = [
             dict(zip(("name", "old", "new"), types, strict=True)) for types in self.columns_retyped
         ]
-        return Report.to_json(self) | {"columns_retyped": retyped}
+        masked = self.masked()
+        return Report.to_json(masked) | {"columns_retyped": retyped}
+
+    def masked(self) -> VersionDiff:
+        """Return these differences with `***` for the values of sensitive columns."""
+        changed = []
+        for entry in self.changed_sample:
+            sides = map(self._mask, (entry.key, entry.old, entry.new))
+            changed.append(ChangedEntry(*sides))
+        return replace(
+            self,
+            added_sample=tuple(map(self._mask, self.added_sample)),
+            removed_sample=tuple(map(self._mask, self.removed_sample)),
+            changed_sample=tuple(changed),
+        )
+
+    def _mask(self, entry: Entry) -> Entry:
+        masked = dict.fromkeys(self.sensitive, MASKED)
+        return {name: masked.get(name, value) for name, value in entry.items()}
 
 
 def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -> VersionDiff:
@@ -234,6 +255,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         columns_added=tuple(name for name in new_types if name not in old_types),
         columns_removed=tuple(name for name in old_types if name not in new_types),
         columns_retyped=tuple(_retyped_columns(old_types, new_types)),
+        sensitive=tuple(dict.fromkeys([*old.schema.sensitive, *new.schema.sensitive])),
     )
 
 

@@ -83,7 +83,7 @@ def list_change_spark_needs(source: OpenedChanges) -> list[str]:
     """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
 
     Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs
-    Spark for records with fractions or decimals.
+    Spark for records with fractions, decimals or nested columns.
     """
     return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
 
@@ -99,7 +99,7 @@ def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str
         needed.append(f"the form of its changes ({spec.following.changes.describe()})")
     plain = all(decoding.supports_json(field.type) for field in records.fields)
     if spec.dead_letters is not None and not plain:
-        needed.append("dead letters of records with fractions or decimals")
+        needed.append("dead letters of records with fractions, decimals or nested columns")
     return needed
 
 

@@ -39,6 +39,7 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.times import utc_now
 
@@ -368,16 +369,18 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     }
     title = f"{name}: {differences.old} to {differences.new}"
     output.show_facts(title, output.drop_empty(facts))
-    samples = {"added": differences.added_sample, "removed": differences.removed_sample}
+    masked = differences.masked()
+    samples = {"added": masked.added_sample, "removed": masked.removed_sample}
     for what, keys in samples.items():
         if keys:
             output.show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
-    for entry in differences.changed_sample:
+    for entry, shown in zip(differences.changed_sample, masked.changed_sample, strict=True):
         values = {}
         for column, value in entry.new.items():
-            if column in entry.old and entry.old[column] != value:
-                values[column] = f"{entry.old[column]} -> {value}"
-        output.show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
+            before = entry.old.get(column, value)
+            if comparable_value(before) != comparable_value(value):
+                values[column] = f"{shown.old[column]} -> {shown.new[column]}"
+        output.show_facts(f"changed: {', '.join(map(str, shown.key.values()))}", values, own=True)
 
 
 def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:

@@ -53,7 +53,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import simple_value_advice
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -583,6 +585,15 @@ class PartitionBy(PassThroughSpec):
             ' city_key").'
         )
         arriving[0].require(context.operator, self.columns, next_step)
+        for name in self.columns:
+            kind = arriving[0].type_of(name)
+            if kind is not None and is_nested(kind):
+                problem = (
+                    f"{context.operator}: column {name!r} is {kind}: expected a simple value to"
+                    " partition by."
+                )
+                step = simple_value_advice(name)
+                raise PlanningError(problem, step, operator=context.operator, column=name)
         return arriving[0]
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:

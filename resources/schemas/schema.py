@@ -306,6 +306,15 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
         if kind not in _KEY_TYPES and decimal_digits(kind) is None:
             expected = "a string, integer, date, timestamp, decimal or binary column"
             problem = f"{what}: key column {name!r} is {kind}: expected {expected}."
-            raise SchemaMismatchError(
-                problem, f"Cast {name!r} before it becomes a key.", column=name
-            )
+            step = f"Cast {name!r} before it becomes a key."
+            if is_nested(kind):
+                step = simple_value_advice(name)
+            raise SchemaMismatchError(problem, step, column=name)
+
+
+def simple_value_advice(name: str) -> str:
+    """Return what to do where a simple value is expected and a nested column was named."""
+    return (
+        f"Name a simple value within it instead, for example {name + '.id'!r}, or compute one as a"
+        " column."
+    )

@@ -199,21 +199,26 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
     kind = scalar.type
     if pt.is_dictionary(kind):
         return readable_value(scalar.dictionary[scalar.index.as_py()], errors)
-    if pt.is_struct(kind):
-        return {
-            field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)
-        }
-    if pt.is_map(kind):
-        entries = (readable_value(entry, errors) for entry in scalar.values)
-        return {entry["key"]: entry["value"] for entry in entries}
     if pt.is_nested(kind):
-        return [readable_value(item, errors) for item in scalar.values]
+        return _readable_nested(scalar, errors)
     if pt.is_date(kind) or pt.is_timestamp(kind):
         if _has_unreadable(pa.array([scalar], kind)):
             return format_spark_date(str(np.datetime64(scalar.value, _unit(kind))))
     elif _is_text(kind):
         return scalar.as_buffer().to_pybytes().decode(errors=errors)
     return scalar.as_py()
+
+
+def _readable_nested(scalar: pa.Scalar, errors: Errors) -> Any:
+    kind = scalar.type
+    if pt.is_struct(kind):
+        return {
+            field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)
+        }
+    parts = [readable_value(item, errors) for item in scalar.values]
+    if pt.is_map(kind):
+        return {entry["key"]: entry["value"] for entry in parts}
+    return parts
 
 
 def _unit(kind: pa.DataType) -> Any:

@@ -53,3 +53,16 @@ def not_a_function() -> int:
 
 def without_its_setting() -> Function:
     raise KeyError("FLEET_TOKEN")
+
+
+def entries_of_lines() -> Function:
+    """An entry for each element of an array."""
+    return lambda record: [
+        {"k": record["k"] * 10 + place, "line": line, "by": {"key": record["by"], "n": None}}
+        for place, line in enumerate(record["lines"])
+    ]
+
+
+def wrong_line() -> Function:
+    """An entry with a part of another type."""
+    return lambda record: [{"k": 1, "line": {"price": "x"}, "by": None}]

@@ -11,7 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.errors import AdjunctError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Min, Sum, Tumbling
 from tests.nested import comparable, draw_rows, draw_schema
@@ -202,3 +202,42 @@ def test_windows_reject_aggregates_of_nested_columns(world: StepWorld, aggregate
         world.run(app)
     assert "'v'" in failure.value.problem
     assert "struct<a:int>" in failure.value.problem
+
+
+@pytest.mark.parametrize("kind", ["struct<a:int>", "array<int>", "map<string,int>"])
+def test_records_are_not_partitioned_by_nested_columns(world: StepWorld, kind: str) -> None:
+    create(world, "records", Schema.of(k="bigint", v=kind))
+    app = Application("app")
+    parted = app.input_stream("lake.records").partition_by("v")
+    parted.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    with pytest.raises(PlanningError) as failure:
+        world.run(app)
+    assert failure.value.column == "v"
+    assert kind in failure.value.problem
+
+
+def price_of(record: Any, entry: Any) -> Any:
+    if entry is None:
+        return None
+    name = record["order"]["sku"]
+    made = {"price": entry["prices"].get(name), "tags": sorted(entry["prices"])}
+    return {"found": made, "by": {**entry["prices"], "zz": None, "a": 1.0}}
+
+
+def test_functions_of_joins_get_and_return_nested_values(world: StepWorld) -> None:
+    create(world, "records", Schema.of(k="bigint", order="struct<sku:string>"))
+    create(world, "entries", Schema.of(k="bigint", prices="map<string,double>"))
+    append(world, "records", [{"k": k, "order": {"sku": "x"}} for k in range(3)])
+    append(world, "entries", [{"k": 1, "prices": {"y": 2.5, "x": 1.5}}, {"k": 2, "prices": {}}])
+    dataset = unbounded_dataset("entries", input="lake.entries", key="k", partitions=2)
+    app = Application("app")
+    made = Schema.of(found="struct<price:double,tags:array<string>>", by="map<string,double>")
+    joined = app.input_stream("lake.records").join(
+        app.table(dataset), on="k", function=price_of, schema=made
+    )
+    joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    world.run(app)
+    assert [(row["k"], row["found"], row["by"]) for row in received(world, "out")] == [
+        (1, {"price": 1.5, "tags": ["x", "y"]}, {"a": 1.0, "x": 1.5, "y": 2.5, "zz": None}),
+        (2, {"price": None, "tags": []}, {"a": 1.0, "zz": None}),
+    ]

@@ -191,7 +191,7 @@ def test_dead_letters_of_fractions_and_streams_of_other_systems_need_spark(world
         on_bad_change=DeadLetters(f"lake.{DEAD}"),
     )
     with pytest.raises(
-        ConfigurationError, match="dead letters of records with fractions or decimals"
+        ConfigurationError, match="dead letters of records with fractions, decimals"
     ):
         world.advance(dead)
 

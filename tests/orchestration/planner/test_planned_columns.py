@@ -146,9 +146,14 @@ def test_no_column_gets_a_name_of_those_that_carry_a_record_s_position(describe)
 
 
 def test_a_filter_function_leaves_columns_as_they_are():
+    from pyspark.sql.types import StructType
+
     class Frame:
         def __init__(self, **types):
-            self.dtypes = tuple(types.items())
+            self.types = types
+            self.schema = StructType()
+            for name, kind in types.items():
+                self.schema.add(name, {"int": "integer", "bigint": "long"}.get(kind, kind))
 
     class Calling:
         @staticmethod
@@ -159,7 +164,7 @@ def test_a_filter_function_leaves_columns_as_they_are():
         batch = SimpleNamespace(records=Calling)
         return FilterFunction(function).compile("filter-2", [Frame(k="string", v="int")], batch)
 
-    assert compiled(lambda frame: frame).dtypes == (("k", "string"), ("v", "int"))
+    assert compiled(lambda frame: frame).types == {"k": "string", "v": "int"}
     for wrong, types in {
         "adds the column 'more'": {"k": "string", "v": "int", "more": "int"},
         "drops the column 'v'": {"k": "string"},

@@ -391,15 +391,10 @@ def test_a_stream_join_rejects_columns_that_are_named_as_those_of_its_state(
         assert_plannable(joining(select=["n as m"]), streams)
 
 
-@pytest.mark.parametrize(("aggregate", "to"), [(Count("tags"), "string"), (Sum("words"), "double")])
-def test_a_column_that_can_not_be_aggregated_is_to_be_cast_to_a_type_that_can(
-    aggregate: Any, to: str
-) -> None:
+def test_a_column_that_can_not_be_aggregated_is_to_be_cast_to_a_type_that_can() -> None:
     app = Application("app")
-    left = app.input_stream("lake.left", event_time="at").with_columns(
-        words="'a b'", tags="split('a b', ' ')"
-    )
-    left.window(Tumbling(MINUTE), by="k", name="m", aggregates={"made": aggregate})
+    left = app.input_stream("lake.left", event_time="at").with_columns(words="'a b'")
+    left.window(Tumbling(MINUTE), by="k", name="m", aggregates={"made": Sum("words")})
     with pytest.raises(PlanningError) as failure:
         assert_plannable(app, given())
-    assert f'cast({aggregate.column} as {to})"' in failure.value.next_step
+    assert 'cast(words as double)"' in failure.value.next_step
