@@ -46,7 +46,8 @@ class QueryVersions(VersionSource):
     """The one version that a query computes now, named after its partition or else after the time
     in UTC.
 
-    A query's rows have no order: of several with one key, the one with the greatest values is kept.
+    A query's rows have no order: of several with one key, the one with the greatest values is kept;
+    nested values are compared by their hashes.
     """
 
     def __init__(

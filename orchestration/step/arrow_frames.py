@@ -92,7 +92,7 @@ class ArrowFrames:
         return table
 
     def to_rows(self, frame: pa.Table) -> Sequence[dict[str, Any]]:
-        rows: Sequence[dict[str, Any]] = frame.to_pylist()
+        rows: Sequence[dict[str, Any]] = frame.to_pylist(maps_as_pydicts="strict")
         return rows
 
     # -- columns
@@ -190,7 +190,7 @@ class ArrowFrames:
         flagged = frame.filter(reduce(pc.or_, map(frame.column, flags)))
         order = (PARTITION, OFFSET, *tie_breakers(frame.column_names))
         first = flagged.sort_by([(name, "ascending") for name in order]).slice(0, 1)
-        return next(iter(first.to_pylist()), None)
+        return next(iter(first.to_pylist(maps_as_pydicts="strict")), None)
 
     def count(self, frame: pa.Table) -> int:
         count: int = frame.num_rows

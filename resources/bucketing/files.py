@@ -156,10 +156,15 @@ class BucketLayout:
         return (*self.schema.names, *(name for name, _ in self.hidden))
 
     @property
+    def types(self) -> dict[str, str]:
+        """The type of each column."""
+        return self.schema.types | dict(self.hidden)
+
+    @property
     def key_types(self) -> tuple[str, ...]:
-        """The Spark types of the key's columns."""
-        hidden = dict(self.hidden)
-        return tuple(hidden.get(name) or self.schema.field(name).type for name in self.key)
+        """The types of the key's columns."""
+        types = self.types
+        return tuple(types[name] for name in self.key)
 
     @property
     def ddl(self) -> str:

@@ -28,13 +28,11 @@ from dagster_adjunct.resources.schemas.arrow_values import as_lists
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.schemas.types import (
-    Map,
-    Member,
+    Array,
     Simple,
     Struct,
     Type,
     decimal_digits,
-    is_nested,
     parse_type,
 )
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
@@ -329,99 +327,89 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 _ROWS = 32_768  # at once, so that their hashes stay in the processor's cache
 
 
-def row_hash(names: Iterable[str], types: Mapping[str, str] | None = None) -> Column:
-    """Return a 64-bit hash of these columns: Spark's xxhash64 of (position, value) of all that are
-    not null.
+def row_hash(types: Mapping[str, str]) -> Column:
+    """Return a 64-bit hash of these columns, given with their types: Spark's xxhash64 of (position,
+    value) of all that are not null.
 
     Spark's hash skips nulls, so that (1, null) and (null, 1) would be equal without positions. The
-    last column may be left out of `names` if it is null in all rows: the hashes are the same.
-    `types` are those of the nested columns, and may have others. Of a nested value, the hash of
-    its parts is hashed: of a struct, (position, value) of its members; of an array, its size and
-    the exclusive or of the hashes of (index, value); of a map, the array of its entries, which are
-    sorted by key.
+    last column may be left out if it is null in all rows: the hashes are the same.
+
+    Instead of a nested value, its own hash is hashed, for the same reason. That of a struct is that
+    of a row. That of an array is the hash of its size and of the hashes of all (index, element),
+    combined by XOR; that of a map of its size and of all (key, value), so that the order of its
+    entries does not matter.
     """
-    columns = []
-    for name in names:
-        kind = (types or {}).get(name, "")
-        nested = parse_type(kind) if is_nested(kind) else Simple(kind)
-        columns.append((quote_name(name), nested))
+    parts = ((quote_name(name), parse_type(kind)) for name, kind in types.items())
     # One request to Spark's JVM instead of four per column.
-    return F.expr(_hash_of_members(columns, 0))
+    return F.expr(_hash_of_parts(parts))
 
 
-def _hash_of_members(members: Iterable[tuple[str, Type]], depth: int) -> str:
-    """Return the SQL of the hash of values with these SQL and types, by their positions."""
+def _hash_of_parts(parts: Iterable[tuple[str, Type]]) -> str:
+    """Return the SQL of the hash of columns, or of fields of a struct, given by their SQL and
+    type.
+    """
     # A null's position is left out too: else two rows could give the same sequence, as a 1 may be
     # value or position.
     pairs = []
-    for place, (value, type_) in enumerate(members):
-        pairs.append(f"CASE WHEN {value} IS NOT NULL THEN {place} END")
-        pairs.append(_hashable(value, type_, depth))
+    for place, (value, type_) in enumerate(parts):
+        pairs.append(f"CASE WHEN {value} IS NOT NULL THEN {place} END, {_hashed(value, type_)}")
     return f"xxhash64({', '.join(pairs)})"
 
 
-def _hashable(value: str, type_: Type, depth: int) -> str:
-    """Return SQL that Spark can hash: a simple value itself, the hash of a nested one."""
+def _hashed(value: str, type_: Type) -> str:
+    """Return the SQL of what is hashed for a value: the value, or the hash of a nested one."""
     if isinstance(type_, Simple):
         return value
     if isinstance(type_, Struct):
-        members = [(f"{value}.{quote_name(m.name)}", m.type) for m in type_.members]
-        hashed = _hash_of_members(members, depth)
-    elif isinstance(type_, Map):
-        entry = Struct((Member("key", Simple("string")), Member("value", type_.value)))
-        hashed = _hash_of_elements(f"map_entries({value})", entry, depth)
+        members = ((f"{value}.{quote_name(part.name)}", part.type) for part in type_.members)
+        return f"CASE WHEN {value} IS NOT NULL THEN {_hash_of_parts(members)} END"
+    if isinstance(type_, Array):
+        hashes = f"transform({value}, (x, i) -> xxhash64(i, {_hashed('x', type_.element)}))"
     else:
-        hashed = _hash_of_elements(value, type_.element, depth)
-    return f"CASE WHEN {value} IS NOT NULL THEN {hashed} END"
-
-
-def _hash_of_elements(array: str, element: Type, depth: int) -> str:
-    one = f"__v{depth}"
-    place = f"__i{depth}"
-    hashed = (
-        f"xxhash64(CASE WHEN {one} IS NOT NULL THEN {place} END,"
-        f" {_hashable(one, element, depth + 1)})"
-    )
-    all_ = f"transform({array}, ({one}, {place}) -> {hashed})"
-    return f"xxhash64(size({array}), aggregate({all_}, 0L, (__x, __y) -> __x ^ __y))"
+        hashed = _hashed("x.value", type_.value)
+        hashes = f"transform(map_entries({value}), x -> xxhash64(x.key, {hashed}))"
+    combined = f"aggregate({hashes}, 0L, (one, other) -> one ^ other)"
+    return f"CASE WHEN {value} IS NOT NULL THEN xxhash64(size({value}), {combined}) END"
 
 
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
-    """Return what `row_hash(names)` computes in Spark for each row of the table, as int64.
+    """Return what `row_hash` computes in Spark of these columns, for each row of the table, as
+    int64.
 
     The Arrow types of the columns must be those of the schema. Raises SchemaMismatchError for a
     type that no schema may have.
     """
     digests = []
     for batch in table.select(list(names)).combine_chunks().to_batches(max_chunksize=_ROWS):
-        digests.append(pa.array(_hash_members(batch.columns, batch.num_rows).view(np.int64)))
+        hashes = np.full(batch.num_rows, SEED, dtype=np.uint64)
+        for place, column in enumerate(batch.columns):
+            hashes = _digest(column, place, hashes)
+        digests.append(pa.array(hashes.view(np.int64)))
     return pa.chunked_array(digests, pa.int64())
 
 
-def _hash_members(columns: Sequence[pa.Array], rows: int) -> UInt64:
-    hashes = np.full(rows, SEED, dtype=np.uint64)
-    for place, column in enumerate(columns):
-        hashes = _digest(column, np.array([place], dtype=np.int32), hashes)
-    return hashes
-
-
-def _digest(array: pa.Array, places: npt.NDArray[np.int32], seeds: UInt64) -> UInt64:
+def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
     """Return the hash of (place, value) for each value, beginning with its seed; for a null, the
-    seed. `places` has one number for all values, or one for each.
+    seed.
     """
-    if not len(array):  # its buffers may be of any size
-        return seeds
     if array.null_count:
         hashes = seeds.copy()
         valid = np.asarray(array.is_valid())
-        if len(places) > 1:
-            places = places[valid]
-        hashes[valid] = _digest(array.drop_null(), places, seeds[valid])
+        hashes[valid] = _digest(array.drop_null(), place, seeds[valid])
+        return hashes
+    return _chain(array, _xxhash_int(np.array([place], dtype=np.int32), seeds))
+
+
+def _chain(array: pa.Array, seeds: UInt64) -> UInt64:
+    """Return the hash of each value, beginning with its seed; for a null, the seed."""
+    if array.null_count:
+        hashes = seeds.copy()
+        valid = np.asarray(array.is_valid())
+        hashes[valid] = _chain(array.drop_null(), seeds[valid])
         return hashes
     kind = array.type
-    seeds = _xxhash_int(places, seeds)
     if pt.is_nested(kind):
-        return _xxhash_long(_hash_nested(array), seeds)
+        return _xxhash_long(_nested_hashes(array), seeds)
     if pt.is_float32(kind) or pt.is_float64(kind):
         numbers = array.to_numpy() + 0.0  # -0.0 counts as 0.0
         numbers[np.isnan(numbers)] = np.nan  # all NaN are equal
@@ -436,22 +424,31 @@ def _digest(array: pa.Array, places: npt.NDArray[np.int32], seeds: UInt64) -> UI
     return _xxhash_int(values, seeds)
 
 
-def _hash_nested(array: pa.Array) -> UInt64:
-    """Return the hashes of structs, arrays or maps, of which none is null."""
+def _nested_hashes(array: pa.Array) -> UInt64:
+    """Return the hash of each nested value, of which none is null (see `row_hash`)."""
     if pt.is_struct(array.type):
-        return _hash_members(array.flatten(), len(array))
-    array = as_lists(array)
-    sizes = np.asarray(pc.list_value_length(array)).astype(np.int32)
-    elements = pc.list_flatten(array)
-    begins = np.cumsum(sizes) - sizes
-    indexes = np.arange(len(elements), dtype=np.int32) - np.repeat(begins, sizes).astype(np.int32)
-    hashes = _digest(elements, indexes, np.full(len(elements), SEED, dtype=np.uint64))
-    mixed = np.zeros(len(array), dtype=np.uint64)
+        hashes = np.full(len(array), SEED, dtype=np.uint64)
+        for place, part in enumerate(array.flatten()):
+            hashes = _digest(part, place, hashes)
+        return hashes
+    lists = as_lists(array)
+    sizes = np.asarray(pc.list_value_length(lists)).astype(np.int32)
+    elements = pc.list_flatten(lists)
+    starts = np.cumsum(sizes) - sizes
+    seeds = np.full(len(elements), SEED, dtype=np.uint64)
+    if pt.is_map(array.type):
+        keys, elements = elements.flatten()
+        seeds = _chain(keys, seeds)
+    else:
+        places = np.arange(len(elements)) - np.repeat(starts, sizes)
+        seeds = _xxhash_int(places.astype(np.int32), seeds)
+    combined = np.zeros(len(array), dtype=np.uint64)
     filled = sizes > 0
     if filled.any():
-        mixed[filled] = np.bitwise_xor.reduceat(hashes, begins[filled])
+        hashes = _chain(elements, seeds)
+        combined[filled] = np.bitwise_xor.reduceat(hashes, starts[filled])
     seeds = np.full(len(array), SEED, dtype=np.uint64)
-    return _xxhash_long(mixed, _xxhash_int(sizes, seeds))
+    return _xxhash_long(combined, _xxhash_int(sizes, seeds))
 
 
 def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
@@ -620,7 +617,7 @@ def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
 
     For less than 2**31 records, neither overflows.
     """
-    hashed = row_hash(schema.names)
+    hashed = row_hash(schema.types)
     high = F.shiftrightunsigned(hashed, 32)
     low = hashed.bitwiseAND(F.lit(0xFFFFFFFF))
     return F.sum(high), F.sum(low)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -42,8 +42,9 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.arrow_values import as_lists
-from dagster_adjunct.resources.schemas.schema import Schema, quote_name
+from dagster_adjunct.resources.schemas.arrow_values import as_lists, cast_values
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
+from dagster_adjunct.resources.schemas.types import has_maps, is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, map_in_threads
@@ -218,6 +219,7 @@ class BucketFileWriter:
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = 0
         self._written = _WrittenRows(layout, options)
+        self._maps = {name: kind for name, kind in layout.types.items() if has_maps(kind)}
         self._conflicting_keys: list[str] = []
         self._scattered = None
         if options.one_per_key:
@@ -408,7 +410,11 @@ class BucketFileWriter:
             return
         if self._writer is None:
             self._writer = self._open_file(self._waiting[0])
-        table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
+        table = pa.concat_tables(self._waiting)
+        for name, kind in self._maps.items():  # Spark's maps have any order
+            place = table.column_names.index(name)
+            table = table.set_column(place, name, cast_values(table.column(name), kind))
+        table = table.cast(self._layout.arrow_schema())
         # The first key of each row group, since with several key columns statistics do not tell
         # which group has a key.
         for row in range(0, table.num_rows, ROWS_PER_GROUP):
@@ -677,14 +683,15 @@ def write_buckets(
     """
     one_task = one_task and bool(layout.bucket_by)
     digested = layout.schema.names if options.digested is None else options.digested
-    digest = row_hash(digested, layout.schema.types)
+    types = layout.types
+    digest = row_hash({name: types[name] for name in digested})
     if layout.bucket_by:
         df = _partition_by_bucket(df, layout, options, digest, partitioned, one_task)
     elif not partitioned:
         df = df.coalesce(1)
-    by = list(map(quote_name, order_by))
+    by = [_order_of(name, types) for name in order_by]
     if one_task:
-        by.insert(0, _BUCKET)
+        by.insert(0, F.col(_BUCKET))
     if by:
         df = df.sortWithinPartitions(*by)
     if DIGEST not in df.columns:
@@ -699,6 +706,15 @@ def write_buckets(
             raise tasks.error_from_json(file_facts)
     files = [BucketFile.from_json(file_facts) for file_facts in facts]
     return sorted(files, key=lambda file: file.bucket)
+
+
+def _order_of(name: str, types: Mapping[str, str]) -> Column:
+    """Return what rows are sorted by for a column: its values, or the hashes of nested ones, which
+    have no order.
+    """
+    if is_nested(types.get(name, "")):
+        return row_hash({name: types[name]})
+    return named_column(name)
 
 
 def _partition_by_bucket(

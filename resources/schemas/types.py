@@ -37,6 +37,7 @@ _ALIASES = {
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|[^\s`,:<>()]+|[,:<>()])")
+_PATH_COLUMN = re.compile(r"`(?:[^`]|``)+`|[^`.\[]+")
 _MAX_DIGITS = 38
 
 
@@ -181,6 +182,23 @@ def find_difference(
         if found is not None:
             return found
     return None
+
+
+def path_column(path: str) -> str:
+    """Return the column that a path begins with: "customer" for "customer.email", and "a.b" for
+    "`a.b`.c".
+    """
+    column = _PATH_COLUMN.match(path)
+    if column is None:
+        return path
+    return _unquote(column[0])
+
+
+def has_maps(text: str) -> bool:
+    """Whether the type with this text is a map, or has one within."""
+    if not is_nested(text):
+        return False
+    return any(isinstance(type_, Map) for _, type_ in nested_types(parse_type(text)))
 
 
 def is_storable(text: str) -> bool:

@@ -46,7 +46,7 @@ def readable_values(
     """Return a column's values as Python objects, as `readable_value` returns them."""
     if _has_unreadable(column):
         return [readable_value(value, errors) for value in column]
-    values: list[Any] = column.to_pylist()
+    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
     return values
 
 
@@ -173,6 +173,9 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
         return {
             field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)
         }
+    if pt.is_map(kind):
+        entries = (readable_value(entry, errors) for entry in scalar.values)
+        return {entry["key"]: entry["value"] for entry in entries}
     if pt.is_nested(kind):
         return [readable_value(item, errors) for item in scalar.values]
     if pt.is_date(kind) or pt.is_timestamp(kind):

@@ -84,7 +84,7 @@ def test_it_is_what_python_can_not_make_a_value_of(column: pa.Array) -> None:
         }
     good = column.take([row for row in range(len(column)) if row not in lacking])
     assert unreadable_values(good) == {}
-    assert readable_values(good) == good.to_pylist()
+    assert readable_values(good) == good.to_pylist(maps_as_pydicts="strict")
 
 
 def test_a_dictionary_whose_bad_value_nobody_has_is_fine() -> None:

@@ -39,7 +39,7 @@ from dagster_adjunct.resources.schemas.records import (
 )
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.spark_types import tree_from_spark, types_from_spark
-from dagster_adjunct.resources.schemas.spark_values import stored_value_sql
+from dagster_adjunct.resources.schemas.spark_values import fitted_value_sql
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -349,7 +349,7 @@ def select_earlier_columns(data: Any, before: Schema, now: Schema, order_by: Seq
             kind = before.field(name).type
             if kind != given and is_widening(kind, given):
                 types = (parse_type(given), parse_type(kind))
-                column = F.expr(stored_value_sql(quote_name(name), *types, "TRY_CAST")).alias(name)
+                column = F.expr(fitted_value_sql(quote_name(name), *types, "TRY_CAST")).alias(name)
         columns.append(column)
     return data.select(*columns)
 
@@ -421,7 +421,7 @@ def conform_frame(
         column = named_column(field.name)
         if is_nested(field.type):
             kinds = (types[field.name], parse_type(field.type))
-            column = F.expr(stored_value_sql(quote_name(field.name), *kinds))
+            column = F.expr(fitted_value_sql(quote_name(field.name), *kinds))
         columns.append(column.cast(field.type).alias(field.name))
     times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
     if declaration.timestamp is not None:

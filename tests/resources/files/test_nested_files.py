@@ -142,6 +142,7 @@ def test_nested_values_of_json_lines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("slow", [False, True])
 def test_maps_with_new_and_with_many_keys(tmp_path: Path, slow: bool) -> None:
     """More keys than are read as the members of a struct."""
