@@ -170,6 +170,12 @@ def find_difference(
         if fits(str(given), str(declared)):
             return None
         return path, str(given), str(declared)
+    return _find_member_difference(given, declared, path, fits)
+
+
+def _find_member_difference(
+    given: Struct, declared: Struct, path: str, fits: Callable[[str, str], bool]
+) -> tuple[str, str, str] | None:
     seen = set()
     for member in given.members:
         inner = f"{path}.{write_name(member.name)}"
