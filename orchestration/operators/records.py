@@ -54,6 +54,7 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -583,7 +584,20 @@ class PartitionBy(PassThroughSpec):
             ' city_key").'
         )
         arriving[0].require(context.operator, self.columns, next_step)
+        for name in self.columns:
+            self._check_simple(context.operator, name, arriving[0])
         return arriving[0]
+
+    def _check_simple(self, operator: str, name: str, columns: Columns) -> None:
+        facts = columns.known.get(name)
+        if facts is None or facts.type is None or not is_nested(facts.type):
+            return
+        raise PlanningError(
+            f"{operator}: column {name!r} is {facts.type}: expected a simple value.",
+            f'Name a value in it: partition_by("{name}.id as {name}_id").',
+            operator=operator,
+            column=name,
+        )
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return Flow(context.operator, self.columns, SPARK)

@@ -74,7 +74,9 @@ def _simple_values(kind: str) -> st.SearchStrategy[Any]:
     digits = decimal_digits(kind)
     if digits is not None:
         bound = 10 ** digits[0] - 1
-        return st.integers(-bound, bound).map(lambda number: Decimal(number).scaleb(-digits[1], _EXACT))
+        return st.integers(-bound, bound).map(
+            lambda number: Decimal(number).scaleb(-digits[1], _EXACT)
+        )
     return _VALUES[kind]
 
 
