@@ -60,8 +60,8 @@ def test_no_nested_column_is_a_time_or_a_key(world: StepWorld, column: str) -> N
 def test_a_sensitive_nested_column_is_not_shown_in_errors(world: StepWorld) -> None:
     schema = ORDERS.with_sensitive("customer")
     world.streams.create("secret", schema=schema, key=["k"], partitions=1)
+    record = {"k": 1, "customer": {"id": "hunter2"}}
     with pytest.raises(AdjunctError) as failure:
-        record = {"k": 1, "customer": {"id": "hunter2"}}
         world.streams.append("secret", [record], producer="p", sequence=1)
     assert "customer.id" in str(failure.value)
     assert "hunter2" not in str(failure.value)
