@@ -49,7 +49,7 @@ test-spark: java $(READY) servers  ## The tests with Spark, by another of its re
 	@PYTHONPATH=$(CURDIR)/.cache/spark-$(SPARK) $(BIN)/python -m pytest $(PYTEST_ARGS) -m "spark and not long"
 
 lint: $(READY)  ## Format and lint
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check .
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/complexipy
 
 types: $(READY)  ## Static types
 	@$(BIN)/mypy

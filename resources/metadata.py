@@ -88,7 +88,10 @@ def rewrite_pages(
         return None
     pages: list[DocumentPage] = []
     for run in _runs(document, touched, read):
-        pages += [run] if isinstance(run, DocumentPage) else [write(part) for part in _parts(run)]
+        if isinstance(run, DocumentPage):
+            pages.append(run)
+        else:
+            pages += map(write, _parts(run))
     return NamespaceDocument(pages=tuple(pages))
 
 
@@ -397,10 +400,8 @@ class SharedValue:
     def _write(self, value: bytes, seen: StoredObject | None) -> None:
         self._seen = None  # read it again, unless this write succeeds
         try:
-            if seen is None:
-                etag = self._store.put_if_absent(self._key, value)
-            else:
-                etag = self._store.put_if_match(self._key, value, seen.etag)
+            before = None if seen is None else seen.etag
+            etag = commit_log.put_after(self._store, self._key, value, before)
         except (errors.ObjectExistsError, errors.PreconditionFailedError) as error:
             problem = f"{self._key} in {self._store.url} was changed by another process."
             raise errors.CommitConflictError(

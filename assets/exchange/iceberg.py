@@ -22,6 +22,7 @@ from dagster_adjunct.assets.exchange.handover import (
     lend_whole_files,
     must_be_masked,
 )
+from dagster_adjunct.assets.exchange.iceberg_types import missing_fields, type_differences
 from dagster_adjunct.assets.exchange.position_deletes import PositionDeletes, write_position_deletes
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.stored_file import StoredFile
@@ -65,7 +66,6 @@ _HIDDEN = {
     )
 }
 """Field ids beyond those of any real table, and below those reserved by Iceberg."""
-_TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "timestamptz"}
 
 
 @validated
@@ -488,20 +488,22 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
 
 
 def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
-    """Raise DatasetError for missing columns (unless the version was in the table before), changed
-    types and identifier fields, which need required columns: those of files are optional.
+    """Raise DatasetError for missing columns and fields of structs (unless the version was in the
+    table before), changed types and identifier fields, which need required columns: those of files
+    are optional.
     """
     view = files.view
-    theirs = {field.name: str(field.field_type) for field in table.schema().fields}
-    mine = {name: _iceberg_type(kind) for name, kind in files.columns.items()}
-    returns = view.version in _registered_versions(table)
-    wrong = []
+    theirs = {field.name: field.field_type for field in table.schema().fields}
+    missing = []
+    wrong: list[str] = []
     for name, kind in theirs.items():
-        if name not in mine and not returns:
-            wrong.append(f"{name} ({kind}) is missing")
-    for name, kind in theirs.items():
-        if mine.get(name, kind) != kind:
-            wrong.append(f"{name} is {mine[name]}, expected {kind}")
+        if name not in files.columns:
+            missing.append(f"{name} ({kind})")
+            continue
+        missing += missing_fields(files.columns[name], kind, name)
+        wrong += type_differences(files.columns[name], kind, name)
+    if view.version not in _registered_versions(table):
+        wrong[:0] = [f"{field} is missing" for field in missing]
     for name in sorted(table.schema().identifier_field_names()):
         wrong.append(f"{name} is an identifier field there")
     if wrong:
@@ -726,8 +728,3 @@ def _registered_versions(table: Table) -> set[str]:
         if snapshot.summary and VERSION in snapshot.summary.additional_properties:
             versions.add(snapshot.summary.additional_properties[VERSION])
     return versions
-
-
-def _iceberg_type(kind: str) -> str:
-    """Return Iceberg's name for a Spark type name; Iceberg has no integers shorter than `int`."""
-    return _TYPES.get(kind, kind.replace(",", ", "))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -127,7 +127,7 @@ class _Reading:
             position = self.position_of("template_vars_module")
             return _Mistake(problem, "Correct its name, or install it.", *position)
         if any(frame.f_code.co_name == "construct_document" for frame in self.frames):
-            return next(_find_unreadable(self.text), None)
+            return _find_unreadable(self.text)
         if self.file is not None and not self.local("component_nodes"):
             return _Mistake("there is no component in the file.", f"Begin with type: {_TYPE}.", 1)
         return None
@@ -238,30 +238,31 @@ def _character_at(lines: Sequence[str], mark: Any) -> str:
     return line[mark.column : mark.column + 1]
 
 
-def _find_unreadable(text: str) -> Iterator[_Mistake]:
-    """Yield what Dagster does not read of YAML: keys that are no texts, and tags."""
+def _find_unreadable(text: str) -> _Mistake | None:
+    """Return the first part of YAML that Dagster does not read: a key that is no text, or a tag."""
     import yaml
 
-    nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+    nodes = list(filter(None, yaml.compose_all(text, Loader=yaml.SafeLoader)))
     while nodes:
         node = nodes.pop(0)
         at = (node.start_mark.line + 1, node.start_mark.column + 1)
         tag = node.tag.rpartition(":")[2]
         if tag not in _PLAIN_TAGS:
-            yield _Mistake(f"the tag !!{tag} can't be read.", "Leave the tag out.", *at)
+            return _Mistake(f"the tag !!{tag} can't be read.", "Leave the tag out.", *at)
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     at = (key.start_mark.line + 1, key.start_mark.column + 1)
                     problem = "a key is a list or a mapping: expected a text."
                     step = 'Write the key as a text; put a template in quotes: "{{ … }}".'
-                    yield _Mistake(problem, step, *at)
+                    return _Mistake(problem, step, *at)
                 nodes.append(value)
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
         elif tag in ("int", "float", "timestamp") and not _is_readable(node.value, tag):
             problem = f"{node.value[:40]!r} can't be read as {tag}."
-            yield _Mistake(problem, "Leave the tag out, or write a shorter number.", *at)
+            return _Mistake(problem, "Leave the tag out, or write a shorter number.", *at)
+    return None
 
 
 def _is_readable(text: str, tag: str) -> bool:

@@ -244,7 +244,7 @@ class RegisteredTables:
 
         def decide(current: Commit | None) -> dict[str, Any] | None:
             latest = _presence_in(current)
-            if now is not None and (now.exists or not latest.exists):
+            if now is not None and now.exists:
                 latest = merge_presence(latest, now)
             body = {**declaration, "presence": latest.to_dict() if latest.exists else None}
             if current is not None and current.body == body:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -119,7 +120,7 @@ def format_value(value: Any, *, own: bool = False) -> str:
     if not isinstance(value, list | tuple):
         return str(value)
     if all(isinstance(item, Mapping) for item in value):
-        return "; ".join(format_value(item, own=own) for item in value)
+        return "; ".join(map(partial(format_value, own=own), value))
     return ", ".join(map(str, value))
 
 

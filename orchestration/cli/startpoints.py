@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -412,12 +413,12 @@ def list_requests(lake: Lake, reference: str) -> None:
             f"Startpoints of {app.name} are switched off (startpoints=False): runs ignore these."
         )
     for what, (title, always) in _TABLES.items():
-        if facts[what]:
-            columns = list(always)
-            if any(fact.get("versions") for fact in facts[what]):
-                columns.append("versions")
-            members = [name.replace(" ", "_") for name in columns]
-            rows = [[fact[member] for member in members] for fact in facts[what]]
+        columns = list(always)
+        if any(fact.get("versions") for fact in facts[what]):
+            columns.append("versions")
+        members = [name.replace(" ", "_") for name in columns]
+        rows = list(map(itemgetter(*members), facts[what]))
+        if rows:
             show_table(title, columns, rows)
     if not any(facts.values()):
         show_line(f"Application {app.name}: no startpoint waits, and none was applied.")

@@ -479,14 +479,14 @@ def iterate_entries(
     with entries.open() as reading:
         # The table's pages end with each partition, which may have few entries; the printed page
         # goes on.
-        while not ended and (whole or len(found) < page_size):
+        while whole or len(found) < page_size:
             most = page_size if whole else page_size - len(found)
             page = entries.read_page(
                 reading, within, keys_only=keys_only, page_size=most, state=behind
             )
             if page is None:
                 ended = True
-                continue
+                break
             behind = page.state
             at = base64.urlsafe_b64encode(behind.to_bytes()).decode()
             found += entries.list_as_json(page)
@@ -496,12 +496,11 @@ def iterate_entries(
         return
     rows = []
     for one in found:
-        row = {"family": one["family"] or "", "key": _format_cell(entries.key_type, one["key"])}
+        one |= {"family": one["family"] or "", "key": _format_cell(entries.key_type, one["key"])}
         if not keys_only:
-            row["value"] = _format_cell(entries.value_type, one["value"])
-        rows.append({**row, "version": one["version"]})
-    cells = [list(row.values()) for row in rows]
-    output.show_table(entries.title, list(rows[0]), cells, own=True)
+            one["value"] = _format_cell(entries.value_type, one["value"])
+        rows.append(list(one.values()))
+    output.show_table(entries.title, list(found[0]), rows, own=True)
     output.show_line("End of entries." if ended else f"Continue with --state {at}")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -338,23 +339,15 @@ def complete_requests(
         whole = steps.whole(request.asset_selection or ())
         rest = whole
         launches = _launches(request, answers)
-        runs = {}
-        for job, found in launches.items():
-            asked: list[dg.AssetKey] = []
-            for keys, _ in found:
-                asked += keys
-            runs[job] = steps.whole(asked) | (whole & steps.jobs.get(job, frozenset()))
-            rest = rest - runs[job]
-        for job, found in launches.items():
-            joined = runs[job]
-            decisions = [decision for _, decision in found]
-            stays = any(decision.run_config for decision in decisions)
-            more = set() if stays else _depending(rest, joined, parents)
-            while more:
-                joined |= steps.whole(more)
-                rest -= joined
-                more = _depending(rest, joined, parents)
-            completed.append(_merged(decisions, job, joined, request))
+        for job, launch in launches.items():
+            launch.keys = steps.whole(launch.keys) | (whole & steps.jobs.get(job, frozenset()))
+            rest = rest - launch.keys
+        for job, launch in launches.items():
+            stays = any(decision.run_config for decision in launch.decisions)
+            if not stays:
+                _join_depending(launch.keys, rest, steps, parents)
+                rest = rest - launch.keys
+            completed.append(_merged(launch.decisions, job, launch.keys, request))
         if rest:
             completed.append(
                 dg.RunRequest(
@@ -367,27 +360,28 @@ def complete_requests(
     return completed
 
 
-def _depending(
-    rest: Collection[dg.AssetKey],
-    keys: Collection[dg.AssetKey],
+def _join_depending(
+    keys: set[dg.AssetKey],
+    rest: set[dg.AssetKey],
+    steps: Steps,
     parents: Callable[[dg.AssetKey], Collection[dg.AssetKey]],
-) -> set[dg.AssetKey]:
-    """Return the assets of `rest` that depend on some of the keys."""
-    found = set()
-    for key in rest:
-        if not set(keys).isdisjoint(parents(key)):
-            found.add(key)
-    return found
+) -> None:
+    """Add to the keys the assets of `rest` that depend on some of them, also through others."""
+    while more := [key for key in rest - keys if not keys.isdisjoint(parents(key))]:
+        keys |= steps.whole(more)
 
 
-_Launch = tuple[Collection[dg.AssetKey], dg.RunRequest]
+@dataclass
+class _Launch:
+    """The assets that launchers of one job ask for, and their requests."""
+
+    keys: set[dg.AssetKey] = field(default_factory=set)
+    decisions: list[dg.RunRequest] = field(default_factory=list)
 
 
-def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, list[_Launch]]:
-    """Return, by job, the assets and the request of each launcher that one of the requested
-    assets has asked.
-    """
-    launches: dict[str, list[_Launch]] = {}
+def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, _Launch]:
+    """Return, by job, what the launchers request that one of the requested assets has asked."""
+    launches: dict[str, _Launch] = defaultdict(_Launch)
     for answer in answers:
         launcher = answer.launcher
         decision = answer.decision
@@ -399,8 +393,9 @@ def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, li
                 decision.run_config,
                 {**(launcher.job.tags or {}), **decision.tags},
             )
-            found = launches.setdefault(launcher.job.name, [])
-            found.append((decision.asset_selection or launcher.assets, tagged))
+            launch = launches[launcher.job.name]
+            launch.keys.update(decision.asset_selection or launcher.assets)
+            launch.decisions.append(tagged)
     return launches
 
 

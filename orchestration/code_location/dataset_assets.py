@@ -155,7 +155,12 @@ def dataset_assets(
     """
     datasets = tuple(member.dataset for member in unit)
     specs = []
+    streams: dict[str, dg.AssetKey] = {}
+    followers = {}
     for member in unit:
+        streams |= member.streams
+        if member.dataset.follows_changes:
+            followers[member.dataset.name] = member.key
         specs += checks.validator_check_specs(member.dataset, member.key)
         specs += checks.bootstrap_check_specs(member.dataset, member.key)
     kind = "dataset"
@@ -186,12 +191,6 @@ def dataset_assets(
             run = checks.OpRun(context, lake, open_dataset_systems(datasets, lake))
             reports: dict[str, AdvanceReport] = {}
             if context.selected_asset_keys:
-                streams: dict[str, dg.AssetKey] = {}
-                followers = {}
-                for member in unit:
-                    streams |= member.streams
-                    if member.dataset.follows_changes:
-                        followers[member.dataset.name] = member.key
                 observe_streams(run, streams)
                 with checks.report_unfinished_bootstrap(run, followers):
                     done = run_work(

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -143,22 +143,27 @@ def scan_ages(
     `unread` returns, for a stream, the partitions with unread records and the offset of the first
     one in each. `is_old` says whether the record there is too old to wait.
     """
-    done = None
-    if scan.young:
-        done = SystemStreamPartition.parse(scan.young)
+    for ssp, start in _iterate_unchecked(scan, unread):
+        if deadline.passed():
+            return Backlog(scan, complete=False)
+        if is_old(ssp, start):
+            return Backlog(scan, old=str(ssp))
+        scan = scan.model_copy(update={"young": str(ssp)})
+    return Backlog(scan)
+
+
+def _iterate_unchecked(
+    scan: StreamScan, unread: Callable[[str], Mapping[SystemStreamPartition, str]]
+) -> Iterator[tuple[SystemStreamPartition, str]]:
+    """Yield what is unread of the partitions after the last one that the scan has checked."""
+    done = SystemStreamPartition.parse(scan.young) if scan.young else None
     unread_streams = [name for name, stream in scan.streams.items() if stream.lag]
     for name in sorted(unread_streams, key=split_stream_name):
         if done is not None and split_stream_name(name) < (done.system, done.stream):
             continue
         for ssp, start in sorted(unread(name).items()):
-            if done is not None and ssp <= done:
-                continue
-            if deadline.passed():
-                return Backlog(scan, complete=False)
-            if is_old(ssp, start):
-                return Backlog(scan, old=str(ssp))
-            scan = scan.model_copy(update={"young": str(ssp)})
-    return Backlog(scan)
+            if done is None or ssp > done:
+                yield ssp, start
 
 
 FIRST_WAIT = 60.0

@@ -545,7 +545,7 @@ def _read_newest_runs(
             selected = record.dagster_run.asset_selection
             is_theirs = wanted.job_name == tick.job
             if selected:
-                is_theirs = any(key in outputs for key in selected)
+                is_theirs = not selected.isdisjoint(outputs)
             if is_theirs and tick.is_here(record.dagster_run):
                 own.append(record)
         if len(page) < _PAGE:
@@ -752,50 +752,52 @@ def delivered_launchers(
     """
     by_name = {f"{to_dagster_name(_group_name(unit))}_delivered": unit for unit in units}
     for_records = f"{to_dagster_name(application)}_new_records"
-
-    def evaluate(tick: Tick, mine: str) -> dg.RunRequest | Skip:
-        lake = tick.lake
-        unit = by_name[mine]
-        version, awaited = _next_delivered(lake, unit)
-        if version is None:
-            return Skip(f"No new version; {awaited}.")
-        what = f"Version {version} is delivered"
-        active = tick.active_runs()
-        if active:
-            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
-        on = tick.running_sensors()
-        if for_records in on and tick.cursor.seen != version:
-            tick.remember(seen=version)
-            return Skip(
-                f"{what}; {for_records} may launch a run that builds it; otherwise the next tick"
-                " here does."
-            )
-        others = {}
-        if not tick.by_condition:
-            others = {name: by_name[name] for name in by_name.keys() & on}
-        others.pop(mine, None)
-        together = {mine: version} | _find_delivered(lake, others)
-        first = min(together)
-        if first != mine:
-            return Skip(f"{what}; {first} launches the run that builds it too.")
-        keys: list[dg.AssetKey] = []
-        for name in sorted(together):
-            keys += [member.key for member in by_name[name]]
-        request = tick.request_run(
-            f"{_group_name(unit)}:{lake.id}:delivered", what, together, asset_selection=keys
-        )
-        if isinstance(request, dg.RunRequest):
-            tick.remember(seen=version)
-        return request
-
     launchers = []
     for name, unit in by_name.items():
         keys = {member.key for member in unit}
         datasets = ", ".join(member.dataset.name for member in unit)
         text = f"Publishes versions of {datasets} as they are delivered."
-        decide = partial(evaluate, mine=name)
+        decide = partial(_launch_delivered, by_name, name, for_records)
         launchers.append(Launcher(name, job, keys, text, decide, "new_version", keys))
     return launchers
+
+
+def _launch_delivered(
+    by_name: Mapping[str, Sequence[DatasetAsset]], mine: str, for_records: str, tick: Tick
+) -> dg.RunRequest | Skip:
+    """Request the run of the sensor `mine`, one of those in `by_name`, unless the sensor
+    `for_records` or an earlier one of them launches it.
+    """
+    lake = tick.lake
+    unit = by_name[mine]
+    version, awaited = _next_delivered(lake, unit)
+    if version is None:
+        return Skip(f"No new version; {awaited}.")
+    what = f"Version {version} is delivered"
+    active = tick.active_runs()
+    if active:
+        return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
+    on = tick.running_sensors()
+    if for_records in on and tick.cursor.seen != version:
+        tick.remember(seen=version)
+        return Skip(
+            f"{what}; {for_records} may launch a run that builds it; otherwise the next tick here"
+            " does."
+        )
+    others = set() if tick.by_condition else by_name.keys() & on - {mine}
+    together = {mine: version} | _find_delivered(lake, {name: by_name[name] for name in others})
+    first = min(together)
+    if first != mine:
+        return Skip(f"{what}; {first} launches the run that builds it too.")
+    keys: list[dg.AssetKey] = []
+    for name in sorted(together):
+        keys += [member.key for member in by_name[name]]
+    request = tick.request_run(
+        f"{_group_name(unit)}:{lake.id}:delivered", what, together, asset_selection=keys
+    )
+    if isinstance(request, dg.RunRequest):
+        tick.remember(seen=version)
+    return request
 
 
 def _find_delivered(lake: Lake, units: Mapping[str, Sequence[DatasetAsset]]) -> dict[str, str]:

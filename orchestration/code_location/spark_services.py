@@ -56,6 +56,7 @@ _SCRIPT = "--scriptLocation"  # takes precedence over the script of a Glue job
 _START = "--adjunct-start"  # identifies a start of a Glue job
 _GLUE_GOES_ON = ("WAITING", "STARTING", "RUNNING", "STOPPING")
 _TOO_MANY = re.compile("Throttling|ConcurrentRunsExceeded")
+_CLIENT = re.compile(r"(botocore|kubernetes|urllib3)(\.|$)")
 # base classes in botocore and urllib3
 _UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}
 
@@ -524,10 +525,7 @@ def _translated_errors(service: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kinds = set()
-        for base in type(error).__mro__:
-            if base.__module__.partition(".")[0] in ("botocore", "kubernetes", "urllib3"):
-                kinds.add(base.__name__)
+        kinds = {base.__name__ for base in type(error).__mro__ if _CLIENT.match(base.__module__)}
         if not kinds:
             raise
         response: Any = getattr(error, "response", None) or {}

@@ -81,14 +81,14 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
         for reader in list_readers(lake, name):
             affected.append(f"reader {reader.name} has a position in it")
     for application, state in list_application_states(lake).items():
-        used = ""
-        if state.open is not None and qualified in state.open.streams:
-            used = "reads it"
-        elif state.open is not None and application in producers:
-            used = "may write to it"
-        if state.open is not None and used:
+        intent = state.open
+        if intent is not None and qualified in intent.streams:
             blocking.append(
-                f"batch {state.open.batch} of application {application} is open and {used}"
+                f"batch {intent.batch} of application {application} is open and reads it"
+            )
+        elif intent is not None and application in producers:
+            blocking.append(
+                f"batch {intent.batch} of application {application} is open and may write to it"
             )
         elif state.has_position_in(qualified):
             affected.append(f"application {application} has a checkpoint on it")

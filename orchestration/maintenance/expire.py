@@ -4,8 +4,10 @@ will read again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import filterfalse
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
@@ -108,7 +110,7 @@ def erase_keys(
 def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, which batch needs the version: an open one, or an
     abandoned one that the next run removes from the application's local tables."""
-    needed: dict[str, dict[str, str]] = {}
+    needed: dict[str, dict[str, str]] = defaultdict(dict)
     for application, state in list_application_states(lake).items():
         if state.given_up is not None:
             why = (
@@ -116,13 +118,12 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
                 " next run removes it"
             )
             for dataset, version in _versions_before(lake, application, state.given_up).items():
-                needed.setdefault(dataset, {})[version] = why
+                needed[dataset][version] = why
         if state.open is not None:
             why = f"open batch {state.open.batch} of application {application}"
             for dataset, versions in state.open.joined.list_all().items():
-                for version in versions:
-                    if not is_transient(version):
-                        needed.setdefault(dataset, {})[version] = why
+                for version in filterfalse(is_transient, versions):
+                    needed[dataset][version] = why
     return needed
 
 

@@ -141,26 +141,35 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
 
     On a tie, that is the one required first. Streams before no such join are left out.
     """
-    votes: dict[str, Counter[int]] = {}
+    votes: Counter[tuple[str, int]] = Counter()
+    intermediate: set[str] = set()
     # Operators whose records were joined with a partitioned dataset since their stream began.
     joined: set[str] = set()
     for operator in app.operators:
         if operator.spec.role == "intermediate":
-            votes[operator.id] = Counter()
+            intermediate.add(operator.id)
         if operator.spec.role is not None:
             continue
-        if not joined.isdisjoint(operator.inputs):
+        required = needs.get(operator.id, {})
+        is_first = joined.isdisjoint(operator.inputs)
+        if is_first:
+            votes.update(_iterate_met(required, flows.arriving[operator.id]))
+        if not is_first or any(
+            needed.partitions is not None and not needed.feeds for needed in required.values()
+        ):
             joined.add(operator.id)
-            continue
-        for number, needed in needs.get(operator.id, {}).items():
-            if needed.partitions is None:
-                continue
-            flow = flows.arriving[operator.id][number]
-            if flow.stream in votes and not describe_mismatch(needed, flow):
-                votes[flow.stream][needed.partitions] += 1
-            if not needed.feeds:
-                joined.add(operator.id)
-    return {stream: count.most_common(1)[0][0] for stream, count in votes.items() if count}
+    rising = reversed(votes.most_common())
+    return {stream: count for (stream, count), _ in rising if stream in intermediate}
+
+
+def _iterate_met(
+    required: Mapping[int, Requirement], arriving: Arriving
+) -> Iterator[tuple[str, int]]:
+    """Yield the streams whose partitioning meets a requirement, with the count that it requires."""
+    for number, needed in required.items():
+        flow = arriving[number]
+        if needed.partitions is not None and not describe_mismatch(needed, flow):
+            yield flow.stream, needed.partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +251,8 @@ def _collect_dataset_uses(draft: Draft) -> _DatasetUses:
             else:
                 uses.joining[needed.dataset].append(operator)
     for operator, members in draft.groups.items():
-        for member in members:
-            if member != operator:
-                uses.relying.setdefault(member, operator)
+        for member in {*members} - {operator}:
+            uses.relying.setdefault(member, operator)
     return uses
 
 

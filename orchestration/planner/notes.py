@@ -73,24 +73,22 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     """Return the joins with datasets that the application itself sends records to: in which
     batch they see these.
     """
-    last: dict[str, str] = {}
-    for operator in app.operators:
-        if operator.spec.feeds is not None:
-            last[operator.spec.feeds] = operator.id
-    sent: dict[str, str] = {}
+    last = {operator.spec.feeds: operator.id for operator in app.operators}
+    sent: dict[str | None, str] = {}
     joins = []
     for operator in app.operators:
         match = operator.spec.match
-        if match is not None and match.dataset in last:
-            sees: Literal["this batch", "next batch", "both"] = "next batch"
+        if match is not None and match.dataset is not None and match.dataset in last:
+            sees: Literal["this batch", "next batch", "both"] = "both"
             last_send = None
             if app.dataset(match.dataset).is_local:
                 last_send = sent.get(match.dataset)
-            if last_send is not None:
-                sees = "this batch" if last_send == last[match.dataset] else "both"
+            if last_send is None:
+                sees = "next batch"
+            elif last_send == last[match.dataset]:
+                sees = "this batch"
             joins.append(FedJoin(operator.id, match.dataset, sees, last_send))
-        if operator.spec.feeds is not None:
-            sent[operator.spec.feeds] = operator.id
+        sent[operator.spec.feeds] = operator.id
     return tuple(joins)
 
 

@@ -16,10 +16,11 @@ owns those whose number modulo n is i.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import (
     BROADCAST,
@@ -198,29 +199,33 @@ def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple
     Without the limit, there are as many as the input, dataset or intermediate stream with most
     partitions has. Every task reads all partitions of broadcast inputs.
     """
-    inputs = [stream for stream in streams if stream.role == "input"]
-    shared = [stream for stream in streams if stream.role == "broadcast-input"]
+    by_role: dict[str, list[PlannedStream]] = defaultdict(list)
     total = 0
     buckets: dict[str, int] = {}
-    broadcast = [stream.name for stream in shared]
+    replicated: list[str] = []
     for stream in streams:
+        by_role[stream.role].append(stream)
         if stream.role not in ("output", *BROADCAST):
             total = max(total, stream.partitions or 0)
         if stream.dataset is None:
             continue
         if stream.partitions is None:
-            broadcast.append(stream.dataset)
+            replicated.append(stream.dataset)
         else:
             buckets[stream.dataset] = stream.partitions
+    shared = by_role["broadcast-input"]
+    broadcast = (*(stream.name for stream in shared), *replicated)
     count = task_count(total, limit)
     called = "Partition" if count == total else "Task"
     tasks = []
     for task in range(count):
-        owned: list[str] = []
-        for dataset, partitions in buckets.items():
-            owned += [f"{dataset}.{at}" for at in range(task, partitions, count)]
-        ssps = (*_list_partitions(inputs, task, count), *_list_partitions(shared, 0, 1))
-        tasks.append(Task(f"{called} {task}", ssps, tuple(owned), tuple(broadcast)))
+        owned = [
+            f"{dataset}.{at}"
+            for dataset, partitions in buckets.items()
+            for at in range(task, partitions, count)
+        ]
+        ssps = (*_list_partitions(by_role["input"], task, count), *_list_partitions(shared, 0, 1))
+        tasks.append(Task(f"{called} {task}", ssps, tuple(owned), broadcast))
     return tuple(tasks)
 
 
@@ -328,24 +333,24 @@ def _infer_counts(
     from.
     """
     inferred: dict[str, Inference] = {}
-    containing: dict[str, list[str]] = {}
+    containing: dict[str, list[str]] = defaultdict(list)
     for join, members in groups.items():
         for member in members:
-            containing.setdefault(member, []).append(join)
+            containing[member].append(join)
     decided: set[str] = set()  # operators whose group members all have a count
     waiting = deque(groups)
     while waiting:
         join = waiting.popleft()
         if join in decided:
             continue
-        counted = [member for member in groups[join] if member in known]
-        if not counted:
+        source = next(filter(known.__contains__, groups[join]), None)
+        if source is None:
             continue
         decided.add(join)
         for member in groups[join]:
             if member not in known:
-                known[member] = known[counted[0]]
-                inferred[member] = Inference(counted[0], join)
+                known[member] = known[source]
+                inferred[member] = Inference(source, join)
                 waiting.extend(containing[member])
     return inferred
 
@@ -441,22 +446,27 @@ def build_planned_streams(draft: Draft, default_from: str) -> dict[str, PlannedS
         if operator.spec.role is not None:
             streams[operator.id] = _plan_stream(draft, operator)
     for dataset in draft.app.datasets:
-        if dataset.stream is not None:
-            require_facts(draft.catalog, dataset.stream, f"dataset {dataset.name!r}")
-        streams[dataset_node(dataset.name)] = PlannedStream(
-            dataset.name if dataset.is_local else str(dataset.input),
-            "local-table" if dataset.is_local else "side-input",
-            dataset.partitions,
-            dataset.partition_by,
-            SPARK,
-            f"dataset {dataset.name}",
-            None,
-            dataset.name,
-        )
+        streams[dataset_node(dataset.name)] = _plan_dataset(draft.catalog, dataset)
     return {
         node: _resolve_count_source(node, stream, streams, draft.counts, default_from)
         for node, stream in streams.items()
     }
+
+
+def _plan_dataset(catalog: Catalog, dataset: AdjunctDataset) -> PlannedStream:
+    """Return the side input that a dataset is."""
+    if dataset.stream is not None:
+        require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")
+    return PlannedStream(
+        dataset.name if dataset.is_local else str(dataset.input),
+        "local-table" if dataset.is_local else "side-input",
+        dataset.partitions,
+        dataset.partition_by,
+        SPARK,
+        f"dataset {dataset.name}",
+        None,
+        dataset.name,
+    )
 
 
 def _plan_inserted(draft: Draft, operator: Operator, item: InsertedExchange) -> PlannedStream:

@@ -574,10 +574,8 @@ def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
             f" {summary}"
         )
         after = following[operator.id]
-        if len(after) == 1:
-            waiting.append((after[0], depth, False))
-        else:
-            waiting.extend((branch, depth + 1, True) for branch in reversed(after))
+        branches = len(after) > 1
+        waiting.extend((each, depth + branches, branches) for each in reversed(after))
     return lines
 
 

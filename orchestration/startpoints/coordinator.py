@@ -486,8 +486,11 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     if commit is not None:
         return []
     notes = []
-    for name, _, summary in _find_writers(lake, app, list_application_states(lake)):
-        notes.append(f"{summary} (adjunct app rename {name} {app.name} --reason …).")
+    for writer in _find_writers(lake, app, list_application_states(lake)):
+        notes.append(
+            f"application {app.name!r} has never run, and {writer.describe()} (adjunct app rename"
+            f" {writer.name} {app.name} --reason …)."
+        )
     return notes
 
 
@@ -515,14 +518,14 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> str
             )
     if adopt:
         return None
-    found = next(_find_writers(lake, app, others), None)
-    if found is None:
+    writer = next(_find_writers(lake, app, others), None)
+    if writer is None:
         return None
-    name, stream, summary = found
+    stream = writer.read[0].qualified_stream
     raise errors.ConfigurationError(
-        f"{summary}.",
+        f"application {app.name!r} has never run, and {writer.describe()}.",
         "If it is the same application, take over its log: adjunct app rename"
-        f" {name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
+        f" {writer.name} {app.name} --reason …. Otherwise set where it begins (adjunct startpoint"
         f" set MODULE:APP {stream} --upcoming --reason …), or let it add all records to the"
         " existing outputs: --adopt (adopt=True; adopt in the config of the Dagster op).",
         application=app.name,
@@ -530,11 +533,38 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> str
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """An application that has `written` outputs of another one, and `read` partitions that this
+    one reads for them.
+
+    If it reads several streams, it is not known from which of them an output was made.
+    """
+
+    name: str
+    state: ApplicationState
+    written: list[str]
+    read: list[SystemStreamPartition]
+
+    def describe(self) -> str:
+        streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in self.read))
+        shown = ", ".join(self.written[:_SHOWN])
+        if len(self.written) > _SHOWN:
+            shown += ", …"
+        done = f"read {streams}, and written {shown}"
+        effect = "may read and write the same records again"
+        if len({ssp.qualified_stream for ssp in self.state.checkpoint}) == 1:
+            done = f"written {shown} from {streams}"
+            effect = "would read and write these records again"
+        return (
+            f"application {self.name!r} has {done} ({self.state.batch:,} batches): a run {effect}"
+        )
+
+
 def _find_writers(
     lake: Lake, app: Application, others: Mapping[str, ApplicationState]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield each application that has written outputs of `app` and read inputs of `app`, the first
-    of these, and a summary.
+) -> Iterator[_Writer]:
+    """Yield each application that has written outputs of `app` and read inputs of `app`.
 
     Where startpoints of `app` say where all partitions of those inputs begin, it is left out.
     """
@@ -546,50 +576,27 @@ def _find_writers(
     for held in stored.handed.values():
         requests += held.values()
     asked = {request.ssp for request in requests if request.until is None}
-    for name, partitions, summary in found:
-        if not asked.issuperset(partitions):
-            yield name, partitions[0].qualified_stream, summary
+    for writer in found:
+        if not asked.issuperset(writer.read):
+            yield writer
 
 
-def _list_writers(
-    app: Application, others: Mapping[str, ApplicationState]
-) -> Iterator[tuple[str, tuple[SystemStreamPartition, ...], str]]:
-    """Yield each application that has written outputs of `app` and read inputs of `app`, the
-    partitions of these, and a summary.
-
-    If it reads several streams, it is not known from which of them an output was made.
-    """
+def _list_writers(app: Application, others: Mapping[str, ApplicationState]) -> Iterator[_Writer]:
     inputs_of = {
         node.name: streams
         for node, streams in find_input_streams(app).items()
         if node.kind in _SHARED
     }
     for name, state in others.items():
-        known = {ssp.qualified_stream for ssp in state.checkpoint}
         written = []
         again: set[str] = set()
-        for output, streams_of in sorted(inputs_of.items()):
-            if streams_of & known and _has_written(state, output):
+        for output, streams in sorted(inputs_of.items()):
+            if _has_written(state, output) and any(map(state.has_position_in, streams)):
                 written.append(output)
-                again |= streams_of
-        read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in again))
-        if name == app.name or not written or not read:
-            continue
-        streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
-        shown = ", ".join(written[:_SHOWN])
-        if len(written) > _SHOWN:
-            shown += ", …"
-        if len(known) == 1:
-            done = f"written {shown} from {streams}"
-            effect = "would read and write these records again"
-        else:
-            done = f"read {streams}, and written {shown}"
-            effect = "may read and write the same records again"
-        summary = (
-            f"application {app.name!r} has never run, and application {name!r} has {done}"
-            f" ({state.batch:,} batches): a run {effect}"
-        )
-        yield name, read, summary
+                again |= streams
+        read = sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in again)
+        if read and name != app.name:
+            yield _Writer(name, state, written, read)
 
 
 def _has_written(state: ApplicationState, output: str) -> bool:

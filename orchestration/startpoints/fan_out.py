@@ -128,7 +128,6 @@ def decide_fan_out(
     settled = []
     unknown = []
     expired = []
-    repeated = []
     blocked = []
     stuck = {(entry.ssp, entry.task) for entry in state.unreadable if entry.at is None}
     # In the order of their sequences, so that the result does not depend on the storage.
@@ -143,8 +142,7 @@ def decide_fan_out(
             blocked.append(request)
         elif takers:
             settled.append(request)
-            if not distribution.give_all(takers, request):
-                repeated.append(request)
+            distribution.give_all(takers, request)
         else:
             unknown.append(request)
 
@@ -154,7 +152,7 @@ def decide_fan_out(
         tuple(expired),
         distribution.stranded,
         tuple(distribution.superseded),
-        tuple(repeated),
+        tuple(distribution.repeated),
         held=held,
         blocked=tuple(blocked),
     )
@@ -207,6 +205,7 @@ class _Distribution:
         }
         self.stranded: dict[str, dict[SystemStreamPartition, StartpointRequest]] = {}
         self.superseded: list[StartpointRequest] = []
+        self.repeated: list[StartpointRequest] = []
         self._before = state
         self._held = held
         self._taken = taken
@@ -221,14 +220,13 @@ class _Distribution:
                 else:
                     self._orphans.append((task, request))
 
-    def give_all(self, tasks: Iterable[str], request: StartpointRequest) -> bool:
-        """Give a request to the tasks that have not taken it, and return whether there are any."""
-        is_given = False
-        for task in tasks:
-            if not self._taken(task, request):
-                self.give(task, request)
-                is_given = True
-        return is_given
+    def give_all(self, tasks: Iterable[str], request: StartpointRequest) -> None:
+        """Give a request to the tasks that have not taken it; without any, it is `repeated`."""
+        left = [task for task in tasks if not self._taken(task, request)]
+        for task in left:
+            self.give(task, request)
+        if not left:
+            self.repeated.append(request)
 
     def give(self, task: str, request: StartpointRequest) -> None:
         ssp = request.ssp
@@ -316,6 +314,9 @@ def describe_dropped(fan_out: FanOut) -> list[str]:
     return lines
 
 
+_WAITS = {"request": "a startpoint waits", "fan-out": "a startpoint was handed out"}
+
+
 def describe_unapplied(fan_out: FanOut) -> list[str]:
     """Return a line for each request that stays stored, because no task can apply it now."""
     lines = []
@@ -332,12 +333,11 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
         lines.append(f"{_describe(request)} waits behind one that can't be read")
     held = frozenset[SystemStreamPartition]().union(*fan_out.held.values())
     for entry in fan_out.unreadable:
-        waits = "a startpoint was handed out" if entry.kind == "fan-out" else "a startpoint waits"
         more = ""
         if entry.at and entry.ssp in held:
             more = "; nothing is read there until it is taken back"
         where = entry.partition or entry.key
-        lines.append(f"{where}: {waits} that is left alone{more}: {entry.error}")
+        lines.append(f"{where}: {_WAITS[entry.kind]} that is left alone{more}: {entry.error}")
     for ssp in sorted(held.difference(entry.ssp for entry in fan_out.unreadable)):
         lines.append(f"{ssp}: nothing is read there: what its task was handed can't be read")
     return lines

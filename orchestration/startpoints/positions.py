@@ -78,11 +78,7 @@ def choose_first_positions(
     positions: Offsets = {}
     for source in app.inputs.values():
         stream = streams[source.stream]
-        was_recreated = stream.was_recreated(state.offsets)
-        if was_recreated and not source.reset_offset:
-            kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
-        else:
-            kept = _keep_positions(source, stream, state, resets=is_first or was_recreated)
+        kept = _keep_positions(source, stream, state, resolved, is_first=is_first)
         positions |= kept
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
         choice = choose_default_offset(source, stream.info, stream.system)
@@ -164,17 +160,21 @@ class InputPositions:
 
 
 def _keep_positions(
-    source: InputSpec, stream: StreamSnapshot, state: ApplicationState, *, resets: bool
+    source: InputSpec,
+    stream: StreamSnapshot,
+    state: ApplicationState,
+    resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
+    *,
+    is_first: bool,
 ) -> Offsets:
-    """Return the checkpoint of a stream; none if the input is reset now (`resets`), or because the
-    stream has new partitions.
+    """Return the checkpoint of a stream, the startpoints if it was recreated; nothing if the input
+    is reset, now or because the stream has new partitions.
     """
-    kept = {}
-    for ssp in stream.partitions:
-        if ssp in state.checkpoint:
-            kept[ssp] = state.checkpoint[ssp]
-        else:
-            resets = True
+    was_recreated = stream.was_recreated(state.offsets)
+    if was_recreated and not source.reset_offset:
+        return {ssp: resolved[ssp].offset for ssp in stream.partitions}
+    kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
+    resets = is_first or was_recreated or len(kept) < len(stream.partitions)
     return {} if source.reset_offset and resets else kept
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.assets.unbounded.rewind_plan import PartitionRewind
 from dagster_adjunct.orchestration.application.application import Application
@@ -375,28 +376,36 @@ def preview_rewinds(asked: AskedApplication, previews: Sequence[Preview]) -> lis
         mine = {}
         for number, one in enumerate(shown):
             if task in one.tasks and one.error is None:
-                mine[number] = one.request
-        if not mine:
-            continue
-        try:
-            plan = plan_rewind(
-                dataset,
-                lake=asked.lake,
-                systems=asked.systems,
-                positions={request.ssp: to_startpoint(request) for request in mine.values()},
-                force={request.ssp for request in mine.values() if request.force},
-            )
-        except PermanentError as error:
-            for number in mine:
-                shown[number] = with_fields(shown[number], error=str(error))
-            continue
-        rewound = {partition.ssp: partition for partition in plan.partitions}
-        for number, request in mine.items():
-            shown[number] = _preview_rewind(shown[number], rewound[request.ssp], plan.refusal)
+                mine[number] = one
+        if mine:
+            together = _preview_rewind(asked, dataset, list(mine.values()))
+            for number, one in zip(mine, together, strict=True):
+                shown[number] = one
     return shown
 
 
 def _preview_rewind(
+    asked: AskedApplication, dataset: AdjunctDataset, previews: Sequence[Preview]
+) -> list[Preview]:
+    """Return the previews of all requests for one dataset, completed."""
+    requests = [shown.request for shown in previews]
+    try:
+        plan = plan_rewind(
+            dataset,
+            lake=asked.lake,
+            systems=asked.systems,
+            positions={request.ssp: to_startpoint(request) for request in requests},
+            force={request.ssp for request in requests if request.force},
+        )
+    except PermanentError as error:
+        return [with_fields(shown, error=str(error)) for shown in previews]
+    rewound = {partition.ssp: partition for partition in plan.partitions}
+    return [
+        _preview_partition(shown, rewound[shown.request.ssp], plan.refusal) for shown in previews
+    ]
+
+
+def _preview_partition(
     shown: Preview, partition: PartitionRewind, refusal: Exception | None
 ) -> Preview:
     moved = None

@@ -666,13 +666,12 @@ def request_startpoints(
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, asked.readers.named_only)
     old = tuple(dict.fromkeys(held for held, _ in replaced))
-    refusals = [empty_replay_error(previews)]
-    if not replace:
-        refusals.append(other_kind_error(replaced))
-    notes = [f"would be rejected: {refusal}" for refusal in refusals if refusal is not None]
+    other_kind = None if replace else other_kind_error(replaced)
+    refusals = list(filter(None, [empty_replay_error(previews), other_kind]))
+    notes = [f"would be rejected: {refusal}" for refusal in refusals]
     if not dry_run:
         check_previews(previews)
-        raise_first([refusal for refusal in refusals if refusal is not None])
+        raise_first(refusals)
         startpoints.write_startpoints(_retain_recorded(lake, requests, recorded))
         if old:
             by = requests[0].by

@@ -43,6 +43,8 @@ class BatchEngine:
         Nothing is read or written. Raises the error of a batch that could not finish. Also starts
         the Python workers that the output tasks will need.
         """
+        if context.spark is IN_PROCESS:
+            raise _sparks_engine_error(context.plan)
         session = resolve_session(context.spark)
         check_credits(session, context.app)
         prewarm_workers(session)
@@ -132,24 +134,25 @@ def check_session(runtime: Runtime, plan: ExecutionPlan) -> None:
     """Raise ConfigurationError, before anything is advanced, where an application needs Spark
     and has no session.
     """
-    if runtime.spark is not IN_PROCESS:
-        return
-    if plan.needs_spark:
+    if runtime.spark is IN_PROCESS and plan.needs_spark:
         raise no_session_error(
             plan.application, [f"{need.operator}: {need.what}" for need in plan.needs_spark]
         )
-    if plan.engine == "spark" and plan.operators:
-        operators = [operator.id for operator in plan.operators]
-        raise ConfigurationError(
-            f"application {plan.application!r} needs Spark, and there is no session (the master is"
-            f' none): its engine is "spark", which computes {", ".join(operators)} with Spark.',
-            'Declare it with engine="auto", or set ADJUNCT_ENGINE=auto, which computes small'
-            " batches without Spark; or run it with another master, such as"
-            " ADJUNCT_SPARK_MASTER=local[2], which needs Java.",
-            application=plan.application,
-            operator=operators[0],
-            argument="engine",
-        )
+
+
+def _sparks_engine_error(plan: ExecutionPlan) -> ConfigurationError:
+    """Return the error of an application whose engine is Spark, and that has no session."""
+    operators = [operator.id for operator in plan.operators]
+    return ConfigurationError(
+        f"application {plan.application!r} needs Spark, and there is no session (the master is"
+        f' none): its engine is "spark", which computes {", ".join(operators)} with Spark.',
+        'Declare it with engine="auto", or set ADJUNCT_ENGINE=auto, which computes small batches'
+        " without Spark; or run it with another master, such as ADJUNCT_SPARK_MASTER=local[2],"
+        " which needs Java.",
+        application=plan.application,
+        operator=operators[0],
+        argument="engine",
+    )
 
 
 def choose_engine(context: StepContext) -> BatchEngine:

@@ -131,20 +131,16 @@ def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operato
     """Return those of the operators `before` that most likely failed; [] if it may be any of
     them.
     """
-    if failure.quoted is not None:
-        for wanted in (failure.quoted, failure.part or ""):
-            quoting = [candidate for candidate in before if _quotes(candidate.spec, wanted)]
-            if quoting:
-                return quoting
+    for text in (failure.quoted, failure.part):
+        quoting = [candidate for candidate in before if _quotes(candidate.spec, text)]
+        if quoting:
+            return quoting
     if failure.of_expression:
         return []
-    calling = []
+    calling = [candidate for candidate in before if _functions(candidate.spec)]
     at_line = []
-    for candidate in before:
-        functions = _functions(candidate.spec)
-        if functions:
-            calling.append(candidate)
-        if any(_has_line(function, failure.place) for function in functions):
+    for candidate in calling:
+        if any(_has_line(function, failure.place) for function in _functions(candidate.spec)):
             at_line.append(candidate)
     return at_line or calling
 
@@ -165,8 +161,10 @@ def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
             waiting.extend(here.inputs)
 
 
-def _quotes(spec: Any, text: str) -> bool:
+def _quotes(spec: Any, text: str | None) -> bool:
     """Return whether an expression of an operator has this text."""
+    if text is None:
+        return False
     return any(isinstance(part, str) and text in part for part in _iter_parts(spec))
 
 

@@ -663,9 +663,8 @@ def measure_state_sizes(lake: Lake, names: Iterable[str]) -> dict[str, StateSize
             continue
         rows = 0
         size = 0
-        if manifest.version is not None:
-            for generation in manifest.version.generations:
-                rows += sum(file.rows for file in generation.files)
-                size += sum(file.size for file in generation.files)
+        for generation in manifest.served_generations:
+            rows += sum(file.rows for file in generation.files)
+            size += sum(file.size for file in generation.files)
         sizes[name] = StateSize(rows, size, manifest.declaration.kept_for)
     return sizes

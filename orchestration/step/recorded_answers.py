@@ -25,8 +25,10 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.arrow_types import is_same_family
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
+from dagster_adjunct.resources.schemas.arrow_values import cast_values
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.user_code import function_failed_error
@@ -173,7 +175,7 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
         count = records.num_rows
         if returns is None:
             if result is not None:
-                what = f"returned {type(result).__name__}, but the sink declares no returns="
+                what = f"{type(result).__name__}, but the sink declares no returns="
                 raise _result_error(operator, name, what)
             yield pa.RecordBatch.from_pydict({"rows": pa.array([count], pa.int64())})
             continue
@@ -214,41 +216,53 @@ def cast_result(
     Raises OperatorFailedError for any other result. `show_values` says whether errors may quote
     values.
     """
-
-    def wrong(what: str) -> errors.OperatorFailedError:
-        return _result_error(operator, name, f"returned {what}")
-
     if isinstance(result, pa.Table):
         result = pa.RecordBatch.from_struct_array(result.to_struct_array().combine_chunks())
-    if not isinstance(result, pa.RecordBatch):
-        raise wrong(f"{type(result).__name__}: expected a pyarrow Table or RecordBatch")
-    if sorted(result.schema.names) != sorted(returns.names):
-        raise wrong(
-            f"the columns {', '.join(result.schema.names) or 'none'}: expected"
-            f" {', '.join(returns.names)}"
-        )
-    if result.num_rows != rows:
-        raise wrong(f"{result.num_rows} rows for {rows} records: expected one for each")
+    misshapen = _describe_misshapen(result, rows, returns)
+    if misshapen is not None:
+        raise _result_error(operator, name, misshapen)
     columns = []
-    for each in returns.to_arrow():
-        column = result.column(each.name)
-        if pa.types.is_timestamp(each.type) and not is_same_family(column.type, each.type):
-            raise wrong(f"{each.name!r} as {column.type}, expected a timestamp with a time zone")
+    for field in returns.fields:
+        column = result.column(field.name)
         try:
-            columns.append(column.cast(each.type))
+            columns.append(_cast_result_column(column, field.type))
         except pa.ArrowException as error:
-            what = f"{each.name!r} as {column.type}, which is no {returns.field(each.name).type}"
-            reason = f": {error}" if show_values else ""
-            raise wrong(what + reason) from (error if show_values else None)
+            what = f"{field.name!r} as {column.type}, which is no {field.type}"
+            if not show_values:
+                raise _result_error(operator, name, what) from None
+            raise _result_error(operator, name, f"{what}: {error}") from error
     found = first_unreadable(pa.table(columns, names=list(returns.names)))
     if found is not None:
-        raise wrong(f"a result whose {found.problem(hidden=not show_values)}")
+        problem = found.problem(hidden=not show_values)
+        raise _result_error(operator, name, f"a result whose {problem}")
     return columns
+
+
+def _describe_misshapen(result: Any, rows: int, returns: Schema) -> str | None:
+    """Return how a function's result differs from a batch with these columns and rows, None if it
+    does not.
+    """
+    if not isinstance(result, pa.RecordBatch):
+        return f"{type(result).__name__}: expected a pyarrow Table or RecordBatch"
+    if sorted(result.schema.names) != sorted(returns.names):
+        given = ", ".join(result.schema.names) or "none"
+        return f"the columns {given}: expected {', '.join(returns.names)}"
+    if result.num_rows != rows:
+        return f"{result.num_rows} rows for {rows} records: expected one for each"
+    return None
+
+
+def _cast_result_column(column: pa.Array, kind: str) -> pa.Array:
+    if kind == "timestamp" and not is_same_family(column.type, arrow_type(kind)):
+        raise pa.ArrowInvalid("expected a timestamp with a time zone")
+    if is_nested(kind):
+        return cast_values(pa.chunked_array([column]), kind).combine_chunks()
+    return column.cast(arrow_type(kind))
 
 
 def _result_error(operator: str, name: str, what: str) -> errors.OperatorFailedError:
     return errors.OperatorFailedError(
-        f"{operator}: {name} {what}.",
+        f"{operator}: {name} returned {what}.",
         "Change the function or the declared returns=.",
         operator=operator,
     )

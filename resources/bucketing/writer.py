@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -805,8 +806,7 @@ def _task(
         except PermanentError as error:
             # Returned instead of raised, since Spark would retry the task, and wrap the error.
             facts = [json.dumps(tasks.error_to_json(error))]
-            for _ in batches:  # Spark reuses a worker only if its input is drained
-                pass
+            deque(batches, maxlen=0)  # Spark reuses a worker only if its input is drained
         yield pa.RecordBatch.from_pydict({"facts": pa.array(facts, pa.string())})
 
     return write

@@ -612,12 +612,15 @@ async def at_once(
                 task.cancel()
             await asyncio.wait(tasks)  # so that none still uses a connection when this returns
             raise
-    threads = executor()
-    pending = [threads.submit(run_without_loop, operation) for operation in given]
+    return _in_threads(executor(), given)
+
+
+def _in_threads(threads: Executor, operations: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    pending = [threads.submit(run_without_loop, operation) for operation in operations]
     try:
         return [future.result() for future in pending]
     except BaseException as error:
-        for future, operation in zip(pending, given, strict=True):
+        for future, operation in zip(pending, operations, strict=True):
             if future.cancel():
                 operation.close()
         if isinstance(error, Exception):  # Ctrl-C waits for nobody

@@ -280,30 +280,38 @@ class KeyValueTable(Generic[K, V]):
         A `TableKey` has its own family. Each partition is read by one request, at a moment of its
         own.
         """
-        coder = self._coder
-        requested = require_list(self.id, "keys", keys)
-        families: Iterable[str | None] = repeat(family)
-        plain: list[Any] = requested
-        if TableKey in set(map(type, requested)):
-            families = [key.family if isinstance(key, TableKey) else family for key in requested]
-            plain = [key.key if isinstance(key, TableKey) else key for key in requested]
-            prefixes: Iterable[bytes] = list(map(coder.prefix, families))
-            stored_keys = list(map(coder.table_key, prefixes, plain))
-        else:
-            prefix = coder.prefix(family)
-            prefixes = repeat(prefix)
-            stored_keys = coder.table_keys(prefix, plain)
-        if not stored_keys:
+        requested: list[Any] = require_list(self.id, "keys", keys)
+        if not requested:
             return []
-        if isinstance(prefixes, repeat) and (prefix := next(prefixes)):
-            stored = await self._get(coder.partition(prefix, b""), stored_keys, True)
+        if TableKey not in set(map(type, requested)):
+            return await self._get_family(family, requested)
+        families = [key.family if isinstance(key, TableKey) else family for key in requested]
+        plain = [key.key if isinstance(key, TableKey) else key for key in requested]
+        prefixes = list(map(self._coder.prefix, families))
+        stored_keys = list(map(self._coder.table_key, prefixes, plain))
+        stored = await self._get_from_partitions(prefixes, stored_keys)
+        return self._entries_of(families, plain, stored)
+
+    async def _get_family(self, family: str | None, keys: list[K]) -> list[TableEntry[K, V] | None]:
+        """Return the entries of keys of one family, or of none."""
+        prefix = self._coder.prefix(family)
+        stored_keys = self._coder.table_keys(prefix, keys)
+        if prefix:  # a family is in one partition
+            stored = await self._get(self._coder.partition(prefix, b""), stored_keys, True)
         else:
-            stored = await self._get_from_partitions(prefixes, stored_keys)
+            stored = await self._get_from_partitions(repeat(prefix), stored_keys)
+        return self._entries_of(repeat(family), keys, stored)
+
+    def _entries_of(
+        self, families: Iterable[str | None], keys: list[K], stored: list[StoredEntry | None]
+    ) -> list[TableEntry[K, V] | None]:
+        """Return the entries of these keys, in their order; None for missing ones."""
+        coder = self._coder
         found = [entry for entry in stored if entry is not None]
         if len(found) == len(stored):
-            return [*coder.entries(families, plain, found)]
+            return [*coder.entries(families, keys, found)]
         exists = [entry is not None for entry in stored]
-        entries = iter(coder.entries(compress(families, exists), compress(plain, exists), found))
+        entries = iter(coder.entries(compress(families, exists), compress(keys, exists), found))
         return [next(entries) if present else None for present in exists]
 
     def keys(

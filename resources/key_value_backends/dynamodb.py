@@ -123,13 +123,12 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
         # more.
         return Cancelled(conflict=True)
     current: dict[int, bytes | None] = {}
-    refused = None
-    for place, (code, reason) in enumerate(zip(codes, reasons, strict=True), start=-1):
-        if code == _CONDITION_FAILED and place >= 0:
+    for place, (code, reason) in enumerate(zip(codes[1:], reasons[1:], strict=True)):
+        if code == _CONDITION_FAILED:
             item = reason.get("Item")
             current[place] = item["v"]["B"] if item else None
-        if code not in _KNOWN and refused is None:
-            refused = f"{code}: {reason.get('Message')}"
+    answered = zip(codes, reasons, strict=True)
+    refused = [f"{code}: {why.get('Message')}" for code, why in answered if code not in _KNOWN]
     # If a condition has failed, a conflict at the gate does not matter.
     looked_at = codes
     if current:
@@ -144,7 +143,7 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
         current=current or None,
         conflict=_CONFLICT in looked_at,
         throttled=not _THROTTLED.isdisjoint(looked_at),
-        refused=refused,
+        refused=next(iter(refused), None),
     )
 
 
@@ -168,6 +167,11 @@ class TransactionAnswer(Enum):
     APPLIED = "applied, now or before"
     TOKEN_TAKEN = "another request has its token"
     IN_PROGRESS = "a copy of it is being executed"
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request, sent again, may be answered otherwise."""
+        return self is TransactionAnswer.IN_PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +283,12 @@ class DynamoDbSegment:
         attributes = "s, v"
         if values:
             attributes = "s, v, d"
-        by_sort_key: dict[bytes, bytes] | None = None
+        key_of = table_key_of
         if len({item["h"]["B"] for item in left}) == 1:
             # All items have the same hash key, so it is not requested: boto3 spends time on every
             # attribute.
             by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
+            key_of = lambda item: by_sort_key[item["s"]["B"]]  # noqa: E731
         else:
             attributes = f"h, {attributes}"
         while True:
@@ -296,7 +301,7 @@ class DynamoDbSegment:
             }
             answer: Any = await calls.read(partial(_get_items, request))
             for item in answer["Responses"].get(calls.name, ()):
-                key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
+                key = key_of(item)
                 into[key] = _entry(key, item, values)
             left = answer.get("UnprocessedKeys", {}).get(calls.name, {}).get("Keys")
             if not left:
@@ -440,49 +445,50 @@ class DynamoDbSegment:
         be determined.
         """
         patience = Patience(PATIENCE)
-        taken = False
+        ends: list[TransactionAnswer | Cancelled] = [TransactionAnswer.APPLIED]
         while True:
             answer = await self._send(token, number, term, *map(self._action, changes))
             if answer is TransactionAnswer.APPLIED:
                 return True
-            if self._ends_copies(answer):
-                if not sent_here:
-                    raise self._sent_elsewhere()
+            if self._ends_copies(answer, sent_here=sent_here):
                 self._remember(token, number, term, over=True)
                 return False
-            if isinstance(answer, Cancelled) and not answer.may_pass:
+            if not answer.may_pass:
+                assert isinstance(answer, Cancelled)
                 # Use up the token by a harmless request. DynamoDB applies only one of the requests
                 # with a token: once it has applied this one, it rejects late copies of the try.
                 item = {**self._layout.invalidated(_gate_number(token)), "t": {"B": token}}
                 put = {"Put": {"TableName": self._calls.name, "Item": item}}
                 invalidated = await self._send(token, number, term, put)
-                is_taken = invalidated is TransactionAnswer.TOKEN_TAKEN
-                if invalidated is TransactionAnswer.APPLIED or (taken and is_taken):
+                if invalidated in ends:
                     self._remember(token, number, term, over=True)
                     self._check(answer)
                     return False
-                if is_taken:
+                if invalidated is TransactionAnswer.TOKEN_TAKEN:
                     # The try has used its token meanwhile. DynamoDB's answer to another copy tells
                     # its outcome.
-                    taken = True
+                    ends.append(invalidated)
                     continue
             if not await patience.wait():
                 raise self._contended()
 
-    def _ends_copies(self, answer: TransactionAnswer | Cancelled) -> bool:
+    def _ends_copies(self, answer: TransactionAnswer | Cancelled, *, sent_here: bool) -> bool:
         """Return whether the answer to a copy of a try says that no copy can be applied any more.
 
-        Raises KeyValueTableSealedError for a sealed table.
+        Raises KeyValueTableSealedError for a sealed table, and ReplyLostError if the try was sent
+        through another handle: an earlier one may have been applied.
         """
-        if not isinstance(answer, Cancelled):
-            return answer is TransactionAnswer.TOKEN_TAKEN  # it was invalidated before
-        if answer.sealed:
-            raise sealed_table_error(self._calls.table, self._calls.label)
-        if answer.term is None:
-            return False
-        # The gates reject all copies of the try from now on.
-        self._families.learn(answer.term)
-        return True
+        is_over = answer is TransactionAnswer.TOKEN_TAKEN  # it was invalidated before
+        if isinstance(answer, Cancelled):
+            if answer.sealed:
+                raise sealed_table_error(self._calls.table, self._calls.label)
+            if answer.term is not None:
+                # The gates reject all copies of the try from now on.
+                self._families.learn(answer.term)
+                is_over = True
+        if is_over and not sent_here:
+            raise self._sent_elsewhere()
+        return is_over
 
     async def _send(
         self, token: bytes, number: int, term: int, *actions: Item

@@ -518,9 +518,7 @@ class CommitLog:
         problem: Exception | None = None
         for attempt in range(_SWAP_ATTEMPTS):
             try:
-                if expected is None:
-                    return self.store.put_if_absent(self.pointer_key, data)
-                return self.store.put_if_match(self.pointer_key, data, expected)
+                return put_after(self.store, self.pointer_key, data, expected)
             except errors.RunLeaseLostError:  # nothing was sent
                 if problem is None or not self._resolve_outcome(expected, pointer, problem)[0]:
                     raise
@@ -685,6 +683,13 @@ def _commit_of(manifest: Manifest, key: str) -> Commit:
 def commit_number(manifest_key: str) -> int:
     """Return the number of the commit whose manifest has this key."""
     return int(manifest_key.rsplit("/", 1)[1].partition("-")[0])
+
+
+def put_after(store: ObjectStore, key: str, data: bytes, etag: str | None) -> str:
+    """Replace the object that has this ETag (None: create it) and return the new ETag."""
+    if etag is None:
+        return store.put_if_absent(key, data)
+    return store.put_if_match(key, data, etag)
 
 
 def _back_off(attempt: int) -> None:

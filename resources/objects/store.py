@@ -266,19 +266,17 @@ def delete_holds(
     call does it.
     """
     listed = Deadline(read_clocks(), _FRESH_LISTING)
-    holds = {}
-    for item in store.list(prefix):
-        if item.key.endswith(".json"):
-            holds[item.key.removeprefix(prefix).removesuffix(".json")] = item
+    holds = {
+        item.key.removeprefix(prefix).removesuffix(".json"): item
+        for item in store.list(prefix)
+        if item.key.endswith(".json")
+    }
     released = list(holds)
-    if keep is not None:
-        newest = max((item.modified for item in holds.values()), default=None)
-        released = []
-        for name, item in holds.items():
-            if newest is not None and item.modified < newest - _RECENT_HOLD:
-                released.append(name)
-        needed = keep() if released else ()
-        released = [name for name in released if name not in needed]
+    if keep is not None and holds:
+        limit = max(item.modified for item in holds.values()) - _RECENT_HOLD
+        old = [name for name, item in holds.items() if item.modified < limit]
+        needed = keep() if old else ()
+        released = [name for name in old if name not in needed]
         if listed.has_passed():
             return ()
     store.delete_many(holds[name].key for name in released)

@@ -127,7 +127,7 @@ def _misfit_error(
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             count = half
     words, about = place(start)
-    misfit = find_misfit(column.slice(start, 1).combine_chunks(), kind, name)
+    misfit = find_misfit(pa.array([column[start]], column.type), kind, name)
     reason = misfit.expected
     if not sensitive:
         reason = f"{str(readable_value(misfit.value))[:100]}, {reason}"

@@ -46,8 +46,38 @@ def readable_values(
     """Return a column's values as Python objects, as `readable_value` returns them."""
     if _has_unreadable(column):
         return [readable_value(value, errors) for value in column]
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    return python_values(column)
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return a column's values as Python objects, with dictionaries for maps at every depth."""
+    values: list[Any]
+    if has_maps(column.type):
+        values = column.to_pylist(maps_as_pydicts="strict")
+    else:  # over twice as fast
+        values = column.to_pylist()
     return values
+
+
+def python_rows(records: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return records as dictionaries of Python objects, as `python_values` returns them."""
+    if any(map(has_maps, records.schema.types)):
+        columns = map(python_values, records.columns)
+        names = records.schema.names
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    rows: list[dict[str, Any]] = records.to_pylist()
+    return rows
+
+
+def has_maps(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is a map, or has one at any depth."""
+    if pt.is_dictionary(kind):
+        return has_maps(kind.value_type)
+    if not pt.is_nested(kind):
+        return False
+    return bool(pt.is_map(kind)) or any(
+        has_maps(kind.field(place).type) for place in range(kind.num_fields)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
 
 
 def to_python(column: Any) -> list[Any]:
-    """Return an array's values as a list of Python values, with dictionaries for structs.
+    """Return an array's values as a list of Python values, with dictionaries for structs and maps.
 
     Faster than `to_pylist`: structs are converted field by field, and timestamps with a time zone
     are computed here.
@@ -51,6 +51,9 @@ def to_python(column: Any) -> list[Any]:
         micros = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).to_pylist()
         return [v if v is None else _EPOCH + timedelta(microseconds=v) for v in micros]
     if not pa.types.is_struct(column.type):
+        if pa.types.is_nested(column.type):
+            nested: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+            return nested
         values: list[Any] = column.to_pylist()
         return values
     names = [field.name for field in column.type]

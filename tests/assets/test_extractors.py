@@ -103,7 +103,7 @@ def test_declarations_that_can_not_work_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Projection("k STRING", {"x": "1"})
     assert (caught.value.column, caught.value.argument) == ("x", "select")
-    with pytest.raises(SchemaMismatchError, match="can't be parsed at 'x'"):
+    with pytest.raises(SchemaMismatchError, match="can't be parsed at '': expected a type"):
         Projection("k STRING, x")
     for factory in ("module", "module:", ":f", "a/b:f", "a b:f"):
         with pytest.raises(ConfigurationError) as caught:

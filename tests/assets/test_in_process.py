@@ -89,7 +89,7 @@ def test_a_batch_of_an_application_is_refused_and_the_next_run_takes_its_records
         run_application(
             app, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, run="test"
         )
-    assert caught.value.argument == "spark"
+    assert (caught.value.application, caught.value.argument) == ("copy", "engine")
     left = application_state(streams.lake, "copy")
     assert (left.records, left.open) == (0, None)
 

@@ -36,7 +36,7 @@ class Frame:
     stay as they are.
     """
 
-    columns = ("k", "v", "__partition", "__offset", "__tombstone", "__epoch")
+    columns = ("k", "v", "__partition", "__offset", "__timestamp", "__tombstone", "__epoch")
     schema = StructType([StructField("k", StringType()), StructField("v", LongType())])
 
     def nodeName(self) -> str:

@@ -98,6 +98,7 @@ def test_the_default_engine_without_a_session_is_named_with_what_it_computes(
     monkeypatch.delenv("ADJUNCT_ENGINE", raising=False)
     streams = LakeStreams(open_lake())
     streams.create("orders", schema=Schema.of(size="int"), partitions=1)
+    streams.append("orders", [{"size": 1}], producer="test", sequence=1)
     app = Application("loud")
     kept = app.input_stream("lake.orders").filter("size > 0")
     kept.send_to(app.output_stream("lake.loud", partitions=1))

@@ -411,14 +411,9 @@ class PointerObject:
             except PreconditionFailedError as error:
                 problem = problem or error
                 pause()
-            except TransientError as error:
-                if problem is None and needs_action(error):  # as on a full disk: nothing was sent
-                    raise
-                problem = error
             except AdjunctError as error:
-                if problem is None:
-                    raise
-                raise self._lost(error) from problem
+                self._require_repeatable(error, problem)
+                problem = error
             else:
                 self.last = replace(after, etag=etag)
                 self.swaps += 1
@@ -432,6 +427,17 @@ class PointerObject:
             # Then send the identical request again.
             time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)
         raise self._lost(problem) from problem
+
+    def _require_repeatable(self, error: AdjunctError, earlier: Exception | None) -> None:
+        """Raise the error of a request that can't be sent again: itself, if it changed nothing,
+        else that the outcome is unknown. `earlier` is the error of the request before.
+        """
+        is_passing = isinstance(error, TransientError)
+        # As on a full disk: nothing was sent.
+        if earlier is None and (not is_passing or needs_action(error)):
+            raise error
+        if not is_passing:
+            raise self._lost(error) from earlier
 
     def _find_outcome(
         self, before: SegmentState, after: SegmentState, is_in: Callable[[SegmentState], bool]

@@ -82,6 +82,11 @@ class QueuedWrite:
         """Bytes of keys and values."""
         return sum(len(change.key) + len(change.value or b"") for change in self.changes)
 
+    @property
+    def conditional_keys(self) -> set[bytes]:
+        """The keys with conditions."""
+        return {change.key for change in self.changes if change.expected is not segment.ANYTHING}
+
 
 @dataclass(frozen=True, slots=True)
 class CommitDecision:
@@ -122,14 +127,15 @@ def decide_commit(
     for request in requests:
         if request.token in applied_before:
             decision.before.append(request)
-        elif failing := segment.failed_conditions(request.changes, current):
+            continue
+        if failing := segment.failed_conditions(request.changes, current):
             decision.refused.append((request, failing))
-        else:
-            decision.applied.append(request)
-            for change in request.changes:
-                if not change.is_guard:
-                    decision.writes[change.key] = change.version, change.value
-                    current[change.key] = None if change.value is None else change.version
+            continue
+        decision.applied.append(request)
+        for change in request.changes:
+            if not change.is_guard:
+                decision.writes[change.key] = change.version, change.value
+                current[change.key] = None if change.value is None else change.version
     return decision
 
 
@@ -223,9 +229,8 @@ class GroupCommit:
             except errors.ObjectNotFoundError as error:
                 # The run has been merged and deleted meanwhile.
                 reads = reads + 1
+                self._check_reads(reads, error)
                 state = None
-                if reads == _READS:
-                    raise self.core.missing_run_error(error) from error
                 continue
             if not decision.needs_swap:
                 if fresh:
@@ -256,21 +261,25 @@ class GroupCommit:
         repeated = {request.token for request in group if request.repeated}
         before = self.core.find_applied(state, repeated) if repeated else set()
         if state.status is Status.SEALED:
-            label = f"key-value table {self.core.table}"
-            for request in group:
-                if request.token not in before:
-                    request.answer.set_exception(segment.sealed_table_error(self.core.table, label))
-            group[:] = [request for request in group if request.token in before]
-        conditional = {
-            change.key
-            for one in group
-            for change in one.changes
-            if change.expected is not segment.ANYTHING
-        }
+            self._refuse_sealed(group, before)
+        conditional = {key for request in group for key in request.conditional_keys}
         entries = SegmentView(state, self.core.objects).find(conditional)
         return decide_commit(
             group, {key: entry and entry[0] for key, entry in entries.items()}, before
         )
+
+    def _check_reads(self, reads: int, error: errors.ObjectNotFoundError) -> None:
+        """Raise the error of a missing run if it was missing after each of so many reads."""
+        if reads == _READS:
+            raise self.core.missing_run_error(error) from error
+
+    def _refuse_sealed(self, group: list[QueuedWrite], before: Collection[bytes]) -> None:
+        """Refuse the requests of a group that were not applied before, as the table is sealed."""
+        label = f"key-value table {self.core.table}"
+        for request in group:
+            if request.token not in before:
+                request.answer.set_exception(segment.sealed_table_error(self.core.table, label))
+        group[:] = [request for request in group if request.token in before]
 
     def _swap(self, state: SegmentState, decision: CommitDecision) -> Swapped:
         tokens = [request.token for request in decision.applied]

@@ -102,36 +102,26 @@ class SegmentView:
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, Versioned | None]:
         """Return the version and value of each key, None for a missing one."""
-        entries: dict[bytes, Versioned | None] = {}
-        sought: list[_Search] = []
-        for key in keys:
-            if key in entries:
-                continue
-            entries[key] = None
-            recent = self.state.recent.get(key)
-            if recent is None:
-                sought.append(_Search(key, hash_key(key), len(self.state.levels.runs)))
-            elif recent[1] is not None:
-                entries[key] = recent
-        while sought:
-            sought = [search for search in sought if self._next_run(search)]
+        entries = {key: self.state.recent.get(key) for key in keys}
+        runs = self.state.levels.runs
+        sought = [
+            _Search(key, hash_key(key), len(runs)) for key, entry in entries.items() if not entry
+        ]
+        while sought := [search for search in sought if self._next_run(search)]:
             # Fetch for each key the block in the newest run that may have it, all of them
             # concurrently.
             wanted = {}
             for search in sought:
-                run = self.state.levels.runs[search.run]
+                run = runs[search.run]
                 wanted[search.run, search.block] = (run, self._indexes[search.run], search.block)
             fetched = self._objects.fetch_at_once(list(wanted.values()))
             blocks = dict(zip(wanted, fetched, strict=True))
-            left = []
             for search in sought:
-                entry = blocks[search.run, search.block].get(search.key)
-                if entry is None:
-                    left.append(search)
-                elif entry[1] is not None:
-                    entries[search.key] = entry
-            sought = left
-        return entries
+                entries[search.key] = blocks[search.run, search.block].get(search.key)
+            sought = [search for search in sought if not entries[search.key]]
+        return {
+            key: entry if entry and entry[1] is not None else None for key, entry in entries.items()
+        }
 
     def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
         """Yield the entries of a range, including those of removed keys, in consecutive parts
@@ -246,11 +236,8 @@ def merge_parts(parts: Sequence[RunPart | Columns], within: KeyRange) -> Iterato
     start: bytes | None = within.start
     while start is not None:
         left = KeyRange(start, within.end)
-        reached: bytes | None = None
-        for part in parts:
-            reach = part.reach(left) if isinstance(part, RunPart) else None
-            if reach is not None:
-                reached = reach if reached is None else min(reached, reach)
+        reaches = [part.reach(left) for part in parts if isinstance(part, RunPart)]
+        reached = min((reach for reach in reaches if reach is not None), default=None)
         end = within.end if reached is None else reached
         sources = [part.between(start, end) for part in parts]
         yield merge_newest([source for source in sources if len(source)])
@@ -586,8 +573,6 @@ class SegmentUpkeep:
             others = tuple(other for other in state.levels.claims if other.until > now)
             return state.following(now).with_levels(claims=(*others, claim))
 
-        if not plan_merge(self._core.pointer.read().levels, now_in_ms()):
-            return False
         if not self._swap(claimed, _NO_RUN, lambda levels: claim in levels.claims):
             return False
         try:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
@@ -131,17 +133,11 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
         )
         step = (
             'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from"'
-            ' and "partitions". '
+            ' and "partitions". If no records follow this one, the right marker replaces it:'
+            f" append_markers({ssp.stream!r}, VERSION,"
+            f" partitions=[{ssp.partition}], …). Otherwise remove the records up to and including"
+            " this one with kafka-delete-records, and deliver the version again."
         )
-        step += (
-            "If no records follow this one, the right marker replaces it:"
-            f" append_markers({ssp.stream!r}, VERSION, "
-        )
-        step += (
-            f"partitions=[{ssp.partition}], …). Otherwise remove the records up to and including"
-            " this one with "
-        )
-        step += "kafka-delete-records, and deliver the version again."
         raise MalformedDocumentError(problem, step, stream=ssp.qualified_stream) from error
     return Marker(ssp, str(message.offset()), **dict(body))
 
@@ -237,7 +233,6 @@ class _RangeConsumer:
     def messages(self) -> Iterator[PartitionMessages]:
         from confluent_kafka import TopicPartition
 
-        limit = client.response_timeout(self._topic.settings)
         with closing(self._consumer):
             name = self._topic.topic
             ranges = self._left.values()
@@ -247,9 +242,7 @@ class _RangeConsumer:
             received_at = time.monotonic()
             while self._left:
                 # No more than can be left, since the call returns as soon as it has as many.
-                width = 0
-                for partition, wanted in self._left.items():
-                    width += wanted.end - self._positions[partition]
+                width = sum(wanted.end - self._positions[wanted.partition] for wanted in ranges)
                 got = self._consumer.consume(min(MAX_MESSAGES, width), _POLL_SECONDS)
                 ended = list[int]()
                 if any(message.error() for message in got):
@@ -260,16 +253,20 @@ class _RangeConsumer:
                 for partition in ended:
                     self.stop_partition(partition)
                 if not got:
-                    self._refusals.check()
-                    if time.monotonic() - received_at > limit:
-                        partition = next(iter(self._left))
-                        what = (
-                            f"the records of {self._topic.ssp(partition)} from offset"
-                            f" {self._positions[partition]}"
-                        )
-                        raise client.no_answer_error(
-                            self._topic.settings, what, f"none in {limit:.0f} s"
-                        )
+                    self._check_answers(received_at)
+
+    def _check_answers(self, received_at: float) -> None:
+        """Raise an error if brokers refuse to answer, or sent nothing within the timeout."""
+        self._refusals.check()
+        settings = self._topic.settings
+        limit = client.response_timeout(settings)
+        if time.monotonic() - received_at > limit and self._left:
+            partition = next(iter(self._left))
+            what = (
+                f"the records of {self._topic.ssp(partition)} from offset"
+                f" {self._positions[partition]}"
+            )
+            raise client.no_answer_error(settings, what, f"none in {limit:.0f} s")
 
     def stop_partition(self, partition: int) -> None:
         """Stop reading a partition, even before the end of its range."""
@@ -294,12 +291,9 @@ class _RangeConsumer:
                 continue
             position: Any = given[-1].offset()
             self._positions[partition] = position + 1
-            inside = given
-            if position >= wanted.end:
-                end: Any = wanted.end
-                inside = [message for message in given if message.offset() < end]
             if position + 1 >= wanted.end:
                 self.stop_partition(partition)
+            inside = given[: bisect_left(given, wanted.end, key=methodcaller("offset"))]
             if inside:
                 yield wanted, inside
 
@@ -317,10 +311,8 @@ class _RangeConsumer:
             wanted = self._left.get(message.partition())  # type: ignore[arg-type]
             if wanted is None and message.partition() in self._positions:
                 continue  # its range has been read already
-            if error.code() != error._PARTITION_EOF:
+            if wanted is None or error.code() != error._PARTITION_EOF:
                 raise self._read_error(error, wanted)
-            if wanted is None:
-                continue
             if message.offset() >= wanted.end:  # type: ignore[operator]
                 ended.append(wanted.partition)
             else:

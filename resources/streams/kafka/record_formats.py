@@ -19,20 +19,13 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.parsed_columns import MAX_SHOWN, RowProblems, shorten_text
 from dagster_adjunct.resources.schemas.records import fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
-from dagster_adjunct.resources.streams.kafka import formats
-from dagster_adjunct.resources.streams.kafka.formats import (
-    FAIL,
-    MAX_SHOWN,
-    Format,
-    FormatReader,
-    Raw,
-    RawKey,
-    RowProblems,
-)
+from dagster_adjunct.resources.streams.kafka.formats import FAIL, Format, FormatReader, Raw, RawKey
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
@@ -85,6 +78,8 @@ class KafkaTopic:
     def __post_init__(self) -> None:
         if self.topic is not None:
             check_topic_name(self.topic)
+        if self.key is not None:
+            _check_simple_key(self.key)
 
     def name_for(self, stream: str) -> str:
         """Return the topic's name, which is that of the stream unless another was declared."""
@@ -149,6 +144,18 @@ class KafkaTopic:
         return Schema(tuple(field for field in self.schema().fields if field.name not in kept))
 
 
+def _check_simple_key(key: Format) -> None:
+    """Raise ConfigurationError for a key format with a nested column."""
+    for column in key.columns().fields:
+        if is_nested(column.type):
+            problem = (
+                f"the key of a Kafka topic ({key.describe()}) has column {column.name!r} as"
+                f" {column.type}: columns of keys are simple."
+            )
+            step = "Declare only its simple columns, or leave the key out."
+            raise ConfigurationError(problem, step, argument="key", column=column.name)
+
+
 def records_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema of records: their columns, then RECORD_META, of which only
     `__epoch` can't be null.
@@ -174,26 +181,22 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         key = _SideReader("key", form, form.reader())
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
-        tombstones = batch.column(VALUE).is_null()
-        columns, bad_values = value.read(batch.column(VALUE).to_pylist())
-        bad_keys: RowProblems = {}
+        columns, problems = value.read(batch.column(VALUE).to_pylist())
+        sides = [(value, problems)]
         if key is not None:
-            bad_keys = _read_keys(batch, key, columns)
-        unreadable = {*bad_keys, *bad_values}
+            sides.insert(0, (key, _read_keys(batch, key, columns)))
+        unreadable = problems.keys() | sides[0][1].keys()
         if unreadable:
-            rows = pa.array([row in unreadable for row in range(batch.num_rows)])
-            for name, column in columns.items():
-                columns[name] = pc.if_else(rows, pa.scalar(None, column.type), column)
-        if key is not None:
-            key.keep_malformed(batch, KEY, bad_keys, columns, stream)
-        value.keep_malformed(batch, VALUE, bad_values, columns, stream)
+            is_read = np.ones(batch.num_rows, bool)
+            is_read[[*unreadable]] = False
+            columns = {name: pc.if_else(is_read, column, None) for name, column in columns.items()}
+        for side, bad in sides:
+            side.keep_malformed(batch, bad, columns, stream)
         if topic.headers is not None:
             columns[topic.headers] = _headers_json(batch.column(HEADERS))
         columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
-        columns[TOMBSTONE] = tombstones
-        return pa.RecordBatch.from_arrays(
-            [columns[name].cast(out.field(name).type) for name in out.names], schema=out
-        )
+        columns[TOMBSTONE] = batch.column(VALUE).is_null()
+        return pa.RecordBatch.from_pydict(columns, schema=out)
 
     return run
 
@@ -237,17 +240,12 @@ class _SideReader:
         return dict(zip(self.names, self.reader(data, bad), strict=True)), bad
 
     def keep_malformed(
-        self,
-        batch: pa.RecordBatch,
-        name: str,
-        bad: RowProblems,
-        columns: dict[str, pa.Array],
-        stream: str,
+        self, batch: pa.RecordBatch, bad: RowProblems, columns: dict[str, pa.Array], stream: str
     ) -> None:
         """Put the bytes of the rows that can't be read into their column; without one, raise
         SchemaMismatchError.
         """
-        data = batch.column(name)
+        data = batch.column(f"__{self.which}")
         column = self.form.malformed
         if column != FAIL:
             is_bad = pa.array([row in bad for row in range(len(data))], pa.bool_())
@@ -290,7 +288,7 @@ def _describe_bytes(data: bytes) -> str:
     shown = data[:MAX_SHOWN].hex()
     if text and text.isprintable() and "\ufffd" not in text:
         shown = text[: MAX_SHOWN * 2]
-    return f"{len(data)} bytes: {formats.shorten_text(shown)}"
+    return f"{len(data)} bytes: {shorten_text(shown)}"
 
 
 def _headers_json(headers: pa.Array) -> pa.Array:
@@ -356,10 +354,11 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     each task.
     """
     key = topic.key_format()
-    value = topic.value
     written = topic.written_schema()
+    about = {"stream": stream}
     subject = topic.name_for(split_stream_name(stream)[1])
-    write_value = value.writer(stream, f"{subject}-value")
+    value_names = topic.value.columns().names
+    write_value = topic.value.writer(stream, f"{subject}-value")
     key_names: tuple[str, ...] = ()
     write_key = None
     if key is not None:
@@ -369,35 +368,28 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
         names = batch.schema.names
         around = {name: batch.column(name) for name in names if name.startswith("__")}
-        table = pa.table({name: batch.column(name) for name in names if name not in around})
-
-        def location(row: int) -> tuple[str, dict[str, Any]]:
-            return describe_record(table, row, written), {"stream": stream}
-
-        records = fit_to_schema(table, written, stream, location).combine_chunks()
-        check_readable(records, written, stream, stream=stream)
-        flat = {name: _flatten(records.column(name)) for name in written.names}
+        table = pa.Table.from_batches([batch]).drop_columns([*around])
+        records = fit_to_schema(
+            table, written, stream, lambda row: (describe_record(table, row, written), about)
+        )
+        check_readable(records, written, stream, **about)
+        flat = pa.RecordBatch.from_arrays(
+            [column.combine_chunks() for column in records.columns], written.names
+        )
         none = pa.array(np.zeros(batch.num_rows, bool))
         keep = pc.invert(around.get(TOMBSTONE, none).fill_null(False))
-        present = [flat[name].filter(keep) for name in value.columns().names]
-        made = iter(write_value(present))
-        values = [next(made) if kept else None for kept in keep.to_pylist()]
-        out = {KEY: pa.nulls(batch.num_rows, pa.binary()), VALUE: pa.array(values, pa.binary())}
+        made = write_value(flat.select(value_names).filter(keep).columns)
+        nulls = pa.nulls(batch.num_rows, pa.binary())
+        out = {KEY: nulls, VALUE: pc.replace_with_mask(nulls, keep, pa.array(made, pa.binary()))}
         if write_key is not None:
-            out[KEY] = pa.array(write_key([flat[name] for name in key_names]), pa.binary())
+            out[KEY] = pa.array(write_key(flat.select(key_names).columns), pa.binary())
         if topic.headers is not None:
-            out[HEADERS] = _headers_from_json(flat[topic.headers], topic.headers, stream)
+            out[HEADERS] = _headers_from_json(flat.column(topic.headers), topic.headers, stream)
         for name, column in around.items():
             out.setdefault(name, column)
         return pa.RecordBatch.from_pydict(out)
 
     return run
-
-
-def _flatten(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return column.combine_chunks()
 
 
 def _check_columns(given: Schema, written: Schema, stream: str) -> None:

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -143,14 +143,10 @@ def read_record_batches(
     if not raw:
         decoded = record_formats.create_decoder(declared, str(topic))
     for wanted, got in read_ranges(topic, ranges):
-        kept = got
         headers = [message.headers() for message in got]
-        if any(map(is_marker, headers)):
-            kept = []
-            for message in got:
-                if not is_marker(message.headers()):
-                    kept.append(message)
-            headers = [message.headers() for message in kept]
+        is_record = [not is_marker(of_message) for of_message in headers]
+        kept = list(compress(got, is_record))
+        headers = list(compress(headers, is_record))
         if kept:
             check_key_partitions(topic, wanted.partition, kept)
             with_headers = declared.headers is not None
@@ -168,7 +164,7 @@ def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
     }
     columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
     schema = record_formats.records_schema(topic.schema())
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    return pa.RecordBatch.from_pydict(columns, schema=schema)
 
 
 def _batch_from_messages(
@@ -196,7 +192,7 @@ def _batch_from_messages(
         HEADERS: shown,
         EPOCH: pa.array(epochs),
     }
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _name_parts(headers: list[tuple[str, bytes | None]] | None) -> list[dict[str, Any]]:
@@ -217,10 +213,7 @@ def _timestamps(ms: list[int]) -> pa.Array:
 
 
 def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
-    for name, value in headers or ():
-        if name == EPOCH_HEADER:
-            is_number = value is not None and value.isdigit() and len(value) < 10
-            if is_number:
-                return int(value or b"0")
-            return 0
+    value = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
+    if value is not None and value.isdigit() and len(value) < 10:
+        return int(value)
     return 0

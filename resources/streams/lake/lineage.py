@@ -139,19 +139,18 @@ def _find_replaced_by_repartition(
     retention dropped records in between, since the replaced results can't be determined then.
     """
     replaced: list[SupersededRange] = []
-    for reader, partitions in sorted(read.items()):
+    for reader, name in sorted(_streams_by_reader(read)):
         application, _, identity = reader.partition("@")
-        for name in sorted({_stream(source) for source in partitions}):
-            lineage = lineage_of(name)
-            if lineage is None:
-                continue
-            reads = [read.get(f"{application}@{each}", {}) for each in lineage.ids]
-            replayed = lineage.find_replayed(identity, name, reads)
-            if replayed is None:
-                continue
-            if not replayed.whole:
-                raise _repartitioned_error(stream, reader, name)
-            replaced += _old_ranges(reader, name, replayed.rewriting)
+        lineage = lineage_of(name)
+        if lineage is None:
+            continue
+        reads = [read.get(f"{application}@{each}", {}) for each in lineage.ids]
+        replayed = lineage.find_replayed(identity, name, reads)
+        if replayed is None:
+            continue
+        if not replayed.whole:
+            raise _repartitioned_error(stream, reader, name)
+        replaced += _old_ranges(reader, name, replayed.rewriting)
     return replaced
 
 
@@ -208,6 +207,11 @@ def _stream(source: str) -> str:
     return SystemStreamPartition.parse(source).qualified_stream
 
 
+def _streams_by_reader(read: ReadCoverage) -> set[tuple[str, str]]:
+    """Return each reader with each stream that it has read."""
+    return {(reader, _stream(source)) for reader, sources in read.items() for source in sources}
+
+
 WithoutPosition = Literal["refuse", "keep"]
 
 
@@ -228,9 +232,8 @@ def find_replaced_results(
     if unknown and without_position == "refuse":
         problem = (
             f'stream {stream!r}: epochs="latest" needs the source position of every record, and'
-            f" {unknown} "
+            f" {unknown} records have none: they were not sent by an application."
         )
-        problem += "records have none: they were not sent by an application."
         step = (
             'Treat them as latest (without_position="keep"), or read from the first record that an'
             " application sent."
@@ -256,20 +259,17 @@ def _find_upstream_replacements(
     # All results that these readers made of these streams are replaced.
     rewritten = {(span.reader, _stream(span.source)) for span in replaced}
     unknown: set[str] = set()
-    for reader, partitions in sorted(state.read.items()):
+    for reader, name in sorted(_streams_by_reader(state.read) - rewritten):
         identity = reader.partition("@")[2]
-        for name in sorted({_stream(source) for source in partitions}):
-            if (reader, name) in rewritten:
-                continue
-            above = state_of(name)
-            if above is None or Lineage.of(above).index_of(identity) is None:
-                unknown.add(name)
-            elif _is_replayed(state_of, name, {f"lake.{stream}"}):
-                if above.id != identity:
-                    raise _repartitioned_error(stream, reader, name)
-                replaced += _find_replaced_upstream(
-                    streams, stream, reader, name, above, partitions
-                )
+        above = state_of(name)
+        if above is None or Lineage.of(above).index_of(identity) is None:
+            unknown.add(name)
+        elif _is_replayed(state_of, name, {f"lake.{stream}"}):
+            if above.id != identity:
+                raise _repartitioned_error(stream, reader, name)
+            replaced += _find_replaced_upstream(
+                streams, stream, reader, name, above, state.read[reader]
+            )
     if unknown and any(segment.chained for segment in segments):
         raise _ambiguous_error(
             stream,
@@ -287,7 +287,7 @@ def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
         return False
     if list_superseded(state.read):
         return True
-    sources = {_stream(source) for read in state.read.values() for source in read}
+    sources = {source for _, source in _streams_by_reader(state.read)}
     return any(_is_replayed(state_of, each, {*seen, name}) for each in sources)
 
 
@@ -304,10 +304,9 @@ def _find_replaced_upstream(
     """
     application = reader.partition("@")[0]
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
-    behind = []
-    for source, end in ends.items():
-        if partitions.get(source, Coverage()).until != end:
-            behind.append(source)
+    behind = [
+        source for source, end in ends.items() if partitions.get(source, Coverage()).until != end
+    ]
     if behind:
         why = (
             f"{name} was replayed, and {application!r} has not read all of it yet (in"

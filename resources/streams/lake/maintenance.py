@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import json
 import uuid
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 from dagster_adjunct.resources import errors
@@ -272,18 +274,14 @@ def count_expired(
     drop = 0
     if retention.max_age is not None:
         limit = now_ms - int(retention.max_age.total_seconds() * 1000)
-        for count, segment in enumerate(segments, 1):
-            at = segment.appended if segment.appended <= now_ms else stored(segment)
-            if at is None:
-                continue
-            if at > limit:
-                break
-            drop = count
+        times = (each.appended if each.appended <= now_ms else stored(each) for each in segments)
+        expired = list(takewhile(lambda at: at is None or at <= limit, times))
+        while expired and expired[-1] is None:
+            expired.pop()
+        drop = len(expired)
     if retention.max_bytes is not None:
-        size = sum(segment.size for segment in segments[drop:])
-        while size > retention.max_bytes:
-            size -= segments[drop].size
-            drop += 1
+        sizes = [*accumulate(segment.size for segment in reversed(segments))]
+        drop = max(drop, len(segments) - bisect_right(sizes, retention.max_bytes))
     return drop
 
 

@@ -263,38 +263,26 @@ def find_row_ranges(
     """Return which rows of the segments are in the spans, which are [start, end) by partition."""
     wanted = {p for p, (start, end) in spans.items() if start < end}
     has_others = False
-    lows = [0] * len(segments) * partitions
-    highs = [0] * len(segments) * partitions
-    clipped_low = set()
-    clipped_high = set()
-    rows = []
-    longest = 0
+    # By segment and partition.
+    lows, highs, widths = np.zeros((3, len(segments), partitions), np.int64)
     for i, segment in enumerate(segments):
-        for p in {file.partition for file in segment.files}:
-            if p not in wanted:
-                has_others = True
-                continue
+        filled = {file.partition for file in segment.files}
+        has_others |= not filled <= wanted
+        for p in filled & wanted:
             start, end = spans[p]
-            width = segment.next[p] - segment.base[p]
-            low = max(start - segment.base[p], 0)
-            high = min(end - segment.base[p], width)
-            lows[i * partitions + p] = low
-            highs[i * partitions + p] = high
-            longest = max(longest, width)
-            if low > 0:
-                clipped_low.add(i)
-            if high < width:
-                clipped_high.add(i)
-            if low < high:
-                rows.append((low, high))
+            widths[i, p] = width = segment.next[p] - segment.base[p]
+            lows[i, p] = max(start - segment.base[p], 0)
+            highs[i, p] = min(end - segment.base[p], width)
+    has_rows = lows < highs
+    rows = zip(lows[has_rows].tolist(), highs[has_rows].tolist(), strict=True)
     intervals = _merge_intervals(rows)
     return RowRanges(
         tuple(sorted(wanted)) if has_others else None,
-        () if intervals == ((0, longest),) else intervals,
-        tuple(sorted(clipped_low)),
-        tuple(sorted(clipped_high)),
-        tuple(lows),
-        tuple(highs),
+        () if intervals == ((0, widths.max(initial=0)),) else intervals,
+        tuple(np.nonzero((lows > 0).any(axis=1))[0].tolist()),
+        tuple(np.nonzero((highs < widths).any(axis=1))[0].tolist()),
+        tuple(lows.ravel().tolist()),
+        tuple(highs.ravel().tolist()),
     )
 
 

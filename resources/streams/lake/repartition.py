@@ -213,25 +213,21 @@ def repartition(
     """
     written: dict[tuple[int, Ranges], WrittenFiles] = {}
 
+    def is_written(step: RewriteStep, horizon: int) -> bool:
+        # Maintenance may have deleted files from before the horizon, as no index lists them yet.
+        return step.key in written and int(written[step.key][0][:13]) >= horizon
+
     def rewrite_and_commit() -> StreamState:
         commit, state = streams.state(stream)
         old, steps = plan_repartitioning(streams, stream, state, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
         pages = streams.files_of(stream)
         check(state)
-        # Write files from before the horizon again: maintenance may have deleted them, as no index
-        # lists them yet.
-        for key, (attempt, _) in list(written.items()):
-            if int(attempt[:13]) < state.horizon:
-                del written[key]
         for step in steps:
-            if isinstance(step, RewriteStep) and step.key not in written:
+            if isinstance(step, RewriteStep) and not is_written(step, state.horizon):
                 written[step.key] = _write_step(streams, stream, state, declaration, step)
         after = _build_state(streams, state, declaration, steps, written, reason)
-        replaced = []
-        for segment in old:
-            if segment.files:
-                replaced.append(segment.folder(pages.prefix))
+        replaced = [segment.folder(pages.prefix) for segment in old if segment.files]
         replaced += sorted(manifest.list_page_keys(state, pages))
         at = streams.now_ms()
         after = manifest.rebuild_index(after, after.index.tail, pages)

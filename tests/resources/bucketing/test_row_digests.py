@@ -285,7 +285,11 @@ def test_checksums_are_sums_of_digests_that_wrap_around() -> None:
 
 
 def test_a_type_that_no_schema_may_have_is_rejected() -> None:
-    for array in (pa.array([[1]], pa.list_(pa.uint8())), pa.array([1], pa.uint8())):
+    for array in (
+        pa.array([1], pa.uint8()),
+        pa.array([[1]], pa.list_(pa.uint8())),
+        pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.uint8())),
+    ):
         with pytest.raises(SchemaMismatchError):
             row_digests(pa.table({"m": array}), ["m"])
 
