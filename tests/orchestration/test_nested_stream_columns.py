@@ -65,3 +65,55 @@ def test_a_sensitive_nested_column_is_not_shown_in_errors(world: StepWorld) -> N
         world.streams.append("secret", [record], producer="p", sequence=1)
     assert "customer.id" in str(failure.value)
     assert "hunter2" not in str(failure.value)
+
+
+ROW = {"k": 1, "customer": {"id": 7, "since": None}, "attributes": {"b": [1, None], "a": []}}
+
+
+def received(world: StepWorld) -> list[dict[str, object]]:
+    table = world.streams.read_arrow(world.streams.all_ranges("out"))
+    names = [name for name in table.column_names if not name.startswith("__")]
+    rows: list[dict[str, object]] = table.select(names).to_pylist(maps_as_pydicts="strict")
+    return rows
+
+
+def test_an_output_gets_the_fields_that_its_input_gets(
+    step_world: StepWorld, either_engine: str
+) -> None:
+    """The declared columns of the output follow those of what is sent."""
+    world = step_world
+    world.streams.create("orders", schema=ORDERS, key=["k"], partitions=2)
+    world.streams.append("orders", [ROW], producer="p", sequence=1)
+    app = Application("app")
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    world.run(app)
+    assert received(world) == [ROW]
+    later = Schema.of(
+        {
+            **ORDERS.types,
+            "customer": "struct<id:bigint,since:timestamp,vip:boolean>",
+            "attributes": "map<string,array<bigint>>",
+        }
+    )
+    world.streams.create("orders", schema=later, key=["k"], partitions=2)
+    more = {"k": 1, "customer": {"id": 8, "since": None, "vip": True}, "attributes": {"c": [2**40]}}
+    world.streams.append("orders", [more], producer="p", sequence=2)
+    world.run(app)
+    assert world.streams.info("out").schema == later
+    first = {**ROW, "customer": {"id": 7, "since": None, "vip": None}}
+    assert received(world) == [first, more]
+
+
+def test_an_output_that_loses_a_field_is_rejected(step_world: StepWorld) -> None:
+    """As one that loses a column."""
+    world = step_world
+    world.streams.create("orders", schema=ORDERS, key=["k"], partitions=2)
+    wider = "struct<id:bigint,since:timestamp,vip:boolean>"
+    schema = Schema.of({**ORDERS.types, "customer": wider})
+    world.streams.create("out", schema=schema, key=["k"], partitions=2)
+    app = Application("app")
+    app.input_stream("lake.orders").send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    with pytest.raises(PlanningError) as failure:
+        world.run(app)
+    assert failure.value.stream == "lake.out"
+    assert "customer" in failure.value.problem
