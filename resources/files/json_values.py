@@ -109,7 +109,7 @@ class MapKeys:
         """Whether an entry of a map in these lines may be null: then a struct does not tell
         whether it has the entry.
         """
-        if not self.has_maps or not _NULL.search(block):
+        if not self.has_maps or b"null" not in block or not _NULL.search(block):
             return False
         keys = {key.encode() for keys in self._of_path.values() for key in keys}
         named = b"|".join(map(re.escape, keys))
