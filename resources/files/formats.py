@@ -416,6 +416,7 @@ class DeclaredFiles:
 
 
 _JSON_BLOCK = 8 * 1024 * 1024
+_SAMPLE = 64 * 1024
 _BLANKS = b" \t\r"
 
 
@@ -491,25 +492,28 @@ def _parse_columns(
 ) -> pa.Table | None:
     """Return the columns with their parsed types; None if maps can't be parsed as structs."""
 
-    def parse(others: str) -> pa.Table:
+    def parse(lines: bytes, others: str) -> pa.Table:
         kinds = []
         for name, type_ in zip(names, types, strict=True):
             kinds.append((name, parsed_type(type_, keys, name)))
-        return read_json_lines(block, pa.schema(kinds), others=others)
+        return read_json_lines(lines, pa.schema(kinds), others=others)
 
     if not keys.has_maps:
-        return parse("error")
-    if keys.too_many:
-        return None
-    try:
-        table = parse("error")
-    except pa.ArrowInvalid:  # there may be new keys
-        found = parse("infer").schema
-        for name, type_ in zip(names, types, strict=True):
-            keys.learn(type_, found.field(name).type, name)
+        return parse(block, "error")
+    table = None
+    # New keys are usually among the first lines.
+    for sample in (block[: block.find(b"\n", _SAMPLE) + 1] or block, block):
         if keys.too_many:
             return None
-        table = parse("error")
+        try:
+            table = parse(block, "error")
+            break
+        except pa.ArrowInvalid:
+            found = parse(sample, "infer").schema
+            for name, type_ in zip(names, types, strict=True):
+                keys.learn(type_, found.field(name).type, name)
+    if table is None and not keys.too_many:
+        table = parse(block, "error")
     if keys.may_be_null(block):
         return None
     return table
