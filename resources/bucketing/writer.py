@@ -43,7 +43,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.arrow_values import as_lists, cast_values
+from dagster_adjunct.resources.schemas.arrow_values import as_lists
+from dagster_adjunct.resources.schemas.records import cast_column
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.types import has_maps, is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
@@ -414,7 +415,7 @@ class BucketFileWriter:
         table = pa.concat_tables(self._waiting)
         for name, kind in self._maps.items():  # Spark's maps have any order
             place = table.column_names.index(name)
-            table = table.set_column(place, name, cast_values(table.column(name), kind))
+            table = table.set_column(place, name, self._sort_maps(table, name, kind))
         table = table.cast(self._layout.arrow_schema())
         # The first key of each row group, since with several key columns statistics do not tell
         # which group has a key.
@@ -424,6 +425,20 @@ class BucketFileWriter:
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
         self._waiting = []
         self._waiting_rows = 0
+
+    def _sort_maps(self, table: pa.Table, name: str, kind: str) -> pa.ChunkedArray:
+        """Return a column with sorted maps. Raises SchemaMismatchError for a key that is null or
+        occurs twice.
+        """
+        schema = self._layout.schema
+        return cast_column(
+            table.column(name),
+            name,
+            kind,
+            self._options.what,
+            lambda row: (describe_record(table, row, schema, self._layout.key), {}),
+            sensitive=name in schema.sensitive,
+        )
 
     def _open_file(self, first: pa.Table) -> pq.ParquetWriter:
         encoding = None

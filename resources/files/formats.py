@@ -416,6 +416,7 @@ class DeclaredFiles:
 
 
 _JSON_BLOCK = 8 * 1024 * 1024
+_SAMPLE = 64 * 1024
 _BLANKS = b" \t\r"
 
 
@@ -469,30 +470,50 @@ def _parse_block(
     return table
 
 
+def _count_objects(block: bytes) -> int | None:
+    """Return the number of lines that are not blank, or None if one of them can't be an object:
+    Arrow would read a line `null` as a record of nulls, or crash.
+    """
+    text = block.strip(_BLANKS + b"\n")
+    breaks = text.count(b"\n")
+    if text[:1] == b"{" and text[-1:] == b"}" and text.count(b"}\n{") == breaks:
+        return breaks + 1
+    count = 0
+    for line in text.split(b"\n"):
+        stripped = line.strip(_BLANKS)
+        if stripped and not (stripped[:1] == b"{" and stripped[-1:] == b"}"):
+            return None
+        count += bool(stripped)
+    return count
+
+
 def _parse_columns(
     block: bytes, names: Sequence[str], types: Sequence[Type], keys: MapKeys
 ) -> pa.Table | None:
     """Return the columns with their parsed types; None if maps can't be parsed as structs."""
 
-    def parse(others: str) -> pa.Table:
+    def parse(lines: bytes, others: str) -> pa.Table:
         kinds = []
         for name, type_ in zip(names, types, strict=True):
             kinds.append((name, parsed_type(type_, keys, name)))
-        return read_json_lines(block, pa.schema(kinds), others=others)
+        return read_json_lines(lines, pa.schema(kinds), others=others)
 
     if not keys.has_maps:
-        return parse("error")
-    if keys.too_many:
-        return None
-    try:
-        table = parse("error")
-    except pa.ArrowInvalid:  # there may be new keys
-        found = parse("infer").schema
-        for name, type_ in zip(names, types, strict=True):
-            keys.learn(type_, found.field(name).type, name)
+        return parse(block, "error")
+    table = None
+    # New keys are usually among the first lines.
+    for sample in (block[: block.find(b"\n", _SAMPLE) + 1] or block, block):
         if keys.too_many:
             return None
-        table = parse("error")
+        try:
+            table = parse(block, "error")
+            break
+        except pa.ArrowInvalid:
+            found = parse(sample, "infer").schema
+            for name, type_ in zip(names, types, strict=True):
+                keys.learn(type_, found.field(name).type, name)
+    if table is None and not keys.too_many:
+        table = parse(block, "error")
     if keys.may_be_null(block):
         return None
     return table
@@ -505,14 +526,10 @@ def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
     """Return the records as Arrow's parser reads them, or None if that is not certain to be
     right.
     """
-    lines = []
-    for text in (line.strip(_BLANKS) for line in block.split(b"\n")):
-        if text:
-            lines.append(text)
-    # Arrow would read a line `null` as a record of nulls, or crash, and NaN as a number.
-    if not all(text[:1] == b"{" and text[-1:] == b"}" for text in lines) or _INVALID_NUMBER.search(
-        block
-    ):
+    count = _count_objects(block)
+    # Arrow would read NaN as a number. A search for bytes is far faster than one for a pattern.
+    may_be_invalid = b"NaN" in block or b"Inf" in block
+    if count is None or (may_be_invalid and _INVALID_NUMBER.search(block)):
         return None
     types = [parse_type(field.type) for field in schema.fields]
     try:
@@ -524,7 +541,7 @@ def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
             columns.append(convert_parsed(column.combine_chunks(), type_))
     except (pa.ArrowInvalid, TextMisfit, UnicodeDecodeError):  # the last for a key of a map
         return None
-    if table.num_rows != len(lines):  # Arrow reads any number of objects in a line
+    if table.num_rows != count:  # Arrow reads any number of objects in a line
         return None
     return pa.table(columns, schema=schema.to_arrow())
 

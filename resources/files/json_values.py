@@ -109,7 +109,7 @@ class MapKeys:
         """Whether an entry of a map in these lines may be null: then a struct does not tell
         whether it has the entry.
         """
-        if not self.has_maps or not _NULL.search(block):
+        if not self.has_maps or b"null" not in block or not _NULL.search(block):
             return False
         keys = {key.encode() for keys in self._of_path.values() for key in keys}
         named = b"|".join(map(re.escape, keys))
@@ -229,13 +229,7 @@ def _column_within(
 
 def _struct_column(values: Sequence[Any], type_: Struct) -> pa.Array:
     _check_kinds(values, (dict,), type_)
-    declared = {member.name for member in type_.members}
-    for row, value in enumerate(values):
-        if value and not value.keys() <= declared:
-            unknown = next(name for name in value if name not in declared)
-            names = ", ".join(member.name for member in type_.members)
-            reason = f"this field is not declared: expected {names}"
-            raise JsonMisfit(row, f".{write_name(unknown)}", "", reason)
+    _check_declared(values, type_)
     parts = []
     for member in type_.members:
         inner = [None if value is None else value.get(member.name) for value in values]
@@ -246,6 +240,16 @@ def _struct_column(values: Sequence[Any], type_: Struct) -> pa.Array:
     fields = list(arrow_type(str(type_)))
     missing = pa.array([value is None for value in values], pa.bool_())
     return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
+
+
+def _check_declared(values: Sequence[Any], type_: Struct) -> None:
+    declared = {member.name for member in type_.members}
+    for row, value in enumerate(values):
+        if value and not value.keys() <= declared:
+            unknown = next(name for name in value if name not in declared)
+            names = ", ".join(member.name for member in type_.members)
+            reason = f"this field is not declared: expected {names}"
+            raise JsonMisfit(row, f".{write_name(unknown)}", "", reason)
 
 
 def _check_kinds(values: Sequence[Any], expected: tuple[type, ...], type_: Type) -> None:

@@ -127,7 +127,11 @@ def _misfit_error(
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             count = half
     words, about = place(start)
-    misfit = find_misfit(pa.array([column[start]], column.type), kind, name)
+    # pyarrow can't make an array of the scalar of a map with a null within.
+    value = column.slice(start, 1)
+    if isinstance(value, pa.ChunkedArray):
+        value = pa.concat_arrays(value.chunks)
+    misfit = find_misfit(value, kind, name)
     reason = misfit.expected
     if not sensitive:
         reason = f"{str(readable_value(misfit.value))[:100]}, {reason}"

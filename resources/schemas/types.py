@@ -151,23 +151,6 @@ def nested_types(type_: Type) -> Iterator[tuple[str, Type]]:
             yield step + path, inner
 
 
-def path_column(path: str) -> str:
-    """Return the column that a path begins with: "customer" for "customer.email", and "a.b" for
-    "`a.b`.c".
-    """
-    column = _PATH_COLUMN.match(path)
-    if column is None:
-        return path
-    return _unquote(column[0])
-
-
-def has_maps(text: str) -> bool:
-    """Whether the type with this text is a map, or has one within."""
-    if not is_nested(text):
-        return False
-    return any(isinstance(type_, Map) for _, type_ in nested_types(parse_type(text)))
-
-
 def find_difference(
     given: Type, declared: Type, path: str, fits: Callable[[str, str], bool]
 ) -> tuple[str, str, str] | None:
@@ -187,6 +170,12 @@ def find_difference(
         if fits(str(given), str(declared)):
             return None
         return path, str(given), str(declared)
+    return _find_member_difference(given, declared, path, fits)
+
+
+def _find_member_difference(
+    given: Struct, declared: Struct, path: str, fits: Callable[[str, str], bool]
+) -> tuple[str, str, str] | None:
     seen = set()
     for member in given.members:
         inner = f"{path}.{write_name(member.name)}"
@@ -199,6 +188,23 @@ def find_difference(
         if found is not None:
             return found
     return None
+
+
+def path_column(path: str) -> str:
+    """Return the column that a path begins with: "customer" for "customer.email", and "a.b" for
+    "`a.b`.c".
+    """
+    column = _PATH_COLUMN.match(path)
+    if column is None:
+        return path
+    return _unquote(column[0])
+
+
+def has_maps(text: str) -> bool:
+    """Whether the type with this text is a map, or has one within."""
+    if not is_nested(text):
+        return False
+    return any(isinstance(type_, Map) for _, type_ in nested_types(parse_type(text)))
 
 
 def is_storable(text: str) -> bool:

@@ -95,6 +95,9 @@ _PLANS = {
     # A missing or damaged object raises an error, instead of being skipped.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
+    # A struct of which a query reads only fields that were added later is not null in older files.
+    # It is Spark's default, but a cluster's own settings may change it.
+    "spark.sql.legacy.parquet.returnNullStructIfAllFieldsMissing": "false",
     # Without it, a flipped bit in a page may be decoded to another value.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",

@@ -39,7 +39,7 @@ from dagster_adjunct.resources.schemas.records import (
 )
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.spark_types import tree_from_spark, types_from_spark
-from dagster_adjunct.resources.schemas.spark_values import stored_value_sql
+from dagster_adjunct.resources.schemas.spark_values import fitted_value_sql
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -77,7 +77,7 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 # A stream remembers the 32 highest sequences (the window) of each of the 256 producers that
@@ -333,25 +333,30 @@ def select_earlier_columns(data: Any, before: Schema, now: Schema, order_by: Seq
     kept = {*before.names, *OPTIONAL_META, *order_by}
     if _is_table(data):
         table = data.select([name for name in data.column_names if name in kept])
-        for place, name in enumerate(table.column_names):
-            column = table.column(place)
-            if name in before and is_same_family(column.type, arrow_type(now.field(name).type)):
-                with suppress(pa.ArrowInvalid):
-                    narrow = cast_values(column, before.field(name).type)
-                    table = table.set_column(place, name, narrow)
-        return table
-    columns = []
-    for name, given in types_from_spark(data.schema).items():
-        if name not in kept:
-            continue
-        column = named_column(name)
-        if name in before:
-            kind = before.field(name).type
-            if kind != given and is_widening(kind, given):
-                types = (parse_type(given), parse_type(kind))
-                column = F.expr(stored_value_sql(quote_name(name), *types, "TRY_CAST")).alias(name)
-        columns.append(column)
+        return _narrow_table(table, before, now)
+    types = types_from_spark(data.schema)
+    columns = [_narrow_column(name, types[name], before) for name in types if name in kept]
     return data.select(*columns)
+
+
+def _narrow_table(table: pa.Table, before: Schema, now: Schema) -> pa.Table:
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        if name in before and is_same_family(column.type, arrow_type(now.field(name).type)):
+            with suppress(pa.ArrowInvalid):
+                narrow = cast_values(column, before.field(name).type)
+                table = table.set_column(place, name, narrow)
+    return table
+
+
+def _narrow_column(name: str, given: str, before: Schema) -> Column:
+    if name not in before:
+        return named_column(name)
+    kind = before.field(name).type
+    if kind == given or not is_widening(kind, given):
+        return named_column(name)
+    types = (parse_type(given), parse_type(kind))
+    return F.expr(fitted_value_sql(quote_name(name), *types, "TRY_CAST")).alias(name)
 
 
 def _is_table(data: Any) -> bool:
@@ -421,7 +426,7 @@ def conform_frame(
         column = named_column(field.name)
         if is_nested(field.type):
             kinds = (types[field.name], parse_type(field.type))
-            column = F.expr(stored_value_sql(quote_name(field.name), *kinds))
+            column = F.expr(fitted_value_sql(quote_name(field.name), *kinds))
         columns.append(column.cast(field.type).alias(field.name))
     times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
     if declaration.timestamp is not None:

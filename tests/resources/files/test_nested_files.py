@@ -8,7 +8,7 @@ import json
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,11 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, read_files
+from dagster_adjunct.resources.files.formats import (
+    DeclaredFiles,
+    FileFormat,
+    read_files,
+    read_files_with_spark,
+)
 from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.resources.drawn_nested import schemas_with_rows, stored
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ORDERS = Schema.of(
     k="bigint",
@@ -142,6 +150,7 @@ def test_nested_values_of_json_lines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("slow", [False, True])
 def test_maps_with_new_and_with_many_keys(tmp_path: Path, slow: bool) -> None:
     """More keys than are read as the members of a struct."""
@@ -259,6 +268,20 @@ def test_unreadable_parts_of_parquet_are_named_by_path(tmp_path: Path) -> None:
     with pytest.raises(SchemaMismatchError) as failure:
         read(tmp_path, "parquet", Schema.of(a="array<struct<at:timestamp>>"))
     assert "'a[].at'" in failure.value.problem
+
+
+@pytest.mark.spark
+@pytest.mark.lengthy
+def test_spark_gets_the_same_records(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(LINE, encoding="utf-8")
+    odd = Schema.of(
+        {**ORDERS.types, "x.y": "struct<`a b`:int,`c``d`:map<string,struct<`e.f`:date>>>"}
+    )
+    tree = LocalTree(str(tmp_path))
+    declared = DeclaredFiles(tree, "jsonl", odd, "orders")
+    found = read_files_with_spark(spark, declared, tree.list()).toArrow().select(odd.names)
+    table = fit_to_schema(found, odd, "read")
+    assert table.to_pylist(maps_as_pydicts="strict") == [{**ROW, "x.y": None}]
 
 
 def test_csv_says_that_it_has_no_nested_values(tmp_path: Path) -> None:

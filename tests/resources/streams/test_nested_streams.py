@@ -196,6 +196,12 @@ def test_spark_frames_get_the_declared_form(spark: SparkSession, tmp_path: Path)
             streams.append("s", frame, producer="p", sequence=2)
         assert repr(path) in failure.value.problem
         assert failure.value.column == "s"
+    twice = pa.array([[("a", None), ("a", None)]], schema.to_arrow().field("m").type)
+    empty = pa.nulls(1, schema.to_arrow().field("s").type)
+    frame = spark.createDataFrame(pa.table({"k": [1], "s": empty, "m": twice}))
+    with pytest.raises(SchemaMismatchError) as failure:
+        streams.append("s", frame, producer="p", sequence=2)
+    assert failure.value.column == "m"
     frame = spark.sql("SELECT 1 k, null s, map(1, null) m")
     with pytest.raises(SchemaMismatchError) as failure:
         streams.append("s", frame, producer="p", sequence=2)
