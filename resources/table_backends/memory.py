@@ -200,7 +200,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         records = self._store.records
         if set(map(type, values)) != {dict} or not records.keys() >= set(keys):
             return False
-        if any("." in name for value in values for name in value):
+        if any("." in name for name in set[str]().union(*values)):  # values inside columns
             return False
         for key, value in zip(keys, values, strict=True):
             records[key].update(value)

@@ -358,6 +358,8 @@ def _pad_digits(column: Any, width: int) -> Any:
 
 UPDATE = "update"
 DEFAULT = "default"
+PARTS = frozenset({"set", "add", "append"})
+"""The fields of UPDATE if it is typed (`ArrowEntries.typed`)."""
 TOMBSTONE = "__tombstone"
 TIMESTAMP = "__timestamp"
 

@@ -72,7 +72,8 @@ def test_nested_records_go_into_tables_are_changed_inside_and_looked_up(
     with BlockingTable(known) as direct:
         direct.put_all([(record["id"], record) for record in RECORDS])
 
-    app = Application("orders", engine="auto")
+    engine = "auto" if spark_or_process is IN_PROCESS else "spark"
+    app = Application("orders", engine=engine)
     orders = app.input_stream("lake.orders", default_offset="oldest")
     found = orders.join(app.table(known), on="id", select=list(NESTED))
     found.send_to(app.table(copies))
