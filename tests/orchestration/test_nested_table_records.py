@@ -12,7 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct import Application, LakeStreams, Schema, open_lake, run_application
+from dagster_adjunct import (
+    Application,
+    LakeStreams,
+    Schema,
+    UpdateContract,
+    open_lake,
+    run_application,
+    update_message,
+)
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
@@ -107,3 +115,34 @@ def test_nested_records_go_into_tables_are_changed_inside_and_looked_up(
         assert stored.get("a") == expected["a"]
     with BlockingTable(copies) as stored:
         assert stored.get_all(["a", "b"]) == {record["id"]: record for record in RECORDS}
+
+
+@pytest.mark.spark
+def test_update_messages_change_values_inside_and_have_nested_defaults(
+    tmp_path: Path, spark: Any
+) -> None:
+    lake = open_lake(tmp_path / "lake")
+    streams = LakeStreams(lake)
+    schema = Schema.of({"id": "string", "city": "string"})
+    streams.create("orders", schema=schema, key=["id"], partitions=1)
+    rows = pa.table({"id": ["a", "b"], "city": ["Oslo", "Rome"]})
+    streams.append("orders", rows, producer="test", sequence=1)
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=ORDERS, create=True)
+    changed = table("changed", store)
+    with BlockingTable(changed) as direct:
+        direct.put("a", FIRST)
+
+    app = Application("messages", engine="spark")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    default = {"customer": "named_struct('name', 'none')", "attributes": "map('x', array(1L))"}
+    orders.map(
+        *update_message(key="id", update={"customer.address.city": "city"}, default=default)
+    ).send_to(app.table(changed), UpdateContract.UPDATE_WITH_DEFAULTS)
+    run_application(app, lake=lake, spark=spark, adopt=True)
+
+    address = {"city": "Oslo", "zip.code": 7}
+    begun = {"name": "none", "address": {"city": "Rome", "zip.code": None}, "seen": None}
+    with BlockingTable(changed) as stored:
+        found = stored.get_all(["a", "b"])
+    assert found["a"] == {**FIRST, "customer": {**FIRST["customer"], "address": address}}
+    assert (found["b"]["customer"], found["b"]["attributes"]) == (begun, {"x": [1]})
