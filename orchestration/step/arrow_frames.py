@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -257,10 +258,10 @@ def _struct_types(kind: pa.DataType, *, is_update: bool) -> dict[str, str]:
     if not pa.types.is_struct(kind):
         return {}
     columns = list(kind)
-    if is_update and {column.name for column in columns} <= PARTS:
-        parts = [column.type for column in columns]
-        if all(pa.types.is_struct(part) for part in parts):
-            columns = [column for part in parts for column in part]
+    parts = [column.type for column in columns if column.name in PARTS]
+    is_typed = is_update and len(parts) == len(columns)
+    if is_typed and all(map(pa.types.is_struct, parts)):
+        columns = list(chain.from_iterable(parts))
     return {column.name: type_from_arrow(column) for column in columns}
 
 

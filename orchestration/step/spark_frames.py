@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -245,10 +246,10 @@ def _struct_types(kind: Any, *, is_update: bool) -> dict[str, str]:
     if not isinstance(kind, StructType):
         return {}
     columns = list(kind.fields)
-    if is_update and {column.name for column in columns} <= PARTS:
-        parts = [column.dataType for column in columns]
-        if all(isinstance(part, StructType) for part in parts):
-            columns = [column for part in parts for column in part.fields]  # type: ignore[attr-defined]
+    parts = [column.dataType for column in columns if column.name in PARTS]
+    is_typed = is_update and len(parts) == len(columns)
+    if is_typed and all(isinstance(part, StructType) for part in parts):
+        columns = list(chain.from_iterable(parts))  # type: ignore[arg-type]
     return {column.name: type_from_spark(column.dataType) for column in columns}
 
 
