@@ -456,9 +456,10 @@ class MessageStream:
         The stream must have the columns of the table's key. `set` assigns columns, `add` adds
         numbers, `append` appends one value or a list of them to lists, each given as {table column:
         Spark SQL expression} or a list of columns that keep their names; `remove` sets columns to
-        null. `if_missing` is the record to start from where none exists, without the key, and may
-        be empty ([]); without it a missing record fails the batch. The other arguments are those of
-        `send_to`. A tombstone deletes the record.
+        null. `set`, `add` and `remove` may name values inside columns of structs, as
+        `address.city`. `if_missing` is the record to start from where none exists, without the key,
+        and may be empty ([]); without it a missing record fails the batch. The other arguments are
+        those of `send_to`. A tombstone deletes the record.
 
             flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"},
             if_missing={"flights": "0"})

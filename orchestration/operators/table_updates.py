@@ -386,10 +386,8 @@ def check_sink_columns(
     raise_first_problem(operator, sink.table, _column_problems(sink, columns))
 
 
-def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
-    """Return the table's columns that are written, each with the type of what is sent and the
-    declared type.
-    """
+def _written_types(sink: TableSink) -> list[tuple[str, str | None]]:
+    """Return what is written, by the table's columns, each with the type of what is sent."""
     columns = sink.columns or {}
     known = sink.types or {}
     written: list[tuple[str, str | None]] = []
@@ -402,8 +400,16 @@ def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
         written += (sink.sent or dict.fromkeys(columns)).items()
     else:
         written += (sink.sent or {}).items()
+    return [*written, *sink.default.items()]
+
+
+def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
+    """Return the table's columns that are written, each with the type of what is sent and the
+    declared type.
+    """
+    columns = sink.columns or {}
     compared = []
-    for name, kind in (*written, *sink.default.items()):
+    for name, kind in _written_types(sink):
         declared = _declared_column(name, columns)
         if declared is None or declared.kind in (Kind.OTHER, Kind.JSON):
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -43,7 +44,7 @@ from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
-from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
+from dagster_adjunct.resources.tables.arrow import DEFAULT, PARTS, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
 
 
@@ -116,7 +117,8 @@ class ArrowFrames:
             column = frame.schema.field(name)
             types[name] = type_from_arrow(column)
             if name in (UPDATE, DEFAULT):
-                for inner, kind in _struct_types(column.type).items():
+                inside = _struct_types(column.type, is_update=name == UPDATE)
+                for inner, kind in inside.items():
                     types[f"{name}.{inner}"] = kind
         return types
 
@@ -249,16 +251,18 @@ def _own_names(frame: pa.Table) -> list[str]:
     return [name for name in frame.column_names if name[:2] != "__"]
 
 
-def _struct_types(kind: pa.DataType) -> dict[str, str]:
+def _struct_types(kind: pa.DataType, *, is_update: bool) -> dict[str, str]:
     """Return the types of the set and added columns of a partial update, or of the columns of a
     default record; {} if `kind` is no struct.
     """
-    types: dict[str, str] = {}
-    if pa.types.is_struct(kind):
-        for part in kind:
-            columns = part.type if pa.types.is_struct(part.type) else [part]
-            types |= {column.name: type_from_arrow(column) for column in columns}
-    return types
+    if not pa.types.is_struct(kind):
+        return {}
+    columns = list(kind)
+    parts = [column.type for column in columns if column.name in PARTS]
+    is_typed = is_update and len(parts) == len(columns)
+    if is_typed and all(map(pa.types.is_struct, parts)):
+        columns = list(chain.from_iterable(parts))
+    return {column.name: type_from_arrow(column) for column in columns}
 
 
 def _struct_of(columns: dict[str, Any], frame: pa.Table) -> pa.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from operator import or_
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -38,7 +39,7 @@ from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.checked_reads import read_frame
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, AppendResult
-from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
+from dagster_adjunct.resources.tables.arrow import DEFAULT, PARTS, UPDATE
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_table
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class SparkFrames:
                 continue
             types[column.name] = type_from_spark(column.dataType)
             if column.name in (UPDATE, DEFAULT):
-                inside = _struct_types(column.dataType)
+                inside = _struct_types(column.dataType, is_update=column.name == UPDATE)
                 types |= {f"{column.name}.{name}": kind for name, kind in inside.items()}
         return types
 
@@ -236,19 +237,20 @@ class SparkFrames:
         return lookups.add_unknown_answers(self.materialize(operator, frame), lookup)
 
 
-def _struct_types(kind: Any) -> dict[str, str]:
+def _struct_types(kind: Any, *, is_update: bool) -> dict[str, str]:
     """Return the types of the set, added and appended columns of a partial update, or of the
     columns of a default record; {} if `kind` is no struct.
     """
     from pyspark.sql.types import StructType
 
-    types: dict[str, str] = {}
-    if isinstance(kind, StructType):
-        for part in kind.fields:
-            inside = part.dataType
-            columns = inside.fields if isinstance(inside, StructType) else [part]
-            types |= {column.name: type_from_spark(column.dataType) for column in columns}
-    return types
+    if not isinstance(kind, StructType):
+        return {}
+    columns = list(kind.fields)
+    parts = [column.dataType for column in columns if column.name in PARTS]
+    is_typed = is_update and len(parts) == len(columns)
+    if is_typed and all(isinstance(part, StructType) for part in parts):
+        columns = list(chain.from_iterable(parts))  # type: ignore[arg-type]
+    return {column.name: type_from_spark(column.dataType) for column in columns}
 
 
 def _with_lists(frame: DataFrame, update: Update) -> Update:

@@ -51,6 +51,7 @@ from dagster_adjunct.resources.schemas.types import (
 from dagster_adjunct.resources.table_backends.nested_values import (
     InnerName,
     check_json_text,
+    conform,
     make_nested_checker,
 )
 from dagster_adjunct.resources.validation import validated
@@ -719,4 +720,7 @@ def arrow_column_from_records(
 def _array(values: list[Any], kind: str) -> pa.Array:
     if kind != "boolean" and any(value.__class__ is bool for value in values):
         raise TypeError("a boolean fits only a boolean column")
+    if is_nested(kind):
+        tree = parse_type(kind)
+        values = [conform(tree, value) for value in values]
     return to_exact_array(values, arrow_type(kind))

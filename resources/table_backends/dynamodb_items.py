@@ -35,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, DecimalException, Inexact, Overflow, Underflow
+from functools import partial
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
@@ -115,48 +116,71 @@ def _nested_encoder(type_: Type) -> Callable[[Any], AttributeValue]:
     value.
     """
     if isinstance(type_, Array):
-        encode = _nested_encoder(type_.element)
-        return lambda value: {"L": [_NULL if item is None else encode(item) for item in value]}
+        return partial(_encode_array, _nested_encoder(type_.element))
     if isinstance(type_, Map):
-        encode = _nested_encoder(type_.value)
-        return lambda value: {
-            "M": {
-                _member_name(name): _NULL if item is None else encode(item)
-                for name, item in value.items()
-            }
-        }
+        return partial(_encode_map, _nested_encoder(type_.value))
     if isinstance(type_, Struct):
         encoders = {member.name: _nested_encoder(member.type) for member in type_.members}
-        return lambda value: {
-            "M": {name: encoders[name](part) for name, part in value.items() if part is not None}
-        }
+        return partial(_encode_struct, encoders)
     tag, write, _ = _FORMS[parse_column("part", type_.name).kind]
     return lambda value: {tag: value if write is None else write(value)}
 
 
-def _nested_decoder(type_: Type) -> Callable[[AttributeValue], Any]:
+Encode = Callable[[Any], AttributeValue]
+Decode = Callable[[AttributeValue], Any]
+
+
+def _encode_array(encode: Encode, value: Sequence[Any]) -> AttributeValue:
+    return {"L": [_NULL if item is None else encode(item) for item in value]}
+
+
+def _encode_map(encode: Encode, value: Mapping[str, Any]) -> AttributeValue:
+    members = {}
+    for name, item in value.items():
+        members[_member_name(name)] = _NULL if item is None else encode(item)
+    return {"M": members}
+
+
+def _encode_struct(encoders: Mapping[str, Encode], value: Mapping[str, Any]) -> AttributeValue:
+    members = {}
+    for name, part in value.items():
+        if part is not None:
+            members[name] = encoders[name](part)
+    return {"M": members}
+
+
+def _nested_decoder(type_: Type) -> Decode:
     """Return the function that turns attribute values back into values of a type. It raises
     ValueError for one of another type.
     """
     if isinstance(type_, Array):
-        decode = _nested_decoder(type_.element)
-        return lambda stored: [_unless_null(decode, item) for item in _list_items(stored)]
+        return partial(_decode_array, _nested_decoder(type_.element))
     if isinstance(type_, Map):
-        decode = _nested_decoder(type_.value)
-        return lambda stored: {
-            name: _unless_null(decode, value) for name, value in sorted(_held(stored, "M").items())
-        }
+        return partial(_decode_map, _nested_decoder(type_.value))
     if isinstance(type_, Struct):
         decoders = {member.name: _nested_decoder(member.type) for member in type_.members}
-        return lambda stored: {
-            name: _unless_null(decode, _held(stored, "M").get(name, _NULL))
-            for name, decode in decoders.items()
-        }
+        return partial(_decode_struct, decoders)
     kind = parse_column("part", type_.name).kind
     tag, _, read = _FORMS[kind]
     if kind is Kind.INTEGER:
         read = int
     return lambda stored: _held(stored, tag) if read is None else read(_held(stored, tag))
+
+
+def _decode_array(decode: Decode, stored: AttributeValue) -> list[Any]:
+    return [_unless_null(decode, item) for item in _list_items(stored)]
+
+
+def _decode_map(decode: Decode, stored: AttributeValue) -> dict[str, Any]:
+    members = _held(stored, "M")
+    return {name: _unless_null(decode, members[name]) for name in sorted(members)}
+
+
+def _decode_struct(decoders: Mapping[str, Decode], stored: AttributeValue) -> dict[str, Any]:
+    members = _held(stored, "M")
+    return {
+        name: _unless_null(decode, members.get(name, _NULL)) for name, decode in decoders.items()
+    }
 
 
 def _held(stored: AttributeValue, tag: str) -> Any:
@@ -165,7 +189,7 @@ def _held(stored: AttributeValue, tag: str) -> Any:
     return stored[tag]
 
 
-def _unless_null(decode: Callable[[AttributeValue], Any], stored: AttributeValue) -> Any:
+def _unless_null(decode: Decode, stored: AttributeValue) -> Any:
     return None if "NULL" in stored else decode(stored)
 
 

@@ -804,6 +804,14 @@ class TableRequests:
             answer = self._send(keep_mark(key, of_source))
             if not answer.failed:
                 return Problem(State.SKIPPED)
+        return self._add_to_newer(key, late, of_source, guard, answer)
+
+    def _add_to_newer(
+        self, key: KeyItem, late: EncodedChanges, of_source: Guard, guard: Guard, answer: _Answer
+    ) -> Problem | None:
+        """Apply the late part of an update to the record in `answer`, if there is one and the
+        mark allows it.
+        """
         for _ in range(_MAX_CONFLICTS):
             if not answer.present or not of_source.holds(answer.item):
                 return _skipped(answer, guard)

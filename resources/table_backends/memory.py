@@ -188,14 +188,22 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
             for key in keys:
                 records.pop(key, None)
         elif kind is OperationKind.UPDATE:
-            if set(map(type, values)) != {dict} or not records.keys() >= set(keys):
-                return False
-            if any("." in name for value in values for name in value):
-                return False
-            for key, value in zip(keys, values, strict=True):
-                records[key].update(value)
+            return self._update_plainly(keys, values)
         else:
             return False
+        return True
+
+    def _update_plainly(self, keys: Sequence[Hashable], values: Sequence[Any]) -> bool:
+        """Set columns of records that are all there; return False, without a change, if the updates
+        do anything else.
+        """
+        records = self._store.records
+        if set(map(type, values)) != {dict} or not records.keys() >= set(keys):
+            return False
+        if any("." in name for name in set[str]().union(*values)):  # values inside columns
+            return False
+        for key, value in zip(keys, values, strict=True):
+            records[key].update(value)
         return True
 
     def _write(self, operation: Operation[Any], values: Sequence[Any]) -> Outcomes:

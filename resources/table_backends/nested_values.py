@@ -229,6 +229,21 @@ _READ: dict[str, Convert] = {
 }
 
 
+def conform(type_: Type, value: Any) -> Any:
+    """Return a value of any function with the declared fields of structs only, as records have
+    other columns than those that are looked up. Raises TypeError for a boolean as a number.
+    """
+    if isinstance(type_, Array) and isinstance(value, list | tuple):
+        return [conform(type_.element, item) for item in value]
+    if isinstance(type_, Map) and isinstance(value, Mapping):
+        return {name: conform(type_.value, item) for name, item in value.items()}
+    if isinstance(type_, Struct) and isinstance(value, Mapping):
+        return {m.name: conform(m.type, value.get(m.name)) for m in type_.members}
+    if isinstance(value, bool) and str(type_) != "boolean":
+        raise TypeError(f"found {value} for {type_}: a boolean fits only a boolean field")
+    return value
+
+
 write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 """Returns a value's JSON, without spaces."""
 

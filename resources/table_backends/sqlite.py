@@ -405,18 +405,24 @@ class SqliteRequests:
             delete = f"DELETE FROM {self._table} WHERE {self._is_key}"
             yield delete, self._encoded_keys(keys), keys, "delete the record"
         for sets, append, changed in plan.groups():
-            columns, inside = write_plan.split_inner(sets)
-            changes = [f"{quote_sqlite_name(name)} = ?" for name in columns]
-            for name in map(quote_sqlite_name, inside):
-                changes.append(f"{name} = adjunct_set_inside({name}, ?)")
-            for name in map(quote_sqlite_name, append):
-                changes.append(f"{name} = adjunct_appended({name}, ?)")
-            update = f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}"
+            update, parameters = self._update_statement(sets, append, changed)
             keys = [row[-len(codec.key) :] for row in changed]
-            rows = self._rows((*sets, *append, *codec.key), changed)
-            if inside:
-                rows = [_with_inner_changes(sets, row, inside) for row in rows]
-            yield update, rows, keys, "update the record"
+            yield update, parameters, keys, "update the record"
+
+    def _update_statement(
+        self, sets: Sequence[str], append: Sequence[str], changed: Sequence[Row]
+    ) -> tuple[str, Sequence[Row]]:
+        """Return the statement that makes changes of these columns, and its rows of parameters."""
+        columns, inside = write_plan.split_inner(sets)
+        changes = [f"{quote_sqlite_name(name)} = ?" for name in columns]
+        for name in map(quote_sqlite_name, inside):
+            changes.append(f"{name} = adjunct_set_inside({name}, ?)")
+        for name in map(quote_sqlite_name, append):
+            changes.append(f"{name} = adjunct_appended({name}, ?)")
+        rows = self._rows((*sets, *append, *self.codec.key), changed)
+        if inside:
+            rows = [_with_inner_changes(sets, row, inside) for row in rows]
+        return f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}", rows
 
     def check(self, use: TableUse) -> None:
         if not use.writes:

@@ -51,11 +51,7 @@ def to_python(column: Any) -> list[Any]:
         micros = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).to_pylist()
         return [v if v is None else _EPOCH + timedelta(microseconds=v) for v in micros]
     if not pa.types.is_struct(column.type):
-        if pa.types.is_nested(column.type):
-            nested: list[Any] = column.to_pylist(maps_as_pydicts="strict")
-            return nested
-        values: list[Any] = column.to_pylist()
-        return values
+        return _to_pylist(column)
     names = [field.name for field in column.type]
     if not names:
         return [{} for _ in range(len(column))]
@@ -65,6 +61,15 @@ def to_python(column: Any) -> list[Any]:
         for place in np.flatnonzero(column.is_null()).tolist():
             records[place] = None
     return records
+
+
+def _to_pylist(column: Any) -> list[Any]:
+    values: list[Any]
+    if pa.types.is_nested(column.type):
+        values = column.to_pylist(maps_as_pydicts="strict")
+    else:
+        values = column.to_pylist()
+    return values
 
 
 @dataclass(frozen=True)
@@ -358,6 +363,8 @@ def _pad_digits(column: Any, width: int) -> Any:
 
 UPDATE = "update"
 DEFAULT = "default"
+PARTS = frozenset({"set", "add", "append"})
+"""The fields of UPDATE if it is typed (`ArrowEntries.typed`)."""
 TOMBSTONE = "__tombstone"
 TIMESTAMP = "__timestamp"
 

@@ -12,11 +12,25 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct import Application, LakeStreams, Schema, open_lake, run_application
+from dagster_adjunct import (
+    Application,
+    LakeStreams,
+    Schema,
+    UpdateContract,
+    open_lake,
+    run_application,
+    update_message,
+)
+from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.table_backends.memory import MemoryTable
+from dagster_adjunct.resources.table_backends.postgres import PostgresTable
+from dagster_adjunct.resources.table_backends.redis import RedisTable
 from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
+from dagster_adjunct.resources.tables.operation import Changes
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from tests.servers.dynamodb import new_name
 
 ORDERS = {
     "id": "string",
@@ -72,7 +86,8 @@ def test_nested_records_go_into_tables_are_changed_inside_and_looked_up(
     with BlockingTable(known) as direct:
         direct.put_all([(record["id"], record) for record in RECORDS])
 
-    app = Application("orders", engine="auto")
+    engine = "auto" if spark_or_process is IN_PROCESS else "spark"
+    app = Application("orders", engine=engine)
     orders = app.input_stream("lake.orders", default_offset="oldest")
     found = orders.join(app.table(known), on="id", select=list(NESTED))
     found.send_to(app.table(copies))
@@ -106,3 +121,87 @@ def test_nested_records_go_into_tables_are_changed_inside_and_looked_up(
         assert stored.get("a") == expected["a"]
     with BlockingTable(copies) as stored:
         assert stored.get_all(["a", "b"]) == {record["id"]: record for record in RECORDS}
+
+
+@pytest.mark.spark
+def test_update_messages_change_values_inside_and_have_nested_defaults(
+    tmp_path: Path, spark: Any
+) -> None:
+    lake = open_lake(tmp_path / "lake")
+    streams = LakeStreams(lake)
+    schema = Schema.of({"id": "string", "city": "string"})
+    streams.create("orders", schema=schema, key=["id"], partitions=1)
+    rows = pa.table({"id": ["a", "b"], "city": ["Oslo", "Rome"]})
+    streams.append("orders", rows, producer="test", sequence=1)
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=ORDERS, create=True)
+    changed = table("changed", store)
+    with BlockingTable(changed) as direct:
+        direct.put("a", FIRST)
+
+    app = Application("messages", engine="spark")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    default = {"customer": "named_struct('name', 'none')", "attributes": "map('x', array(1L))"}
+    orders.map(
+        *update_message(key="id", update={"customer.address.city": "city"}, default=default)
+    ).send_to(app.table(changed), UpdateContract.UPDATE_WITH_DEFAULTS)
+    run_application(app, lake=lake, spark=spark, adopt=True)
+
+    address = {"city": "Oslo", "zip.code": 7}
+    begun = {"name": "none", "address": {"city": "Rome", "zip.code": None}, "seen": None}
+    with BlockingTable(changed) as stored:
+        found = stored.get_all(["a", "b"])
+    assert found["a"] == {**FIRST, "customer": {**FIRST["customer"], "address": address}}
+    assert (found["b"]["customer"], found["b"]["attributes"]) == (begun, {"x": [1]})
+
+
+COUNTS = {"id": "string", "counts": "struct<views:int,inner:struct<city:string>>"}
+
+
+def dynamodb(request: pytest.FixtureRequest) -> DynamoDbTable:
+    session = request.getfixturevalue("dynamodb_server").session()
+    return DynamoDbTable(new_name(), "id", columns=COUNTS, create=True, **session)
+
+
+def postgres(request: pytest.FixtureRequest) -> PostgresTable:
+    port = str(request.getfixturevalue("postgres_server").port)
+    connect = {"host": "127.0.0.1", "port": port, "user": "adjunct", "dbname": "adjunct"}
+    return PostgresTable("nested_counts", "id", columns=COUNTS, create=True, connect=connect)
+
+
+def redis(request: pytest.FixtureRequest) -> RedisTable:
+    server = request.getfixturevalue("redis_server")
+    return RedisTable("nested_counts", "id", columns=COUNTS, url=server.url())
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("store_of", [dynamodb, postgres, redis])
+def test_fenced_and_idempotent_tables_are_changed_inside_once(
+    tmp_path: Path, request: pytest.FixtureRequest, store_of: Any
+) -> None:
+    lake = open_lake(tmp_path / "lake")
+    streams = LakeStreams(lake)
+    schema = Schema.of({"id": "string", "city": "string"})
+    streams.create("orders", schema=schema, key=["id"], partitions=1)
+    rows = pa.table({"id": ["a", "b", "a"], "city": ["Oslo", "Rome", "Bern"]})
+    streams.append("orders", rows, producer="test", sequence=1)
+    store = store_of(request)
+    counted = RemoteTable(
+        "counted", key="id", read_function=store, write_function=store, fenced=True, idempotent=True
+    )
+
+    app = Application("counting", engine="auto")
+    app.input_stream("lake.orders", default_offset="oldest").update(
+        app.table(counted),
+        set={"counts.inner.city": "city"},
+        add={"counts.views": "1"},
+        if_missing=[],
+    )
+    run_application(app, lake=lake, spark=IN_PROCESS, adopt=True)
+
+    with BlockingTable(counted) as stored:
+        found = stored.get_all(["a", "b"])
+        assert found["a"]["counts"] == {"views": 2, "inner": {"city": "Bern"}}
+        assert found["b"]["counts"] == {"views": 1, "inner": {"city": "Rome"}}
+        with pytest.raises(AdjunctError):
+            stored.update("a", Changes(add={"counts.views": 2**31 - 2}))
+        assert stored.get("a") == found["a"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,13 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.table_backends.columns import make_checker, parse_column
+from dagster_adjunct.resources.table_backends.columns import (
+    arrow_column_from_records,
+    make_checker,
+    parse_column,
+)
 from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.table_backends.http import HttpTable
 from dagster_adjunct.resources.table_backends.nested_values import parse_inner_name
 from dagster_adjunct.resources.table_backends.postgres import PostgresTable
 from dagster_adjunct.resources.table_backends.redis import RedisCodec
@@ -173,6 +179,23 @@ def test_redis_reports_text_that_is_no_value_of_the_column(kind: str, text: str)
     with pytest.raises(SchemaMismatchError) as caught:
         codec.record((b"k",), [None, b"k", text.encode()])
     assert caught.value.column == "x"
+
+
+def test_answers_of_a_service_become_nested_columns() -> None:
+    table = HttpTable("http://localhost", "/t/{id}", "id")
+    record = {"doc": {"a": BIG, "b": [{"c": 0.5}, None], "e": {}}, "more": 1}
+    answer = table.decode(table.encode(record))
+    assert answer == record
+    answer["doc"]["undeclared"] = 1
+    kind = "struct<a:bigint,b:array<struct<c:double>>,d:string,e:map<string,int>>"
+    column = arrow_column_from_records("t", ["k", "l"], [answer, None], "doc", kind, ["doc"])
+    assert column.to_pylist(maps_as_pydicts="strict") == [{**record["doc"], "d": None}, None]
+    for wrong in ({"a": True}, {"a": 1.5}, {"b": {}}, {"e": [1]}, [1]):
+        with pytest.raises(SchemaMismatchError) as caught:
+            arrow_column_from_records("t", ["k"], [{"doc": wrong}], "doc", kind, ["doc"])
+        assert caught.value.column == "doc"
+    with pytest.raises(SchemaMismatchError):
+        table.encode({"doc": {"at": date(2013, 7, 1)}})
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
