@@ -28,8 +28,10 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_spark_frame
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.table_backends import postgres_connection
@@ -500,6 +502,8 @@ def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str
 
 
 def _array(values: list[Any], field: Field, what: str) -> pa.Array:
+    if is_nested(field.type):
+        return _nested_array(values, field, what)
     known = [value for value in values if value is not None]
     other = {*map(type, known)}.difference(value_classes(field.type))
     if other:
@@ -513,6 +517,24 @@ def _array(values: list[Any], field: Field, what: str) -> pa.Array:
         raise _misfit_error(
             what, field, f"holds a value that does not fit ({str(error).splitlines()[0]})"
         ) from error
+
+
+def _nested_array(values: list[Any], field: Field, what: str) -> pa.Array:
+    """Return arrays and JSON of the server as a column of the declared nested type."""
+    try:
+        return to_exact_array(values, arrow_type(field.type))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        path = field.name + getattr(error, "path", "")
+        reason = ""
+        if not field.sensitive:
+            reason = f" ({getattr(error, 'reason', None) or str(error).splitlines()[0]})"
+        raise SchemaMismatchError(
+            f"{what}: column {path!r} holds a value that does not fit{reason}, expected"
+            f" {field.type}.",
+            "Select an array, or build JSON of the declared form in the query, as with"
+            " jsonb_build_object.",
+            column=field.name,
+        ) from (None if field.sensitive else error)
 
 
 def _misfit_error(what: str, field: Field, what_it_holds: str) -> SchemaMismatchError:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import io
 import json
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
 from dagster_adjunct.assets.declaration.change_values import PLACEHOLDER
+from dagster_adjunct.assets.declaration.envelope_values import avro_readers, json_from_avro
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.assets.declaration.nested_envelope_values import (
     json_decoder,
     nested_schema,
     read_nested_columns,
 )
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.assets.declaration.snapshots import _table
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, resolve_session
 from tests.assets.changes.changing import changes_of, dataset, decoded, envelopes, problems, rows_of
@@ -280,3 +284,59 @@ def test_maxwells_json_columns_are_nested_where_declared(sparkling: World) -> No
     assert rows[1].row[1] is None
     assert "column 'doc.a' is" in str(rows[2].problem)
     assert rows[3].deleted
+
+
+SNAPSHOT = Schema.of(id="bigint", tags="array<string>", doc={"n": "int", "m": "map<string,int>"})
+
+
+def test_a_snapshot_of_postgresql_has_arrays_and_json_as_declared() -> None:
+    rows = [(1, ["a", None], {"n": 1, "m": {"b": 2, "a": None}}), (2, None, None)]
+    table = _table(rows, [0, 1, 2], SNAPSHOT, "a snapshot")
+    assert table.to_pylist(maps_as_pydicts="strict") == [
+        {"id": 1, "tags": ["a", None], "doc": {"n": 1, "m": {"a": None, "b": 2}}},
+        {"id": 2, "tags": None, "doc": None},
+    ]
+    for row, path in (
+        ((1, "{a}", None), "'tags'"),
+        ((1, [], {"n": 1.5}), r"'doc\.n'"),
+        ((1, [], {"m": {"a": "1"}}), r"'doc\.m\[\*\]'"),
+    ):
+        with pytest.raises(SchemaMismatchError, match=f"column {path} holds a value"):
+            _table([row], [0, 1, 2], SNAPSHOT, "a snapshot")
+
+
+def test_envelopes_in_avro_have_nested_columns() -> None:
+    fields = [
+        {"name": "id", "type": "long"},
+        {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}},
+        {"name": "attrs", "type": {"type": "map", "values": ["null", "string"]}},
+        {"name": "doc", "type": {"type": "record", "name": "Doc", "fields": [
+            {"name": "price", "type": {"type": "bytes", "logicalType": "decimal",
+                                       "precision": 20, "scale": 2}},
+            {"name": "raw", "type": "bytes"},
+            {"name": "ratio", "type": "double"},
+            {"name": "at", "type": "long"}]}},
+    ]  # fmt: skip
+    row = {"type": "record", "name": "Row", "fields": fields}
+    sides = [{"name": "after", "type": ["null", row]}, {"name": "op", "type": "string"}]
+    schema = json.dumps({"type": "record", "name": "Envelope", "fields": sides})
+    form = DebeziumEnvelope(
+        "id BIGINT, tags ARRAY<STRING>, attrs MAP<STRING, STRING>,"
+        " doc STRUCT<price: DECIMAL(20,2), raw: BINARY, ratio: DOUBLE, at: TIMESTAMP>",
+        format="avro",
+        avro_schema=schema,
+        timestamps="micros",
+    )
+    doc = {"price": Decimal("-123456789012345678.90"), "raw": b"\0", "ratio": float("inf"), "at": 1}
+    after = {"id": 1, "tags": ["a", None], "attrs": {"b": None}, "doc": doc}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, json.loads(schema), {"op": "c", "after": after})
+    text, problem = json_from_avro(out.getvalue(), avro_readers(form.schemas, "t"))
+    assert problem is None
+    nested = nested_schema(Schema.from_ddl(form.columns))
+    values, reasons = read_nested_columns([text], form, nested, json_decoder(nested))
+    assert set(reasons.to_pylist()[0].values()) == {None}
+    at = dt.datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=dt.UTC)
+    assert values.to_pylist(maps_as_pydicts="strict") == [
+        {"tags": ["a", None], "attrs": {"b": None}, "doc": doc | {"at": at}}
+    ]
