@@ -38,6 +38,7 @@ _COMMANDS = {
         "applications",
         "Bring datasets up to date and run an application until it has caught up.",
     ),
+    "schema": ("schema", "Infer the schema of files or of a topic from a sample."),
     "sql": ("sql", "Query datasets, their versions and streams with SQL, by DuckDB; read-only."),
     "startpoint": (
         "startpoints",

@@ -29,6 +29,7 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
@@ -180,6 +181,12 @@ def _list_items(members: Iterable[Any]) -> list[Any]:
     return [item for kind in lists for item in get_args(kind) if item is not ...]
 
 
+ColumnType = TypeAliasType(
+    "ColumnType",
+    "str | dict[str, ColumnType] | Annotated[list[ColumnType], Field(min_length=1, max_length=1)]",
+)
+"""A column's type: its text, names and types of a struct, or a list of one type for an array."""
+
 _DURATION = Annotated[str, BeforeValidator(_reject_other_than_text)]
 _YAML_TYPES: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
     (_is_plain, lambda kind: kind),
@@ -187,7 +194,7 @@ _YAML_TYPES: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
     (_is_named, lambda kind: str),
     (lambda kind: kind is timedelta, lambda kind: _DURATION),
     (_is_enum, lambda kind: Literal[tuple(member.name.lower() for member in kind)]),
-    (lambda kind: kind is Schema, lambda kind: dict[str, str]),
+    (lambda kind: kind is Schema, lambda kind: dict[str, ColumnType]),
     (
         lambda kind: _is_kind(kind, Mapping),
         lambda kind: dict[str, form_of(get_args(kind)[1]).yaml_type],  # type: ignore[misc]

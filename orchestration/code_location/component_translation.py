@@ -401,7 +401,20 @@ class Translation:
             return self.values(each, argument.form, place)
         if argument.name == "event_time" and value == "ARRIVAL":
             return ARRIVAL
+        if argument.name == "columns" and isinstance(value, Mapping) and not _is_import(value):
+            value = self.column_types(value, place)
         return self.value(value, argument.form, place)
+
+    def column_types(self, columns: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+        """Return the columns with the texts of nested types, which YAML writes as mappings and
+        lists.
+        """
+        types = dict(columns)
+        for name, kind in columns.items():
+            if isinstance(kind, list) or (isinstance(kind, Mapping) and not _is_import(kind)):
+                made = self.make(Schema.of, ({name: kind},), {}, {}, (*place, name))
+                types[name] = made.field(name).type
+        return types
 
     def value(self, value: Any, form: Form, place: Place) -> Any:
         """Return the argument that a YAML value describes: imports, calls and texts are
@@ -425,7 +438,7 @@ class Translation:
         if _is_import(value):
             return self.imported(value[PYTHON], (*place, PYTHON))
         if Schema in form.members:
-            return self.call(Schema.of, value, place)
+            return self.make(Schema.of, (value,), {}, value, place)
         name = next(iter(value)) if len(value) == 1 else ""
         makes = _public(name) if form.takes_objects and name else None
         if makes is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
+from enum import Enum
 from itertools import chain
 from typing import Any
 
@@ -73,6 +74,8 @@ def is_missing(value: object) -> bool:
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     if pt.is_nested(kind):
         return _exact_nested(values, kind)
+    if pt.is_string(kind):
+        return _text_array(values)
     array = pa.array(values, kind)
     checks = {
         pt.is_integer: _check_whole,
@@ -87,6 +90,15 @@ def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     for value in unreadable_values(array).values():
         raise ValueError(f"{value} is not a date that Python can hold: {YEARS}")
     return array
+
+
+def _text_array(values: Sequence[object]) -> pa.Array:
+    """Return texts, and members of Enums by their values, as an array."""
+    try:
+        return pa.array(values, pa.string())
+    except pa.ArrowTypeError:
+        members = [each.value if isinstance(each, Enum) else each for each in values]
+        return pa.array(members, pa.string())
 
 
 def _check_whole(values: Sequence[object], array: pa.Array) -> None:

@@ -130,13 +130,13 @@ class Inference:
         self._texts = texts
         self._times = times or texts
         self._columns: dict[str, _Seen] = {}
-        self._records = 0
+        self.records = 0
         self._paths = 0
         self._distinct: dict[str, set[Any]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a record of the sample."""
-        self._records += 1
+        self.records += 1
         for name, value in record.items():
             if name not in self._columns:
                 self._columns[name] = self._new_path(name)
@@ -156,9 +156,19 @@ class Inference:
         for name, seen in self._columns.items():
             path = write_name(name)
             type_ = self._type_of(seen, path, doubts)
-            doubts += _rare(seen, path, self._records, "records", type_)
+            doubts += _rare(seen, path, self.records, "records", type_)
             fields.append(Field(name, str(type_)))
-        return InferredSchema(Schema(tuple(fields)), tuple(doubts), self._records, self._unique())
+        return InferredSchema(Schema(tuple(fields)), tuple(doubts), self.records, self.unique())
+
+    def unique(self) -> tuple[str, ...]:
+        """Return the columns that might be a key: simple, never null, no value twice."""
+        unique = []
+        for name, values in self._distinct.items():
+            kinds = set(self._columns[name].kinds)
+            is_simple = len(kinds) == 1 and kinds <= {"whole number", "text"}
+            if len(values) == self.records and is_simple:
+                unique.append(name)
+        return tuple(unique)
 
     # -- adding
 
@@ -185,15 +195,6 @@ class Inference:
             values.add(value)
         else:
             del self._distinct[name]
-
-    def _unique(self) -> tuple[str, ...]:
-        unique = []
-        for name, values in self._distinct.items():
-            kinds = set(self._columns[name].kinds)
-            is_simple = len(kinds) == 1 and kinds <= {"whole number", "text"}
-            if len(values) == self._records and is_simple:
-                unique.append(name)
-        return tuple(unique)
 
     def _observe(self, seen: _Seen, value: Any, path: str) -> None:
         seen.values += 1

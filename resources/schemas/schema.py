@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
+from dagster_adjunct.resources.schemas.models import columns_of_model
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -226,6 +227,17 @@ class Schema:
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> Schema:
         return cls(tuple(Field(field.name, type_from_arrow(field)) for field in schema))
+
+    @classmethod
+    def from_model(cls, model: type) -> Schema:
+        """Return the columns that the annotations of a Pydantic model or a dataclass declare.
+
+        Models are structs, lists arrays, `dict[str, …]` maps, Literals and Enums of texts `string`.
+
+        A Decimal needs `max_digits` and `decimal_places`. Raises SchemaMismatchError, which names
+        the path, for a type that no column can have.
+        """
+        return cls.of(columns_of_model(model))
 
     @classmethod
     def from_spark(cls, schema: StructType) -> Schema:

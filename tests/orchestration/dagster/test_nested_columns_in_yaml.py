@@ -1,0 +1,74 @@
+"""Nested columns in YAML: mappings are structs and lists are arrays, as in `Schema.of`."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator, ValidationError
+
+from dagster_adjunct.components import AdjunctComponent
+from dagster_adjunct.errors import ComponentError
+from dagster_adjunct.orchestration.code_location.component_source import ATTRIBUTES, Source
+from dagster_adjunct.orchestration.code_location.component_translation import Translation
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.sources import FileSource
+from tests.orchestration.dagster.test_components import component
+
+NESTED = "{id: bigint, customer: {id: bigint, zip code: string}, lines: [{sku: string}]}"
+SCHEMA = Schema.of(
+    id="bigint", customer={"id": "bigint", "zip code": "string"}, lines=[{"sku": "string"}]
+)
+COMPONENT = """
+bounded_datasets:
+  orders:
+    input: {FileSource: {url: orders, format: jsonl, schema: COLUMNS}}
+    key: id
+    broadcast: true
+applications:
+  app:
+    local_tables:
+      last: {key: id, schema: COLUMNS, partitions: 2}
+    steps:
+      - input_stream: lake.visits
+      - join: {table: orders, by: id}
+      - send_to: last
+"""
+
+
+def test_nested_columns_are_those_of_python() -> None:
+    application = component(COMPONENT.replace("COLUMNS", NESTED)).application()
+    dataset, last = sorted(application.datasets, key=lambda each: each.name, reverse=True)
+    assert last.input.schema == SCHEMA
+    assert isinstance(dataset.input, FileSource)
+    assert dataset.input.schema == SCHEMA
+    model = AdjunctComponent.get_model_cls().model_json_schema()
+    given = yaml.safe_load(COMPONENT.replace("COLUMNS", NESTED))
+    Draft202012Validator(model).validate(given)
+    with pytest.raises(ValidationError):
+        Draft202012Validator(model).validate(
+            yaml.safe_load(COMPONENT.replace("COLUMNS", "{id: bigint, lines: [string, int]}"))
+        )
+
+
+def _columns(columns: dict[str, str]) -> dict[str, str]:
+    return columns
+
+
+def test_columns_of_a_table_get_the_texts_of_their_types() -> None:
+    given = {"columns": yaml.safe_load(NESTED)}
+    assert Translation(Source()).call(_columns, given, ATTRIBUTES) == SCHEMA.types
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ("{id: bigint, lines: [string, int]}", "lines"),
+        ("{id: bigint, lines: []}", "lines"),
+        ("{id: bigint, customer: {id: bigit}}", "bigit"),
+        ("{id: bigint, customer: {id: 5}}", "id"),
+    ],
+)
+def test_a_mistyped_part_is_refused_by_name(columns: str, named: str) -> None:
+    with pytest.raises(ComponentError) as failure:
+        component(COMPONENT.replace("COLUMNS", columns)).applications()
+    assert named in failure.value.problem
