@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
-from dagster_adjunct.resources.schemas.types import SIMPLE_TYPES
+from dagster_adjunct.resources.schemas.types import Array, Map, Simple, Struct, Type
 from dagster_adjunct.resources.sql.expression import (
     NILADIC,
     calls,
@@ -23,6 +23,12 @@ from dagster_adjunct.resources.sql.expression import (
     multi_record_functions,
     parse_expression,
     parse_select,
+)
+from dagster_adjunct.resources.sql.nested_types import (
+    describe_missing_field,
+    field_names,
+    known_type,
+    type_of_field,
 )
 from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName, Expression
 from dagster_adjunct.resources.sql.types import (
@@ -202,7 +208,14 @@ class _Scope:
             if lower in NILADIC and len(name.parts) == 1:
                 return
             raise self._missing_column(expression, name)
-        if len(name.parts) > 1 and _has_no_fields(self.types.get(column)):
+        self._check_fields(expression, name, column)
+
+    def _check_fields(self, expression: Expression, name: ColumnName, column: str) -> None:
+        """Raise PlanningError if a name with several parts is certainly no field of a column."""
+        type_ = known_type(self.types.get(column))
+        if type_ is None or len(name.parts) == 1:
+            return
+        if isinstance(type_, Simple):
             place = f"{self.side}{expression.place(name)}"
             problem = (
                 f"{expression.text!r} takes {str(name)!r} of {place}, but {column!r} is"
@@ -213,6 +226,14 @@ class _Scope:
                 f" `{name}`."
             )
             raise self.error(f"{problem} and has no fields.", step, column)
+        for field in name.parts[1:]:
+            missing = describe_missing_field(type_, field)
+            found = type_of_field(type_, field)
+            if missing is not None or found is None:
+                step = did_you_mean(field, field_names(type_)) + self.next_step
+                problem = f"{expression.text!r}{expression.place(name)}: {name}: {missing}."
+                raise self.error(problem, step, column)
+            type_ = found
 
     def _find_column(self, name: str) -> str | None:
         """Return the column of this name, ignoring case; None if there is none."""
@@ -311,13 +332,6 @@ def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) 
     if columns is not None and expression.column.lower() in {column.lower() for column in columns}:
         return expression
     return replace(expression, name=expression.alias, column=None, columns=())
-
-
-def _has_no_fields(kind: str | None) -> bool:
-    if kind is not None and kind.startswith("array<"):
-        # An array of structs has fields, too: arrays.
-        return _has_no_fields(kind[6:-1])
-    return kind is not None and (kind in SIMPLE_TYPES or kind.startswith("decimal("))
 
 
 def check_select(
@@ -573,6 +587,7 @@ def _expects(*groups: str) -> Rule:
     return check
 
 
+_is_indexed = _expects("array", "map", "struct")
 _GROUP_WORDS = {
     "array": "an array",
     "map": "a map",
@@ -580,6 +595,37 @@ _GROUP_WORDS = {
     "number": "a number",
     "time": "a date or timestamp",
 }
+
+
+def _check_field(operands: Operands, node: exp.Expr) -> str | None:
+    field = node.args.get("expression")
+    type_ = known_type(operands.kind(node.this))
+    if type_ is None or type(field).__name__ != "Identifier" or field is None:
+        return None
+    return _describe_field(node, type_, field.name)
+
+
+def _check_index(operands: Operands, node: exp.Expr) -> str | None:
+    type_ = known_type(operands.kind(node.this))
+    if type_ is None or len(node.expressions) != 1:
+        return _is_indexed(operands, node)
+    index = node.expressions[0]
+    is_name = bool(getattr(index, "is_string", False))
+    if isinstance(type_, Array | Struct) and is_name and not node.args.get("offset"):
+        return _describe_field(node, type_, index.name)
+    if isinstance(type_, Struct):
+        names = ", ".join(field_names(type_))
+        return f"takes an element of {operands.describe(node.this)}: expected a field, {names}"
+    if isinstance(type_, Map) and operands.group(index) in _NESTED:
+        return f"takes {operands.describe(index)}, as a key of a map: expected a string"
+    return _is_indexed(operands, node)
+
+
+def _describe_field(node: exp.Expr, type_: Type, field: str) -> str | None:
+    missing = describe_missing_field(type_, field)
+    if missing is None:
+        return None
+    return f"has a mistake in {node.sql('spark')}: {missing}"
 
 
 def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
@@ -630,7 +676,8 @@ _RULES = {
             _expects("array"),
         ),
         ("ArraySize Explode", _expects("array", "map")),
-        ("Bracket", _expects("array", "map", "struct")),
+        ("Bracket", _check_index),
+        ("Dot", _check_field),
         ("MapKeys", _expects("map")),
         ("Extract", _check_extraction),
         ("FromJson", _check_from_json),

@@ -9,13 +9,30 @@ A nested type or an interval may be known in part only: "array<…>", "map<…>"
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.types import decimal_digits
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Member,
+    Simple,
+    Struct,
+    Type,
+    decimal_digits,
+)
+from dagster_adjunct.resources.sql.nested_types import (
+    array_type,
+    element_type,
+    field_type,
+    key_type,
+    known_type,
+    map_type,
+    struct_type,
+)
 from dagster_adjunct.resources.sql.parsed import ColumnName, Expression
 
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
@@ -92,69 +109,6 @@ def _decimal(precision: int, scale: int) -> str | None:
     return None
 
 
-def element_type(type_: str | None) -> str | None:
-    """Return the type of an array's elements, or of a map's values."""
-    inner = _inside(type_)
-    if inner is None or type_ is None or type_.startswith("struct<"):
-        return None
-    return list(_parts(inner))[-1] or None
-
-
-def field_type(type_: str | None, field: str) -> str | None:
-    """Return the type of a struct's field, whatever its case.
-
-    For an array of structs, return the type of the array of these fields.
-    """
-    inner = _inside(type_)
-    if inner is None or type_ is None:
-        return None
-    if type_.startswith("array<"):
-        of_one = field_type(inner, field)
-        if of_one is None:
-            return None
-        return f"array<{of_one}>"
-    if not type_.startswith("struct<"):
-        return None
-    kinds = []
-    for part in _parts(inner):
-        name, _, kind = part.partition(":")
-        if name.lower() == field.lower():
-            kinds.append(kind)
-    if len(kinds) == 1:
-        return kinds[0]
-    return None
-
-
-def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
-    """Return the type of a struct with these fields; "struct<…>" if one is not known completely."""
-    known = []
-    for name, kind in fields:
-        if kind is None or "…" in kind or not name.isidentifier():
-            return "struct<…>"
-        known.append(f"{name}:{kind}")
-    if not known:
-        return "struct<…>"
-    return f"struct<{','.join(known)}>"
-
-
-def _inside(type_: str | None) -> str | None:
-    if type_ is None or "…" in type_ or not type_.endswith(">"):
-        return None
-    return type_.partition("<")[2][:-1]
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Split the text at commas that are not within brackets: into "string", "array<int>"."""
-    depth = 0
-    start = 0
-    for at, sign in enumerate(text):
-        depth += (sign in "<(") - (sign in ">)")
-        if sign == "," and depth == 0:
-            yield text[start:at]
-            start = at + 1
-    yield text[start:]
-
-
 Rule: TypeAlias = Callable[["KnownTypes", "exp.Expr"], str | None]
 _NAMED_BY_PARSER = re.compile(r"col\d+")
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -199,11 +153,8 @@ _RESULT_TYPES = {
     "binary": "HexString Unhex FromBase64 Encode",
     "void": "Null",
     "array<string>": "RegexpSplit RegexpExtractAll JSONKeys",
-    "array<…>": (
-        """ArrayExcept ArrayIntersect ArrayRemove ArrayAppend ArrayInsert ArraysZip GenerateSeries
-        Flatten ArrayPrepend ArrayAgg ArrayUniqueAgg"""
-    ),
-    "map<…>": "VarMap Map MapFromEntries StrToMap",
+    "array<…>": "ArraysZip GenerateSeries",
+    "map<string,string>": "StrToMap",
     "interval…": "Interval MakeInterval",
 }
 _RESULT_TYPES_BY_NAME = {
@@ -221,8 +172,7 @@ _RESULT_TYPES_BY_NAME = {
         """current_catalog uuid base64 sha1 split_part btrim lcase ucase space format_string
         printf to_json url_encode url_decode bin conv mask quote format_number to_csv"""
     ),
-    "array<…>": "array_repeat array_union map_entries map_values zip_with sentences",
-    "map<…>": "map_concat map_filter map_zip_with transform_keys transform_values",
+    "array<array<string>>": "sentences",
 }
 _CASTS_BY_NAME = (*NUMBERS, "boolean", "date", "binary", "timestamp")
 
@@ -266,6 +216,13 @@ def _negation(known: KnownTypes, node: exp.Expr) -> str | None:
 
 def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
     to = node.args["to"]
+    nested = _nested_type(to)
+    if nested is not None:
+        return str(nested)
+    return _simple_type(to)
+
+
+def _simple_type(to: exp.Expr) -> str | None:
     name = ""
     if hasattr(to.this, "name"):
         name = to.this.name
@@ -279,11 +236,45 @@ def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
     return _CAST_TO.get(name)
 
 
+def _nested_type(to: exp.Expr) -> Type | None:
+    """Return the array, map or struct that a cast names, None for other types."""
+    name = getattr(to.this, "name", "")
+    if name == "ARRAY" and len(to.expressions) == 1:
+        element = _named_type(to.expressions[0])
+        if element is not None:
+            return Array(element)
+    if name == "MAP" and len(to.expressions) == 2:
+        key, value = map(_named_type, to.expressions)
+        if key == Simple("string") and value is not None:
+            return Map(value)
+    if name == "STRUCT":
+        return _named_struct_type(to)
+    return None
+
+
+def _named_struct_type(to: exp.Expr) -> Struct | None:
+    members = []
+    for field in to.expressions:
+        kind = field.args.get("kind")
+        if type(field).__name__ != "ColumnDef" or kind is None:
+            return None
+        named = _named_type(kind)
+        if named is None:
+            return None
+        members.append(Member(field.name, named))
+    if not members:
+        return None
+    return Struct(tuple(members))
+
+
+def _named_type(to: exp.Expr) -> Type | None:
+    if type(to).__name__ != "DataType":
+        return None
+    return _nested_type(to) or known_type(_simple_type(to))
+
+
 def _array(known: KnownTypes, node: exp.Expr) -> str | None:
-    element = known.common_type(list(node.expressions))
-    if element is None or "…" in element:
-        return "array<…>"
-    return f"array<{element}>"
+    return array_type(known.common_type(list(node.expressions)))
 
 
 def _inner(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -403,8 +394,11 @@ def _bits(known: KnownTypes, node: exp.Expr) -> str | None:
 
 def _joined(known: KnownTypes, node: exp.Expr) -> str | None:
     parts = node.expressions or [node.this, node.args.get("expression")]
-    if parts and all(known.type(part) == "string" for part in parts):
-        return "string"
+    kinds = {known.type(part) for part in parts}
+    if len(kinds) == 1:
+        kind = kinds.pop()
+        if kind == "string" or isinstance(known_type(kind), Array):
+            return kind
     return None
 
 
@@ -428,24 +422,168 @@ def _same_array(known: KnownTypes, node: exp.Expr) -> str | None:
     return known.type(node.this) or "array<…>"
 
 
-def _keys(known: KnownTypes, node: exp.Expr) -> str | None:
+def _reversed(kind: str | None) -> str | None:
+    if kind == "string" or isinstance(known_type(kind), Array):
+        return kind
+    return None
+
+
+def _flattened(known: KnownTypes, node: exp.Expr) -> str | None:
+    return array_type(element_type(element_type(known.type(node.this))))
+
+
+def _collected(known: KnownTypes, node: exp.Expr) -> str | None:
+    return array_type(known.type(node.this))
+
+
+def _of_like_arrays(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of arrays that are combined, if it is one: otherwise Spark casts them."""
+    sides = node.expressions or [node.this, node.args.get("expression")]
+    return _one_type(known, sides) or "array<…>"
+
+
+def _of_like_maps(known: KnownTypes, node: exp.Expr) -> str | None:
+    return _one_type(known, node.expressions) or "map<…>"
+
+
+def _one_type(known: KnownTypes, nodes: Iterable[exp.Expr | None]) -> str | None:
+    kinds = {known.type(node) for node in nodes}
+    if len(kinds) == 1:
+        return kinds.pop()
+    return None
+
+
+def _with_element(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of an array with or without an element, if it has the type of the others."""
     kind = known.type(node.this)
-    inner = _inside(kind)
-    if kind and inner and kind.startswith("map<"):
-        return f"array<{next(_parts(inner))}>"
-    return "array<…>"
+    if element_type(kind) is None:
+        return "array<…>"
+    if element_type(kind) != known.type(node.args.get("expression")):
+        return "array<…>"
+    return kind
+
+
+def _keys(known: KnownTypes, node: exp.Expr) -> str | None:
+    return array_type(key_type(known.type(node.this)))
+
+
+def _values(known: KnownTypes, node: exp.Expr) -> str | None:
+    kind = _first_type(known, node)
+    if not isinstance(known_type(kind), Map):
+        return "array<…>"
+    return array_type(element_type(kind))
+
+
+def _entries(known: KnownTypes, node: exp.Expr) -> str | None:
+    kind = _first_type(known, node)
+    if not isinstance(known_type(kind), Map):
+        return "array<…>"
+    return array_type(struct_type([("key", "string"), ("value", element_type(kind))]))
+
+
+def _first_type(known: KnownTypes, node: exp.Expr) -> str | None:
+    """Return the type of the first argument of a function that the parser has no class for."""
+    if not node.expressions:
+        return None
+    return known.type(node.expressions[0])
+
+
+def _map(known: KnownTypes, node: exp.Expr) -> str | None:
+    keys = node.args.get("keys")
+    values = node.args.get("values")
+    return map_type(element_type(known.type(keys)), element_type(known.type(values)))
+
+
+def _map_from_entries(known: KnownTypes, node: exp.Expr) -> str | None:
+    entry = known_type(element_type(known.type(node.this)))
+    if not isinstance(entry, Struct) or len(entry.members) != 2:
+        return "map<…>"
+    key, value = entry.members
+    return map_type(str(key.type), str(value.type))
+
+
+def _repeated(known: KnownTypes, node: exp.Expr) -> str | None:
+    return array_type(_first_type(known, node))
+
+
+def _item(known: KnownTypes, node: exp.Expr) -> str | None:
+    return element_type(_first_type(known, node))
+
+
+def _first_map(known: KnownTypes, node: exp.Expr) -> str | None:
+    return _first_type(known, node) or "map<…>"
+
+
+def _lambda_type(
+    known: KnownTypes, function: exp.Expr | None, kinds: Iterable[str | None]
+) -> str | None:
+    """Return the type of a lambda's result for arguments of these types."""
+    if function is None or type(function).__name__ != "Lambda":
+        return None
+    variables = [variable.name.lower() for variable in function.expressions]
+    return known.within(dict(zip(variables, kinds, strict=False))).type(function.this)
+
+
+def _last_of(node: exp.Expr, arguments: int) -> exp.Expr | None:
+    """Return the last of this number of arguments, None if there are more or fewer."""
+    if len(node.expressions) != arguments:
+        return None
+    last: exp.Expr = node.expressions[-1]
+    return last
 
 
 def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
     function = node.args.get("expression")
     element = element_type(known.type(node.this))
-    if function is None or element is None or len(function.expressions) > 2:
+    if element is None:
         return "array<…>"
-    variables = [variable.name.lower() for variable in function.expressions]
-    made = known.within(dict(zip(variables, (element, "int"), strict=False))).type(function.this)
-    if made is None or "…" in made:
-        return "array<…>"
-    return f"array<{made}>"
+    return array_type(_lambda_type(known, function, (element, "int")))
+
+
+def _zipped(known: KnownTypes, node: exp.Expr) -> str | None:
+    elements = [element_type(known.type(array)) for array in node.expressions[:2]]
+    return array_type(_lambda_type(known, _last_of(node, 3), elements))
+
+
+def _transformed_values(known: KnownTypes, node: exp.Expr) -> str | None:
+    kind = _first_type(known, node)
+    key = key_type(kind)
+    return map_type(key, _lambda_type(known, _last_of(node, 2), (key, element_type(kind))))
+
+
+def _transformed_keys(known: KnownTypes, node: exp.Expr) -> str | None:
+    kind = _first_type(known, node)
+    value = element_type(kind)
+    return map_type(_lambda_type(known, _last_of(node, 2), (key_type(kind), value)), value)
+
+
+def _zipped_maps(known: KnownTypes, node: exp.Expr) -> str | None:
+    kinds = [known.type(part) for part in node.expressions[:2]]
+    keys = {key_type(kind) for kind in kinds}
+    if keys != {"string"}:
+        return "map<…>"
+    values = map(element_type, kinds)
+    return map_type("string", _lambda_type(known, _last_of(node, 3), ("string", *values)))
+
+
+def _reduced(known: KnownTypes, node: exp.Expr) -> str | None:
+    kind = known.type(node.args.get("initial"))
+    if kind == "void":
+        return None
+    finish = node.args.get("finish")
+    if finish is None:
+        return kind
+    return _lambda_type(known, finish, (kind,))
+
+
+def _bracket(known: KnownTypes, node: exp.Expr) -> str | None:
+    kind = known.type(node.this)
+    if len(node.expressions) != 1:
+        return None
+    index = node.expressions[0]
+    if getattr(index, "is_string", False):
+        return field_type(kind, index.name)
+    return element_type(kind)
 
 
 def _field(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -470,7 +608,10 @@ def _from_json(known: KnownTypes, node: exp.Expr) -> str | None:
     schema = node.args.get("expression")
     if schema is None or not getattr(schema, "is_string", False):
         return None
-    try:  # plain columns, "a INT, b STRING"
+    whole = known_type(schema.name)
+    if whole is not None:
+        return str(whole)
+    try:  # columns, "a INT, b ARRAY<STRING>"
         return struct_type(
             (field.name, field.type) for field in Schema.from_ddl(schema.name).fields
         )
@@ -491,10 +632,34 @@ def _always(kind: str) -> Rule:
     return lambda known, node: kind
 
 
-_NAMED = {
-    **{name: kind for kind, names in _RESULT_TYPES_BY_NAME.items() for name in names.split()},
-    **{name: name for name in _CASTS_BY_NAME},
+_NAMED: dict[str, Rule] = {
+    **{
+        name: _always(kind)
+        for kind, names in _RESULT_TYPES_BY_NAME.items()
+        for name in names.split()
+    },
+    **{name: _always(name) for name in _CASTS_BY_NAME},
+    "array_repeat": _repeated,
+    "array_union": _of_like_arrays,
+    "get": _item,
+    "map_concat": _of_like_maps,
+    "map_entries": _entries,
+    "map_filter": _first_map,
+    "map_values": _values,
+    "map_zip_with": _zipped_maps,
+    "transform_keys": _transformed_keys,
+    "transform_values": _transformed_values,
+    "zip_with": _zipped,
 }
+
+
+def _by_name(known: KnownTypes, node: exp.Expr) -> str | None:
+    rule = _NAMED.get(str(node.this).lower())
+    if rule is None:
+        return None
+    return rule(known, node)
+
+
 TYPE_RULES: dict[str, Rule] = {
     "Column": _column,
     "Literal": _literal,
@@ -537,20 +702,30 @@ TYPE_RULES: dict[str, Rule] = {
     "Negative": _number,
     **dict.fromkeys(("ArrayDistinct", "ArraySort", "ArrayFilter", "ArraySlice"), _same_array),
     **dict.fromkeys(("ArrayCompact", "Shuffle"), _same_array),
+    **dict.fromkeys(("ArrayExcept", "ArrayIntersect"), _of_like_arrays),
+    **dict.fromkeys(("ArrayRemove", "ArrayAppend", "ArrayPrepend", "ArrayInsert"), _with_element),
+    **dict.fromkeys(("ArrayAgg", "ArrayUniqueAgg"), _collected),
+    "Flatten": _flattened,
+    "Reduce": _reduced,
+    "Bracket": _bracket,
     "MapKeys": _keys,
+    "Map": _map,
+    "VarMap": _map,
+    "MapFromEntries": _map_from_entries,
     "Transform": _transformed,
     "Dot": _field,
     "Struct": _struct,
     "FromJson": _from_json,
     "Extract": _extracted,
     "Nvl2": _if,
+    "Reverse": lambda known, node: _reversed(known.type(node.this)),
     **{name: _always(kind) for kind, names in _RESULT_TYPES.items() for name in names.split()},
     **dict.fromkeys(  # of several records, it is an array
         ("ArgMax", "ArgMin"),
         lambda known, node: "array<…>" if node.args.get("count") else known.type(node.this),
     ),
     **dict.fromkeys(
-        ("Substring", "Left", "Right", "Pad", "Repeat", "Reverse"),
+        ("Substring", "Left", "Right", "Pad", "Repeat"),
         lambda known, node: "string" if known.type(node.this) == "string" else None,
     ),
     **dict.fromkeys(
@@ -558,9 +733,9 @@ TYPE_RULES: dict[str, Rule] = {
         lambda known, node: known.common_type([node.this, *node.expressions]),
     ),
     **dict.fromkeys(
-        ("Bracket", "ArrayMax", "ArrayMin"), lambda known, node: element_type(known.type(node.this))
+        ("ArrayMax", "ArrayMin"), lambda known, node: element_type(known.type(node.this))
     ),
-    "Anonymous": lambda known, node: _NAMED.get(str(node.this).lower()),
+    "Anonymous": _by_name,
     "Identifier": lambda known, node: known.variables.get(node.name.lower()),
     "Avg": lambda known, node: "double" if known.type(node.this) in NUMBERS else None,
     "DateDiff": lambda known, node: "int" if node.args.get("unit") is None else "bigint",

@@ -32,7 +32,7 @@ TYPES = {
         ("c + f", None), ("concat(c, d)", None), ("coalesce(c, s)", None), ("xs[0]", None), ("ours(c)", None),
         ("unknown + 1", None), ("ours(max_by(c, d))", None), ("case when c > 1 then xs end", None), ("null", "void"),
         ("array(c, d)", "array<bigint>"), ("array(xs)", "array<…>"), ("array(null, 1)", "array<int>"),
-        ("split(s, ',')", "array<string>"), ("map(s, c)", "map<…>"), ("struct(c)", "struct<c:int>"),
+        ("split(s, ',')", "array<string>"), ("map(s, c)", "map<string,int>"), ("struct(c)", "struct<c:int>"),
         ("struct(ours(c))", "struct<…>"),
         ("interval 1 day", "interval…"), ("coalesce(null, c)", "int"),
         ("max_by(c, d)", "int"), ("max_by(c, d, 2)", "array<…>"),

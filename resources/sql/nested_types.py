@@ -1,0 +1,127 @@
+"""The types of parts of nested values, and of nested values made of parts.
+
+A type may be unknown (None), or known in part only ("array<…>"); so are the types made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Struct,
+    Type,
+    TypeTextError,
+    parse_type,
+    write_name,
+)
+
+
+def known_type(text: str | None) -> Type | None:
+    """Return the type with this text, None if it is unknown, known in part only, or one that only
+    Spark has.
+    """
+    if text is None or "…" in text:
+        return None
+    try:
+        return parse_type(text)
+    except TypeTextError:
+        return None
+
+
+def element_type(text: str | None) -> str | None:
+    """Return the type of an array's elements, or of a map's values."""
+    type_ = known_type(text)
+    if isinstance(type_, Array):
+        return str(type_.element)
+    if isinstance(type_, Map):
+        return str(type_.value)
+    return None
+
+
+def key_type(text: str | None) -> str | None:
+    """Return the type of a map's keys."""
+    if isinstance(known_type(text), Map):
+        return "string"
+    return None
+
+
+def field_type(text: str | None, field: str) -> str | None:
+    """Return the type of a struct's field, whatever its case, or of a map's value.
+
+    For an array of structs, return the type of the array of these fields.
+    """
+    type_ = known_type(text)
+    if type_ is None:
+        return None
+    found = type_of_field(type_, field)
+    if found is None:
+        return None
+    return str(found)
+
+
+def type_of_field(type_: Type, field: str) -> Type | None:
+    """Return what Spark reads as `value.field` has for a type; None if it rejects that."""
+    if isinstance(type_, Map):
+        return type_.value
+    if isinstance(type_, Array) and isinstance(type_.element, Struct):
+        of_one = type_of_field(type_.element, field)
+        if of_one is None:
+            return None
+        return Array(of_one)
+    if not isinstance(type_, Struct):
+        return None
+    for member in type_.members:
+        if member.name.lower() == field.lower():
+            return member.type
+    return None
+
+
+def describe_missing_field(type_: Type, field: str) -> str | None:
+    """Return why `value.field` is not possible for a type ("struct has no field 'adress', it has
+    address, id"); None if it is.
+    """
+    if type_of_field(type_, field) is not None:
+        return None
+    if isinstance(type_, Struct):
+        return f"struct has no field {field!r}, it has {', '.join(field_names(type_))}"
+    if isinstance(type_, Array) and isinstance(type_.element, Struct):
+        names = ", ".join(field_names(type_.element))
+        return f"the structs of the array have no field {field!r}, they have {names}"
+    return f"{type_} has no fields, so no {field!r}"
+
+
+def field_names(type_: Type) -> list[str]:
+    """Return the names of the fields of a struct, or of the structs of an array; [] for others."""
+    if isinstance(type_, Array):
+        type_ = type_.element
+    if isinstance(type_, Struct):
+        return [member.name for member in type_.members]
+    return []
+
+
+def array_type(element: str | None) -> str:
+    """Return the type of an array of these elements."""
+    if element is None or "…" in element:
+        return "array<…>"
+    return f"array<{element}>"
+
+
+def map_type(key: str | None, value: str | None) -> str:
+    """Return the type of a map with these keys and values."""
+    if key is None or value is None or "…" in key or "…" in value:
+        return "map<…>"
+    return f"map<{key},{value}>"
+
+
+def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
+    """Return the type of a struct with these fields; "struct<…>" if one is not known completely."""
+    known = []
+    for name, kind in fields:
+        if kind is None or "…" in kind:
+            return "struct<…>"
+        known.append(f"{write_name(name)}:{kind}")
+    if not known:
+        return "struct<…>"
+    return f"struct<{','.join(known)}>"
