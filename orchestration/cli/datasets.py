@@ -376,7 +376,10 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
         values = {}
         for column, value in entry.new.items():
             if column in entry.old and entry.old[column] != value:
-                values[column] = f"{entry.old[column]} -> {value}"
+                before, now = (
+                    output.format_value(each, own=True) for each in (entry.old[column], value)
+                )
+                values[column] = f"{before} -> {now}"
         output.show_facts(f"changed: {', '.join(map(str, entry.key.values()))}", values, own=True)
 
 

@@ -68,6 +68,18 @@ def python_rows(records: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     return rows
 
 
+def to_pandas(records: pa.Table) -> Any:
+    """Return records as a pandas DataFrame, in which nested values are Python objects, as
+    `python_values` returns them.
+    """
+    nested = [name for name in records.column_names if pt.is_nested(records.column(name).type)]
+    frame = records.drop_columns(nested).to_pandas()
+    for name in nested:  # in NumPy's arrays, integers with nulls would be inexact
+        values = np.fromiter(python_values(records.column(name)), object, records.num_rows)
+        frame.insert(records.column_names.index(name), name, values)
+    return frame
+
+
 def has_maps(kind: pa.DataType) -> bool:
     """Whether an Arrow type is a map, or has one at any depth."""
     if pt.is_dictionary(kind):

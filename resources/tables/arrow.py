@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.records import ArrowFrame, cast_column, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import repeated_names
-from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.schemas.values import first_unreadable, python_values
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -51,8 +51,7 @@ def to_python(column: Any) -> list[Any]:
         micros = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).to_pylist()
         return [v if v is None else _EPOCH + timedelta(microseconds=v) for v in micros]
     if not pa.types.is_struct(column.type):
-        values: list[Any] = column.to_pylist()
-        return values
+        return python_values(column)
     names = [field.name for field in column.type]
     if not names:
         return [{} for _ in range(len(column))]
