@@ -25,7 +25,7 @@ from dagster_adjunct.resources.bucketing.writer import (
     write_buckets,
 )
 from dagster_adjunct.resources.errors import KeyOrderError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.lazy_modules import pa, pc, pt
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import named_column
@@ -68,10 +68,17 @@ def write_arrow_table(
 
 
 def _sort_as_spark(rows: pa.Table, order_by: Sequence[str]) -> pa.Table:
-    """Return the rows in Spark's ascending order of these columns: nulls first, NaN last."""
+    """Return the rows in Spark's ascending order of these columns: nulls first, NaN last. Nested
+    values, which have no order, are sorted by their hashes.
+    """
+    from dagster_adjunct.resources.bucketing.hashing import row_digests
+
     columns = {}
     for place, name in enumerate(order_by):
-        if (column := rows.column(name)).null_count:
+        column = rows.column(name)
+        if pt.is_nested(column.type):
+            column = row_digests(rows, [name])
+        if column.null_count:
             columns[f"known{place}"] = column.is_valid()
         columns[f"value{place}"] = column
     return rows.take(

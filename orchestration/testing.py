@@ -536,7 +536,7 @@ class TestApplication:
         ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
         kept: Records = []
         deleted: Records = []
-        for row in read_table(system, ranges).to_pylist():
+        for row in read_table(system, ranges).to_pylist(maps_as_pydicts="strict"):
             record = {column: value for column, value in row.items() if column not in RECORD_META}
             if row.get(TOMBSTONE):
                 deleted.append(record)

@@ -496,7 +496,7 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
             if served is not None:
                 current = VersionReader(lake.store, member.name, served)
             compared = Candidate(new, current, member.context.spark)
-            verdicts = evaluate(member.spec.validators, compared, member.spec.sensitive)
+            verdicts = evaluate(member.spec.validators, compared, member.spec.masked)
             if lease is not None:
                 lease.check()
         failures: list[str] = []

@@ -21,6 +21,7 @@ from dagster_adjunct.assets.declaration.change_values import (
     is_true,
     is_unavailable,
     is_unavailable_array,
+    nested_texts,
     quote_column,
     quote_value,
     unavailable_reasons,
@@ -31,6 +32,7 @@ from dagster_adjunct.assets.declaration.extractors import metadata_columns
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, repeated_names
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.schemas.values import readable_values
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.validation import validated
@@ -382,6 +384,8 @@ class DebeziumUnwrapped(_RecordIsRow):
         unknown = []
         for field in _large_fields(schema):
             value = named_column(field.name)
+            if is_nested(field.type):
+                value = F.to_json(value)
             kept = is_unavailable(placeholder, value, field.type)
             unknown.append(F.when(kept, field.name))
             found = {
@@ -440,6 +444,8 @@ class DebeziumUnwrapped(_RecordIsRow):
         marked = {}
         for field in _large_fields(schema):
             values = records.column(field.name)
+            if is_nested(field.type):
+                values = nested_texts(values)
             kept = pc.and_(written, is_unavailable_array(placeholder, values, field.type))
             marked[field.name] = kept
             whys = unavailable_reasons(placeholder, field.name, field.type, keeps=self.completes)
@@ -481,7 +487,7 @@ class DebeziumUnwrapped(_RecordIsRow):
 
 def _large_fields(schema: Schema) -> list[Field]:
     """Return the columns whose values a source may not log."""
-    return [field for field in schema.fields if field.type in _LARGE]
+    return [field for field in schema.fields if field.type in _LARGE or is_nested(field.type)]
 
 
 def kept_column(

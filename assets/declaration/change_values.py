@@ -21,6 +21,7 @@ import hashlib
 import json
 import re
 import uuid
+from decimal import Decimal
 from functools import lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -467,7 +469,7 @@ def may_be_unavailable(kind: str) -> bool:
     """Whether a column of this type can have the placeholder: values of other types are small
     and always known.
     """
-    return kind in ("string", "binary") or kind.startswith("decimal")
+    return kind in ("string", "binary") or kind.startswith("decimal") or is_nested(kind)
 
 
 def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -> None:
@@ -524,6 +526,26 @@ def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.
     return pc.fill_null(pc.and_(pc.match_substring_regex(values, _JSON), found), False)
 
 
+def nested_texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return nested values as JSON texts."""
+    texts = []
+    for value in values.to_pylist(maps_as_pydicts="strict"):
+        text = None
+        if value is not None:
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+        texts.append(text)
+    return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _plain(value: object) -> object:
+    """Return a value that JSON does not have as the text or number that Spark writes for it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return float(value)
+    return str(value)
+
+
 def unavailable_reasons(placeholder: str, name: str, kind: str, *, keeps: bool) -> dict[str, str]:
     """Return why a change can't be applied of which a value is unknown, by what that is.
 
@@ -541,7 +563,7 @@ def unavailable_reasons(placeholder: str, name: str, kind: str, *, keeps: bool) 
             f"column {name!r} is {placeholder!r}, which stands for a large unchanged value that the"
             f" source has not logged. {_UNAVAILABLE_STEP}"
         )
-    if kind == "string":
+    if kind == "string" or is_nested(kind):
         reasons["part"] = (
             f"column {name!r} has {placeholder!r} within its value: a part of it is unknown, but"
             f" values can only be stored or kept as a whole. {_UNAVAILABLE_STEP}"

@@ -34,11 +34,12 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import CodeLine, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.files.formats import FileFormat
+from dagster_adjunct.resources.files.formats import FileFormat, check_format
 from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
+from dagster_adjunct.resources.schemas.types import path_column
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.validation import validated
 
@@ -87,6 +88,7 @@ class FileSource:
                 argument="url",
             )
         check_folder_url(self.url)
+        check_format(self.schema, self.format, f"FileSource of {self.url}")
         if not self.complete or "/" in self.complete:
             raise argument_error(
                 f"FileSource has complete={self.complete!r}",
@@ -254,7 +256,8 @@ class AdjunctDataset:
     `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns`
     are the stored columns, None for all of the input's. `extractor` turns records into entries.
     `bootstrap` makes applications wait until the dataset is first readable. `discard` says which
-    versions are retained. Dagster masks values of `sensitive` columns. `declared_at` is the line of
+    versions are retained. Dagster masks values of `sensitive` columns; the path of a part of a
+    nested column, "customer.email", masks the whole column. `declared_at` is the line of
     user code that declares it, and is not stored in the lake. Raises ConfigurationError.
     """
 
@@ -350,6 +353,13 @@ class AdjunctDataset:
                 )
                 step = "Partition by columns of the key only, or add the column to the key."
                 yield "partition_by", problem, step
+
+    @property
+    def masked(self) -> tuple[str, ...]:
+        """The names of the columns whose values are masked: `sensitive`, and the columns that its
+        paths begin with.
+        """
+        return tuple(dict.fromkeys([*self.sensitive, *map(path_column, self.sensitive)]))
 
     @property
     def follows_changes(self) -> bool:
@@ -538,7 +548,9 @@ def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
         _check_known(what, dataset.key, entries.names)
         check_key_types(entries, dataset.key, what)
         argument = "sensitive"
-        _check_known(what, dataset.sensitive, (*records.names, *entries.names))
+        for name in dataset.sensitive:
+            if records.column_of(name) is None and entries.column_of(name) is None:
+                _check_known(what, [name], (*records.names, *entries.names))
     except SchemaMismatchError as error:
         raise ConfigurationError(
             error.problem,

@@ -37,8 +37,14 @@ from dagster_adjunct.assets.declaration.change_values import (
 )
 from dagster_adjunct.assets.declaration.envelope_values import DATE_TYPES, Envelope, MissingRule
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
+from dagster_adjunct.assets.declaration.nested_envelope_values import (
+    NESTED,
+    NESTED_PROBLEMS,
+    with_nested_values,
+)
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, quote_name
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.schemas.values import UTF8, YEARS
 from dagster_adjunct.resources.streams.system import META, TOMBSTONE
 
@@ -215,14 +221,18 @@ def decode_envelopes(
     changes may leave out columns.
     """
     used = [field for field in schema.fields if field.name in (*key, *order_by)]
-    old = Schema(tuple(used or schema.fields))  # none is used if an extractor computes the key
+    # None is used if an extractor computes the key.
+    simple = [field for field in schema.fields if not is_nested(field.type)]
+    old = Schema(tuple(used or simple))
     own = tuple(name for name in key if name in records.columns)
     decoding = _Decoding(declared, schema, old, key, own, order_by)
     records = with_envelope_json(declared, records, what)
+    records = with_nested_values(records, declared, schema, TEXT)
     marks = metadata_columns(records.columns)
     read = decoding.read(records).withColumn(PROBLEM, decoding.problem(comparable))
     read = read.withColumn(SNAPSHOT, decoding.is_below_changes())
-    others = [name for name in marks if name not in (TOMBSTONE, TEXT, UNREAD)]
+    used_up = (TOMBSTONE, TEXT, UNREAD, NESTED, NESTED_PROBLEMS)
+    others = [name for name in marks if name not in used_up]
     others += [SNAPSHOT, *map(path_column, decoding.paths)]
     if declared.completes:
         others.append(KEPT)
@@ -419,6 +429,9 @@ class _Decoding:
         row = F.col(raw)
         values: dict[str, Column] = {}
         for field in schema.fields:
+            if is_nested(field.type):
+                values[field.name] = F.col(NESTED)[field.name]
+                continue
             values[field.name] = envelope_values.convert_value(
                 self.declared, field, row[field.name], F.col(TEXT)
             )
@@ -588,6 +601,8 @@ class _Decoding:
 
     def _misfit_reason(self, field: Field, raw: str, converted: str) -> Column:
         """Return the reason for a value that could not be converted to its declared type."""
+        if is_nested(field.type):
+            return F.col(NESTED_PROBLEMS)[field.name]
         value = F.col(raw)[field.name]
         sent = envelope_values.raw_value_text(field, value)
         parts: list[str | Column] = [

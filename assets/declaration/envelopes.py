@@ -21,7 +21,9 @@ from dagster_adjunct.assets.declaration.envelope_values import (
 )
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.parsed_columns import has_decimals
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -53,6 +55,13 @@ class EnvelopeFormat:
                 column=value,
             )
         declared = Schema.from_ddl(envelope.columns, what)
+        if all(is_nested(field.type) for field in declared.fields):
+            raise SchemaMismatchError(
+                f"{what}: the rows in {value!r} have only nested columns, and no key:"
+                f" {', '.join(declared.names)}.",
+                "Declare the simple columns of the key, too.",
+                column=declared.names[0],
+            )
         for field in declared.fields:
             own = records.field(field.name) if field.name in records else field
             if own.type != field.type:
@@ -178,9 +187,9 @@ class DebeziumEnvelope(EnvelopeFormat):
         if self.documents or self.format != "json" or self.decimals is not None:
             return
         for field in declared.fields:
-            if field.type.startswith("decimal"):
+            if has_decimals(field):
                 raise ConfigurationError(
-                    f"{_ENVELOPE} declares {field.name!r} as a DECIMAL, but not how decimals are"
+                    f"{_ENVELOPE} declares {field.name!r} as {field.type}, but not how decimals are"
                     " encoded in JSON: '1234' may be a number, or base64 of one.",
                     "Add decimals='precise' (Debezium's default) or decimals='string', as in"
                     " decimal.handling.mode.",

@@ -31,11 +31,16 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.exact_values import is_missing, to_exact_array
+from dagster_adjunct.resources.schemas.exact_values import (
+    NestedValueError,
+    is_missing,
+    to_exact_array,
+)
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
-from dagster_adjunct.resources.schemas.types import decimal_digits
+from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
@@ -454,7 +459,8 @@ class _FunctionCalls:
         entries: list[dict[str, Any]] = []
         taken: list[int] = []
         tombstones: list[bool] = []
-        for row, record in enumerate(records.select(data).to_pylist()):
+        values = records.select(data).to_pylist(maps_as_pydicts="strict")
+        for row, record in enumerate(values):
             extracted = []
             is_deleted = bool(marks[row][TOMBSTONE])
             if not is_deleted:
@@ -559,9 +565,17 @@ class _FunctionCalls:
             for value, place in zip(values, places, strict=True):
                 try:
                     to_exact_array([value], kind)
+                except NestedValueError as error:
+                    raise self._inner_misfit(place, field, error) from None
                 except (pa.ArrowException, OverflowError, ValueError) as error:
                     raise self._misfit(place, field, value) from error
             raise
+
+    def _inner_misfit(self, where: str, field: Field, error: NestedValueError) -> DatasetError:
+        """Return the error for a part of a nested value, by its path."""
+        reason = "*** (sensitive)" if self._is_hidden(field.name) else error.reason
+        returned = f"column '{field.name}{error.path}' with a value that does not fit: {reason}"
+        return self._violation(where, returned, f"{field.name!r} as {field.type}")
 
     def _misfit(self, where: str, field: Field, value: Any) -> DatasetError:
         shown = _describe_value(value, self._is_hidden(field.name))
@@ -591,6 +605,8 @@ def _is_equal(returned: Any, value: Any) -> bool:
     try:
         if returned is value or bool(returned == value):
             return True
+        if isinstance(value, dict | list):
+            return bool(comparable_value(returned) == comparable_value(value))
         return bool(returned != returned) and value != value  # noqa: PLR0124
     except ValueError:  # of an array of NumPy
         return False
@@ -604,6 +620,8 @@ def value_classes(kind: str) -> tuple[type, ...]:
 
 
 def _has_type(kind: str, value: Any) -> bool:
+    if is_nested(kind):
+        return True  # its parts are checked when they are converted
     if isinstance(value, bool):
         return kind == "boolean"
     if isinstance(value, dt.datetime):

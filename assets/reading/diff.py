@@ -21,6 +21,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.equality import differing_values
 
 _ANCHORS = 32
 
@@ -136,6 +137,8 @@ def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
 
 def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     """Return a numpy mask of the rows in which the two columns differ."""
+    if pt.is_nested(old.type):
+        return differing_values(old.combine_chunks(), new.combine_chunks())
     differs = pc.not_equal(old, new)
     if pt.is_floating(old.type):
         differs = pc.and_not(differs, pc.and_(pc.is_nan(old), pc.is_nan(new)))
@@ -216,7 +219,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     )
     changed = [
         ChangedEntry({name: now[name] for name in key}, was, now)
-        for was, now in zip(before.to_pylist(), after.to_pylist(), strict=True)
+        for was, now in zip(_entries(before), _entries(after), strict=True)
     ]
     return VersionDiff(
         old.version,
@@ -232,6 +235,11 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         columns_removed=tuple(name for name in old_types if name not in new_types),
         columns_retyped=tuple(_retyped_columns(old_types, new_types)),
     )
+
+
+def _entries(rows: pa.Table) -> list[Entry]:
+    entries: list[Entry] = rows.to_pylist(maps_as_pydicts="strict")
+    return entries
 
 
 def _retyped_columns(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -404,7 +404,7 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
         elif pt.is_integer(column.type) or pt.is_floating(column.type):
             read = _numbers(column).__getitem__
     if read is None:
-        return lambda row: column[row].as_py()
+        return lambda row: column[row].as_py(maps_as_pydicts="strict")
     if column.null_count:
         return _with_nulls(column, read)
     return read

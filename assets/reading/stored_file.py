@@ -115,8 +115,11 @@ def list_generation_files(
 
 
 def column_paths(metadata: pq.FileMetaData) -> list[str]:
-    """Return the names of the columns of a Parquet file, in order."""
-    return [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    """Return the names of the columns of a Parquet file, in order; "" for a part of a nested
+    column, whose path may be the name of another column.
+    """
+    leaves = map(metadata.schema.column, range(metadata.num_columns))
+    return [leaf.path if leaf.max_definition_level <= 1 else "" for leaf in leaves]
 
 
 def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:
@@ -130,10 +133,12 @@ def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str
         metadata = file.metadata
         names = column_paths(metadata)
         for group, name in product(range(metadata.num_row_groups), columns):
-            statistics = metadata.row_group(group).column(names.index(name)).statistics
+            statistics = None
+            if name in names:
+                statistics = metadata.row_group(group).column(names.index(name)).statistics
             if statistics is None or not statistics.has_null_count:
                 rows = stored.reading(partial(file.read_row_group, group, columns=[name]))
-                nulls[name] += rows.column(0).null_count
+                nulls[name] += rows.column(name).null_count
             else:
                 nulls[name] += statistics.null_count
     return nulls

@@ -46,6 +46,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.equality import comparable_sql
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import Schema, named_columns, quote_name
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -349,17 +350,26 @@ class EntriesOverTime(_Entries):
         rows.createTempView(view)
         try:
             return rows.sparkSession.sql(
-                intervals_sql(self.reader, view, quote_name, f"timestamp_micros({edge})")
+                intervals_sql(
+                    self.reader, view, quote_name, f"timestamp_micros({edge})", comparable_sql
+                )
             )
         finally:
             rows.sparkSession.catalog.dropTempView(view)
 
 
-def intervals_sql(reader: Reader, rows: str, quote: Callable[[str], str], edge: str) -> str:
+def intervals_sql(
+    reader: Reader,
+    rows: str,
+    quote: Callable[[str], str],
+    edge: str,
+    comparable: Callable[[str, str], str] = lambda value, _: value,
+) -> str:
     """Return the query, for Spark and DuckDB, of all entries over time; adjacent equal ones of a
     key are merged.
 
     `rows` is the name of a table or view of all rows with their intervals; `quote` quotes a column.
+    `comparable` returns the SQL of what is compared of a value, given its SQL and its type.
     `edge` is the result of `history_edge` as a literal: intervals that ended before it are left
     out, also if no compaction has dropped them yet.
     """
@@ -371,10 +381,9 @@ def intervals_sql(reader: Reader, rows: str, quote: Callable[[str], str], edge: 
     )
     same = [f"coalesce(lag({VALID_TO}) OVER {in_time} = {VALID_FROM}, false)"]
     same += [f"NOT {TOMBSTONE}", f"NOT lag({TOMBSTONE}, 1, true) OVER {in_time}"]
-    same += [
-        f"lag({name}) OVER {in_time} IS NOT DISTINCT FROM {name}"
-        for name in map(quote, content_columns(reader))
-    ]
+    for name in content_columns(reader):
+        value = comparable(quote(name), reader.schema.field(name).type)
+        same.append(f"lag({value}) OVER {in_time} IS NOT DISTINCT FROM {value}")
     exact = "true"
     if history_edge(reader) is not None:
         exact = f"{VALID_TO} IS NULL OR {VALID_TO} > {edge}"

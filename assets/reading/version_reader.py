@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
 from itertools import groupby, zip_longest
-from math import isnan
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,6 +64,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field, named_column, named_columns, quote_name
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -72,9 +72,6 @@ from dagster_adjunct.resources.spark.tasks import find_adjunct_error, translate_
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-
-_NAN = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +167,12 @@ def merge_equal_neighbours(
         found = {}
         for name, value in part.entry.items():
             if name != start_column:
-                found[name] = _comparable(value)
+                found[name] = comparable_value(value)
         return found
 
     for _, equal in groupby(parts, content):
         first, *more = equal
         yield replace(first, valid_to=more[-1].valid_to) if more else first
-
-
-def _comparable(value: Any) -> Any:
-    """Return the value to compare: NaN becomes an object that equals itself, as NaN does in
-    Spark and other engines.
-    """
-    if isinstance(value, float) and isnan(value):
-        return _NAN
-    return value
 
 
 def _place_row(files: KeyFiles, rows: RowGroup, row: int) -> _Placed:
@@ -731,7 +719,8 @@ class VersionReader:
         key = self.sealed.key
         for rows, begin, end in files.scan(bucket, first, after):
             for at in range(begin, end, _ROWS_AT_ONCE):
-                for row in rows.table.slice(at, min(_ROWS_AT_ONCE, end - at)).to_pylist():
+                part = rows.table.slice(at, min(_ROWS_AT_ONCE, end - at))
+                for row in part.to_pylist(maps_as_pydicts="strict"):
                     yield tuple([row[name] for name in key]), files.id, row
 
 

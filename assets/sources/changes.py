@@ -307,7 +307,7 @@ def _extract_entries(
     key.
     """
     assert spec.extractor is not None
-    extractor = mask_columns(spec.extractor, spec.sensitive)
+    extractor = mask_columns(spec.extractor, spec.masked)
     kept = extractor.keeps(spec.key)
     marks = metadata_columns(rows.columns)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
@@ -583,7 +583,7 @@ def _extract_entries_in_arrow(
 ) -> pa.Table:
     """Return what `_extract_entries` returns, for rows in Arrow."""
     assert spec.extractor is not None
-    extractor = mask_columns(spec.extractor, spec.sensitive)
+    extractor = mask_columns(spec.extractor, spec.masked)
     assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
     kept = extractor.keeps(spec.key)
     around = _set_column(

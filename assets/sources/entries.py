@@ -7,7 +7,7 @@ extractor is none, a Projection without expressions, or a PythonExtractor.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -82,19 +82,19 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
         schema = _add_position_columns(spec, schema, what)
     check_key_types(schema, spec.key, what)
     if not spec.follows_changes:
-        _check_sensitive(spec, {*records.names, *schema.names}, what)
+        _check_sensitive(spec, records, schema, what)
     return schema
 
 
-def _check_sensitive(spec: AdjunctDataset, known: Collection[str], what: str) -> None:
-    """Raise SchemaMismatchError for a sensitive column that does not exist: its values would be
-    shown.
+def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what: str) -> None:
+    """Raise SchemaMismatchError for a sensitive column or path that does not exist: its values
+    would be shown.
     """
     for name in spec.sensitive:
-        if name not in known:
+        if records.column_of(name) is None and schema.column_of(name) is None:
             raise errors.SchemaMismatchError(
                 f"{what} has no column {name!r}, which sensitive= names; it has"
-                f" {', '.join(sorted(known))}.",
+                f" {', '.join(sorted({*records.names, *schema.names}))}.",
                 "Correct sensitive=: values of the column that is meant would be shown.",
                 dataset=spec.name,
                 argument="sensitive",
@@ -147,7 +147,7 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
             argument="keep_tombstones",
         )
     if spec.extractor is None:  # else they may be columns of its entries
-        _check_sensitive(spec, {*stream_schema.names, *rows.names}, what)
+        _check_sensitive(spec, stream_schema, rows, what)
     return rows
 
 
@@ -198,7 +198,7 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     """
     what = describe_input(spec)
     if spec.extractor is not None:
-        extractor = mask_columns(spec.extractor, spec.sensitive)
+        extractor = mask_columns(spec.extractor, spec.masked)
         records = extractor.apply(records, _extracted_columns(spec, schema), what)
     values = {name: named_column(name) for name in (*schema.names, *META)}
     if spec.by_offset:
@@ -302,7 +302,7 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     """
     what = describe_input(spec)
     if spec.extractor is not None:
-        extractor = mask_columns(spec.extractor, spec.sensitive)
+        extractor = mask_columns(spec.extractor, spec.masked)
         assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
         records = extractor.apply_arrow(records, _extracted_columns(spec, schema), what)
     if not _keeps_key(spec):

@@ -24,7 +24,7 @@ from dagster_adjunct.resources.schemas.schema import (
     quote_text,
     repeated_names,
 )
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import META
 
@@ -46,7 +46,8 @@ class QueryVersions(VersionSource):
     """The one version that a query computes now, named after its partition or else after the time
     in UTC.
 
-    A query's rows have no order: of several with one key, the one with the greatest values is kept.
+    A query's rows have no order: of several with one key, the one with the greatest values is kept;
+    nested values are compared by their hashes.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class QueryVersions(VersionSource):
                 call_user_function, self.spec, what, "function", partial(query, spark, computation)
             )
         frame = run_query(self.spec, what, spark, ready)
-        columns = list(types_from_spark(frame.schema).items())
+        columns = [(field.name, type_from_spark(field.dataType)) for field in frame.schema.fields]
         _check_columns(columns, self._query.schema, what)
         partition, offset, timestamp, tombstone = META
         return frame.select(

@@ -325,7 +325,7 @@ def table_layout(source: OpenedChanges) -> BucketLayout:
     spec = source.spec
     schema = source.schema
     return build_layout(
-        schema.with_sensitive(*(name for name in spec.sensitive if name in schema)),
+        schema.with_sensitive(*(name for name in spec.masked if name in schema)),
         spec.key,
         spec.partition_by,
         spec.partitions,

@@ -173,7 +173,7 @@ class BucketCompletion:
         tied: list[int] = []
         for at in np.union1d(scattered, np.flatnonzero(known & groups.deciding)).tolist():
             numbers = np.arange(groups.starts[at], groups.ends[at])
-            changes = rows.take(numbers).to_pylist()
+            changes = rows.take(numbers).to_pylist(maps_as_pydicts="strict")
             newest = stored.get(int(groups.keys[at]))
             if newest is not None and rule.is_newer(newest, changes[0]):
                 continue
@@ -225,7 +225,8 @@ class BucketCompletion:
         for of, found in self._iterate_stored(
             keys, asked, schema, positions=True, generations=generations
         ):
-            for number, row in zip(of.tolist(), found.to_pylist(), strict=True):
+            stored = found.to_pylist(maps_as_pydicts="strict")
+            for number, row in zip(of.tolist(), stored, strict=True):
                 before = newest.get(number)  # of a newer generation, which wins if they are equal
                 if before is None or row[POSITION] > before[POSITION]:
                     newest[number] = row

@@ -31,6 +31,7 @@ from dagster_adjunct.resources.bucketing.files import (
 )
 from dagster_adjunct.resources.errors import KeyOrderError
 from dagster_adjunct.resources.lazy_modules import np, pc
+from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import format_record
@@ -246,8 +247,4 @@ def _same_content(change: Row, base: Row, names: Sequence[str]) -> bool:
     """Whether two rows of a key are the same: both deleted, or with the same values."""
     if change[TOMBSTONE] or base[TOMBSTONE]:
         return bool(change[TOMBSTONE] and base[TOMBSTONE])
-    return all(_same_value(change[name], base[name]) for name in names)
-
-
-def _same_value(one: Any, other: Any) -> bool:
-    return bool(one == other) or repr(one) == repr(other)  # NaN has the same text as NaN
+    return all(comparable_value(change[name]) == comparable_value(base[name]) for name in names)

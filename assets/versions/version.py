@@ -328,7 +328,7 @@ def build_layout(
 
 def mark_sensitive(spec: AdjunctDataset, columns: Schema) -> Schema:
     """Return the columns with the dataset's sensitive ones marked as such."""
-    return columns.with_sensitive(*(name for name in spec.sensitive if name in columns))
+    return columns.with_sensitive(*(name for name in spec.masked if name in columns))
 
 
 def build_version(

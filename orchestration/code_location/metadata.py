@@ -480,7 +480,7 @@ def dataset_preview(lake: Lake, dataset: AdjunctDataset, version: str, rows: int
         return {}
     with open_dataset(lake, dataset.name, version=version, lease=False) as opened:
         entries = (entry for _, entry in islice(opened.items(), rows))
-        return _preview_table(entries, opened.schema.names, dataset.sensitive)
+        return _preview_table(entries, opened.schema.names, dataset.masked)
 
 
 def stream_preview(
@@ -648,7 +648,7 @@ def masked_columns(
     sensitive: set[tuple[LineageNode, str]] = set()
     names: set[str] = set()
     for dataset in app.datasets:
-        for name in dataset.sensitive:
+        for name in dataset.masked:
             sensitive.add((LineageNode("dataset", dataset.name), name.lower()))
             names.add(name.lower())
     if not sensitive:

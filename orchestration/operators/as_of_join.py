@@ -84,7 +84,7 @@ class AsOfJoin(Join):
         """Return the error for a record whose time must fail the batch."""
         # Values of both sides, of which either may be sensitive.
         hidden = set(map(str.lower, sensitive))
-        hidden_entries = set(map(str.lower, planned.app.dataset(self.dataset).sensitive))
+        hidden_entries = set(map(str.lower, planned.app.dataset(self.dataset).masked))
         for own, entry in self.on:
             if entry.lower() in hidden_entries:
                 hidden.add(own.lower())

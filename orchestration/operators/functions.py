@@ -251,7 +251,7 @@ class _BatchCalls:
     def error(self, row: int, problem: str, step: str) -> errors.OperatorFailedError:
         """Return the error for a result that does not match the schema, with its record."""
         call = self.call
-        (record,) = _own_columns(self.batch).slice(row, 1).to_pylist()
+        (record,) = _own_columns(self.batch).slice(row, 1).to_pylist(maps_as_pydicts="strict")
         position = record_position(self.batch, row, call.stream)
         error = operator_failed_error(
             f"{call.operator}: {problem}",
@@ -317,9 +317,9 @@ def _process_batch(calls: _BatchCalls, kept: Sequence[str]) -> Iterator[pa.Recor
     batch = calls.batch
     label = function_label(call.function)
     check_readable_records(batch, call.operator, label, call.stream, call.sensitive)
-    given = [_own_columns(batch).to_pylist()]
+    given = [_own_columns(batch).to_pylist(maps_as_pydicts="strict")]
     if call.entry:
-        given.append(batch.column(call.entry).to_pylist())
+        given.append(batch.column(call.entry).to_pylist(maps_as_pydicts="strict"))
     before: list[str | None] = [None] * batch.num_rows
     if call.several and ORDINAL in batch.schema.names:
         before = batch.column(ORDINAL).to_pylist()

@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, LineageNode
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.table_backends.columns import parse_column, to_spark_type
+from dagster_adjunct.resources.table_backends.columns import Kind, parse_column, to_spark_type
 from dagster_adjunct.resources.tables.table import AnyTable
 
 _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
@@ -107,7 +107,11 @@ def check_lookup_key_types(operator: str, table: AnyTable, on: Pairs, arriving: 
 
 def _is_alike(one: str, other: str) -> bool:
     """Whether columns of these types are of the same kind."""
-    return parse_column("one", one).kind is parse_column("other", other).kind
+    first = parse_column("one", one)
+    second = parse_column("other", other)
+    if first.kind is Kind.NESTED:
+        return first.nested == second.nested
+    return first.kind is second.kind
 
 
 def check_stored_columns(

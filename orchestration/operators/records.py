@@ -53,6 +53,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -410,8 +411,9 @@ class FilterFunction(MapFunction):
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
         passed = MapFunction.compile(self, operator, frames, batch)
-        before = dict(frames[0].dtypes)
-        _check_columns_unchanged(operator, self.function, before, dict(passed.dtypes))
+        before = types_from_spark(frames[0].schema)
+        after = types_from_spark(passed.schema)
+        _check_columns_unchanged(operator, self.function, before, after)
         return passed
 
 

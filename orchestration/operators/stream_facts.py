@@ -24,6 +24,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.sql.expression import NILADIC, did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
@@ -93,7 +94,7 @@ class Columns:
     @classmethod
     def of_frame(cls, frame: DataFrame) -> Columns:
         """Return the columns of a DataFrame without the hidden ones; their sources are unknown."""
-        types = dict(frame.dtypes)
+        types = types_from_spark(frame.schema)
         return cls({name: ColumnFacts(types[name]) for name in filter(is_own, types)})
 
     @property

@@ -58,6 +58,7 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
@@ -392,7 +393,8 @@ class StreamJoin(Spec):
             if side.outer and watermarks.after is not None:
                 parts.append(find_unmatched(rows, sides, self.bound, side, watermarks))
         parts += unmatchable
-        results = combine_results(parts, sides, [dict(frame.dtypes) for frame in frames], added)
+        types = [types_from_spark(frame.schema) for frame in frames]
+        results = combine_results(parts, sides, types, added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
         results = batch.records.count_records(operator, results, conditions)
         partitions = batch.planned.partitions_at(operator)

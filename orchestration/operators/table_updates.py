@@ -52,10 +52,27 @@ from dagster_adjunct.orchestration.operators.updates import (
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import quote_name
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Simple,
+    Struct,
+    Type,
+    TypeTextError,
+    parse_type,
+    write_name,
+)
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.types import expression_type
-from dagster_adjunct.resources.table_backends.columns import Column, Kind, parse_column
+from dagster_adjunct.resources.table_backends.columns import (
+    Column,
+    InnerNameError,
+    Kind,
+    inner_column,
+    parse_column,
+)
+from dagster_adjunct.resources.table_backends.nested_values import parse_inner_name
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.operation import Capabilities, UpdateContract
 from dagster_adjunct.resources.tables.table import AnyTable
@@ -177,7 +194,7 @@ def update_message(
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
 _NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
 _ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)
-_UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
+_UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON, Kind.NESTED)
 # Types that no column of a table has, but whose values may fit one. (Structs are objects in JSON.)
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
 _NEVER_IN_JSON = re.compile(
@@ -242,6 +259,10 @@ class TableSink:
                 fields[field] = kind
         return fields
 
+    def names_inside(self, name: str) -> bool:
+        """Whether a name in an update is that of a value inside a column of structs."""
+        return name not in (self.columns or {}) and parse_inner_name(name) is not None
+
     def sent_type(self, name: str, expression: str, struct: str = UPDATE) -> str | None:
         """Return the type of what is sent to the column `name`: of a struct's field, or of this
         expression.
@@ -299,6 +320,7 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             ),
             "Set the columns to their new values, or choose a store that can.",
         )
+    yield from _inside_problems(sink, name, can)
     if sink.send.contract is UpdateContract.UPDATE_WITH_DEFAULTS:
         yield from _default_problems(table, name, can)
     newest_by = None if table.idempotent else table.newest_by
@@ -310,6 +332,29 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             ),
             "Declare the table with idempotent=True, too.",
         )
+
+
+def _inside_problems(sink: TableSink, function: str, can: Capabilities) -> Problems:
+    """Yield why a table can't be sent updates of values inside columns."""
+    update = sink.send.update
+    named = tuple(sink.fields_of(UPDATE)) if update is None else update.columns
+    paths: dict[tuple[str, ...], str] = {}
+    for name in filter(sink.names_inside, named):
+        path = parse_inner_name(name)
+        assert path is not None
+        if not can.inside:
+            yield (
+                f": {function} can't change {name!r} inside column {path.root!r} in one request.",
+                f"Set all of column {path.root!r}, or choose a store that can: SQLite, PostgreSQL,"
+                " DynamoDB with columns=, or key-value rows.",
+            )
+        other = paths.setdefault((path.root, *path.names), name)
+        if path.root in named or other != name:
+            twice = path.root if path.root in named else other
+            yield (
+                f" is sent updates that change {twice!r} and {name!r}, which overlap.",
+                "Change a value once.",
+            )
 
 
 def _default_problems(table: AnyTable, name: str, can: Capabilities) -> Problems:
@@ -359,10 +404,11 @@ def compare_sink_types(sink: TableSink) -> list[ComparedColumn]:
         written += (sink.sent or {}).items()
     compared = []
     for name, kind in (*written, *sink.default.items()):
-        declared = columns.get(name)
-        if declared is None or parse_column(name, declared).kind in (Kind.OTHER, Kind.JSON):
+        declared = _declared_column(name, columns)
+        if declared is None or declared.kind in (Kind.OTHER, Kind.JSON):
             continue
-        compared.append(ComparedColumn(name, kind, f"table {sink.table.name}", declared))
+        what = f"table {sink.table.name}"
+        compared.append(ComparedColumn(name, kind, what, columns.get(name, _spelled(declared))))
     return compared
 
 
@@ -375,10 +421,50 @@ def find_summed_columns(sink: TableSink) -> frozenset[str]:
     columns = sink.columns or {}
     summed = set()
     for name, text in sink.send.expressions.add:
-        for kind in (columns.get(name), sink.type_of(text)):
-            if kind and parse_column(name, kind).kind in _NUMBERS:
+        kind = sink.type_of(text)
+        declared = _declared_column(name, columns)
+        for column in (declared, parse_column(name, kind) if kind else None):
+            if column is not None and column.kind in _NUMBERS:
                 summed.add(name)
     return frozenset(summed)
+
+
+def _declared_column(name: str, columns: Mapping[str, str]) -> Column | None:
+    """Return the column that a name in an update means, or the value inside a column; None if the
+    table has no such column, or nothing there that an update can change.
+    """
+    if name in columns:
+        return parse_column(name, columns[name])
+    path = parse_inner_name(name)
+    if path is None or path.root not in columns:
+        return None
+    try:
+        return inner_column(path, parse_column(path.root, columns[path.root]))
+    except InnerNameError:
+        return None
+
+
+def _spelled(column: Column) -> str:
+    return f"{column.type}{column.size}"
+
+
+def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Problems:
+    """Yield why a name that is sent is neither a column nor a value inside one."""
+    path = parse_inner_name(name)
+    is_update = sink.send.contract is not None and name not in sink.default
+    if path is not None and path.root in columns and is_update:
+        try:
+            inner_column(path, parse_column(path.root, columns[path.root]))
+        except InnerNameError as error:
+            yield str(error), f"{error.next_step}."
+        if name in dict(sink.send.expressions.append):
+            yield (
+                f": {name!r} is a value inside a column, and an update would append to it.",
+                "Append to a column that is an array.",
+            )
+        return
+    step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
+    yield f" has no column {name!r}; it has {', '.join(columns)}.", step
 
 
 def _column_problems(sink: TableSink, columns: dict[str, str] | None) -> Problems:
@@ -396,30 +482,41 @@ def _column_problems(sink: TableSink, columns: dict[str, str] | None) -> Problem
     yield from _newest_by_problems(sink, sent, columns or {})
     if columns is None:
         return
-    added = dict(sink.send.expressions.add)
-    texts = dict(sink.send.expressions.set) | added
     for name, kind in (*sent.items(), *sink.default.items()):
         if name not in columns:
-            step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
-            yield f" has no column {name!r}; it has {', '.join(columns)}.", step
-            continue
-        declared = parse_column(name, columns[name])
-        if name in added and declared.kind not in _ADDABLE:  # nothing can be added to it
-            continue
-        if kind is not None and not _fits(parse_column("sent", kind), declared):
-            yield (
-                f" has the column {name!r} as {columns[name]}, and {kind} is sent.",
-                _suggest_cast(texts.get(name, name), kind, columns[name]),
-            )
-    for name, text in added.items():
-        yield from _addition_problems(sink, name, text, columns[name])
+            yield from _unknown_problems(sink, name, columns)
+        declared = _declared_column(name, columns)
+        if declared is not None:
+            yield from _type_problems(sink, declared, kind, columns.get(name, _spelled(declared)))
+    for name, text in sink.send.expressions.add:
+        declared = _declared_column(name, columns)
+        assert declared is not None
+        yield from _addition_problems(sink, declared, text)
     for name, text in sink.send.expressions.append:
         yield from _append_problems(sink, name, text, columns[name])
 
 
-def _addition_problems(sink: TableSink, name: str, text: str, declared: str) -> Problems:
-    """Yield why a value can't be added to a column of this declared type."""
-    column = parse_column(name, declared)
+def _type_problems(sink: TableSink, column: Column, kind: str | None, wanted: str) -> Problems:
+    """Yield why values of the type `kind` can't be stored in a column, which is declared as
+    `wanted`.
+    """
+    name = column.name
+    added = dict(sink.send.expressions.add)
+    if name in added and column.kind not in _ADDABLE:  # nothing can be added to it
+        return
+    if kind is not None and not _fits(parse_column("sent", kind), column):
+        texts = dict(sink.send.expressions.set) | added
+        yield (
+            f" has the column {name!r} as {wanted}, and {kind} is sent"
+            f"{_mismatch_within(kind, column)}.",
+            _suggest_cast(texts.get(name, name), kind, wanted),
+        )
+
+
+def _addition_problems(sink: TableSink, column: Column, text: str) -> Problems:
+    """Yield why a value can't be added to a column."""
+    name = column.name
+    declared = _spelled(column)
     if column.kind not in _ADDABLE:
         yield (
             f" has the column {name!r} as {declared}, and an update would add to it.",
@@ -477,6 +574,8 @@ def _newest_by_problems(
     if update is not None and name not in dict(update.set):
         step = f"Set it with each update: set={{'{name}': …}}."
         yield f"{what}, and updates do not set it.", step
+    if name not in columns and sink.names_inside(name):
+        yield f"{what}, a value inside a column.", "Name a column of its own."
     kind = sent[name] or columns.get(name)
     if kind is not None and parse_column(name, kind).kind in _UNORDERED:
         yield (
@@ -493,6 +592,8 @@ def _fits(sent: Column, declared: Column) -> bool:
         return True
     if theirs is Kind.JSON:
         return _NEVER_IN_JSON.search(sent.type) is None
+    if theirs is Kind.NESTED:
+        return _is_partly_unknown(sent, declared) or not _mismatch_within(sent.type, declared)
     if sent.type.startswith("array<…"):  # an array whose element type is unknown
         return theirs is Kind.LIST
     if sent.element is not None and declared.element is not None:
@@ -500,6 +601,60 @@ def _fits(sent: Column, declared: Column) -> bool:
     if ours is Kind.OTHER:
         return _MAY_BE_ANY.match(sent.type) is not None
     return ours is theirs or theirs in _WIDENS_TO.get(ours, ())
+
+
+_UNKNOWN_PART = re.compile(r"[<:,](?:void|null|…)|^(?:void|null)$")
+
+
+def _is_partly_unknown(sent: Column, declared: Column) -> bool:
+    """Whether a type may be that of a nested column, as the planner doesn't know all of it: nulls
+    fit every type.
+    """
+    if sent.kind is not Kind.OTHER or _UNKNOWN_PART.search(sent.type) is None:
+        return False
+    kind, brackets, _ = sent.type.partition("<")
+    return not brackets or declared.type.startswith(f"{kind}<")
+
+
+def _mismatch_within(sent: str, declared: Column) -> str:
+    """Return where a nested type that is sent differs from that of a column, as words to append;
+    "" if it does not.
+    """
+    if declared.kind is not Kind.NESTED or declared.nested is None:
+        return ""
+    try:
+        tree = parse_type(sent)
+    except TypeTextError:
+        return f"; expected {declared.nested}"
+    found = _find_mismatch(tree, declared.nested, write_name(declared.name))
+    return "" if found is None else f"; {found}"
+
+
+def _find_mismatch(sent: Type, declared: Type, path: str) -> str | None:
+    """Return where and how values of the first type don't fit the second one; None if they do."""
+    if isinstance(sent, Array) and isinstance(declared, Array):
+        return _find_mismatch(sent.element, declared.element, f"{path}[]")
+    if isinstance(sent, Map) and isinstance(declared, Map):
+        return _find_mismatch(sent.value, declared.value, f"{path}[*]")
+    if isinstance(sent, Struct) and isinstance(declared, Struct):
+        return _find_member_mismatch(sent, declared, path)
+    are_simple = isinstance(sent, Simple) and isinstance(declared, Simple)
+    if are_simple and _fits(parse_column("sent", str(sent)), parse_column("held", str(declared))):
+        return None
+    return f"{path} is sent as {sent}, and the table has it as {declared}"
+
+
+def _find_member_mismatch(sent: Struct, declared: Struct, path: str) -> str | None:
+    for member in sent.members:
+        inner = f"{path}.{write_name(member.name)}"
+        known = declared.member(member.name)
+        if known is None:
+            names = ", ".join(write_name(member.name) for member in declared.members)
+            return f"{inner} is sent, and {path} has {names}"
+        found = _find_mismatch(member.type, known.type, inner)
+        if found is not None:
+            return found
+    return None
 
 
 def _suggest_cast(name: str, sent: str, declared: str) -> str:
@@ -513,6 +668,8 @@ def _suggest_cast(name: str, sent: str, declared: str) -> str:
         if sent.startswith(("struct<", "array<")):
             return "Cast members that are not text, numbers or booleans, for example to string."
         return f"Cast it: cast({name} as string)."
+    if kind is Kind.NESTED:
+        return "Send values of the table's type, or correct its declared columns."
     if kind is Kind.STRING and sent.startswith(("map<", "struct<", "array<")):
         return f"Convert it to text: to_json({name})."
     return f"Cast it: cast({name} as {declared})."

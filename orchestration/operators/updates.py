@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dagster_adjunct.orchestration.operators.columns import OnNullKey
 from dagster_adjunct.resources.schemas.schema import quote_text
+from dagster_adjunct.resources.table_backends.nested_values import root_name
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
 from dagster_adjunct.resources.tables.operation import UpdateContract
 
@@ -162,13 +163,25 @@ class ChangedColumns(NamedTuple):
         if self.every or other.every:
             return True
         changed = self._ordered | self.summed
-        return bool(self._ordered & other.summed or changed & other._ordered)
+        return _overlap(self._ordered, other.summed) or _overlap(changed, other._ordered)
 
     def hides(self, other: ChangedColumns) -> bool:
         """Whether a newer record of one of two sends would hide columns of the other."""
         if self.every or other.every:
             return self.every != other.every
         return bool(self.set and other.set) and self.set != other.set
+
+
+def _overlap(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Whether two sends name the same column, or one a column and the other a value inside it."""
+    if one & other:
+        return True
+    return not _columns_of(one).isdisjoint(other) or not one.isdisjoint(_columns_of(other))
+
+
+def _columns_of(names: frozenset[str]) -> set[str]:
+    """The columns inside which these names are values."""
+    return {root_name(name, ()) for name in names if "." in name}
 
 
 EVERY_COLUMN = ChangedColumns(every=True)

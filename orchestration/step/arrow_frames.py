@@ -43,7 +43,6 @@ from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
-from dagster_adjunct.resources.table_backends.columns import to_arrow_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
 
@@ -92,7 +91,7 @@ class ArrowFrames:
         return table
 
     def to_rows(self, frame: pa.Table) -> Sequence[dict[str, Any]]:
-        rows: Sequence[dict[str, Any]] = frame.to_pylist()
+        rows: Sequence[dict[str, Any]] = frame.to_pylist(maps_as_pydicts="strict")
         return rows
 
     # -- columns
@@ -190,7 +189,7 @@ class ArrowFrames:
         flagged = frame.filter(reduce(pc.or_, map(frame.column, flags)))
         order = (PARTITION, OFFSET, *tie_breakers(frame.column_names))
         first = flagged.sort_by([(name, "ascending") for name in order]).slice(0, 1)
-        return next(iter(first.to_pylist()), None)
+        return next(iter(first.to_pylist(maps_as_pydicts="strict")), None)
 
     def count(self, frame: pa.Table) -> int:
         count: int = frame.num_rows
@@ -232,7 +231,7 @@ class ArrowFrames:
 
     def add_unknown_answers(self, operator: str, frame: pa.Table, lookup: TableLookup) -> pa.Table:
         for answer in lookup.answers:
-            unknown = pa.nulls(frame.num_rows, to_arrow_type(answer.type))
+            unknown = pa.nulls(frame.num_rows, arrow_type(answer.type))
             frame = frame.append_column(answer.name, unknown)
         return frame.append_column(MATCHED, pa.nulls(frame.num_rows, pa.bool_()))
 

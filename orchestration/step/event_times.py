@@ -35,6 +35,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
@@ -561,7 +562,7 @@ class BatchTimes:
         # operators skip such records.
         retention = required_retention(self._context.app.operators).get(stream, timedelta(0))
         latest = MAX_MICROS - _to_micros(retention)
-        reads = self._plan_reads(stream, declared.column_name(dict(records.dtypes)))
+        reads = self._plan_reads(stream, declared.column_name(types_from_spark(records.schema)))
         if reads is not None and not reads.ranges:
             return Measured()
         is_few = self._inputs.few and offsets <= DRIVER_LIMIT

@@ -18,12 +18,10 @@ from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.table_backends.columns import (
-    arrow_column_from_records,
-    to_arrow_type,
-)
+from dagster_adjunct.resources.table_backends.columns import arrow_column_from_records
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.tables.spark import BulkReader
@@ -227,5 +225,5 @@ def _answers_schema(keys: pa.Table, lookup: TableLookup) -> pa.Schema:
     fields = [(name, keys.schema.field(name).type) for name in key_columns(lookup)]
     fields.append((FOUND, pa.bool_()))
     for place, one in enumerate(lookup.answers):
-        fields.append((f"{place}:{one.column}", to_arrow_type(one.type)))
+        fields.append((f"{place}:{one.column}", arrow_type(one.type)))
     return pa.schema(fields)

@@ -198,7 +198,7 @@ def _call_once(
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
         about = {
-            "record": records.slice(0, 1).to_pylist()[0],
+            "record": records.slice(0, 1).to_pylist(maps_as_pydicts="strict")[0],
             "sensitive": call.sensitive,
             "among": records.num_rows,
         }

@@ -31,7 +31,7 @@ def list_sensitive_columns(
 
     found = {LineageNode("stream", stream): of_stream(stream) for stream in app.inputs}
     for dataset in app.datasets:
-        own = frozenset(column.lower() for column in dataset.sensitive)
+        own = frozenset(column.lower() for column in dataset.masked)
         if isinstance(dataset.input, OwnedBy):
             own |= _sensitive_names(dataset.input.schema)
         elif dataset.stream:

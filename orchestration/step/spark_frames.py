@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.spark_types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.checked_reads import read_frame
@@ -81,7 +81,7 @@ class SparkFrames:
         return Columns.of_frame(frame)
 
     def types(self, frame: DataFrame) -> dict[str, str]:
-        return dict(frame.dtypes)
+        return types_from_spark(frame.schema)
 
     def schema(self, frame: DataFrame) -> Schema:
         own = [named_column(name) for name in frame.columns if not name.startswith("__")]

@@ -19,6 +19,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
+from dagster_adjunct.resources.schemas.arrow_values import cast_to
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name, quote_text
 from dagster_adjunct.resources.spark.in_process import identify_session
@@ -155,10 +156,15 @@ class BucketLayout:
         return (*self.schema.names, *(name for name, _ in self.hidden))
 
     @property
+    def types(self) -> dict[str, str]:
+        """The type of each column."""
+        return self.schema.types | dict(self.hidden)
+
+    @property
     def key_types(self) -> tuple[str, ...]:
-        """The Spark types of the key's columns."""
-        hidden = dict(self.hidden)
-        return tuple(hidden.get(name) or self.schema.field(name).type for name in self.key)
+        """The types of the key's columns."""
+        types = self.types
+        return tuple(types[name] for name in self.key)
 
     @property
     def ddl(self) -> str:
@@ -363,7 +369,7 @@ def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
     columns = []
     for each in wanted:
         if each.name in there:
-            columns.append(table.column(each.name).cast(each.type))
+            columns.append(cast_to(table.column(each.name), each.type))
         else:
             columns.append(pa.nulls(table.num_rows, each.type))
     return pa.table(columns, schema=wanted)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,9 +24,17 @@ import mmh3
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
+from dagster_adjunct.resources.schemas.arrow_values import as_lists
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
-from dagster_adjunct.resources.schemas.types import decimal_digits
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Simple,
+    Struct,
+    Type,
+    decimal_digits,
+    parse_type,
+)
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
@@ -319,25 +327,54 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 _ROWS = 32_768  # at once, so that their hashes stay in the processor's cache
 
 
-def row_hash(names: Iterable[str]) -> Column:
-    """Return a 64-bit hash of these columns: Spark's xxhash64 of (position, value) of all that are
-    not null.
+def row_hash(types: Mapping[str, str]) -> Column:
+    """Return a 64-bit hash of these columns, given with their types: Spark's xxhash64 of (position,
+    value) of all that are not null.
 
     Spark's hash skips nulls, so that (1, null) and (null, 1) would be equal without positions. The
-    last column may be left out of `names` if it is null in all rows: the hashes are the same.
+    last column may be left out if it is null in all rows: the hashes are the same.
+
+    Instead of a nested value, its own hash is hashed, for the same reason. That of a struct is that
+    of a row. That of an array is the hash of its size and of the hashes of all (index, element),
+    combined by XOR; that of a map of its size and of all (key, value), so that the order of its
+    entries does not matter.
+    """
+    parts = ((quote_name(name), parse_type(kind)) for name, kind in types.items())
+    # One request to Spark's JVM instead of four per column.
+    return F.expr(_hash_of_parts(parts))
+
+
+def _hash_of_parts(parts: Iterable[tuple[str, Type]]) -> str:
+    """Return the SQL of the hash of columns, or of fields of a struct, given by their SQL and
+    type.
     """
     # A null's position is left out too: else two rows could give the same sequence, as a 1 may be
     # value or position.
-    pairs = [
-        f"CASE WHEN {quote_name(name)} IS NOT NULL THEN {place} END, {quote_name(name)}"
-        for place, name in enumerate(names)
-    ]
-    # One request to Spark's JVM instead of four per column.
-    return F.expr(f"xxhash64({', '.join(pairs)})")
+    pairs = []
+    for place, (value, type_) in enumerate(parts):
+        pairs.append(f"CASE WHEN {value} IS NOT NULL THEN {place} END, {_hashed(value, type_)}")
+    return f"xxhash64({', '.join(pairs)})"
+
+
+def _hashed(value: str, type_: Type) -> str:
+    """Return the SQL of what is hashed for a value: the value, or the hash of a nested one."""
+    if isinstance(type_, Simple):
+        return value
+    if isinstance(type_, Struct):
+        members = ((f"{value}.{quote_name(part.name)}", part.type) for part in type_.members)
+        return f"CASE WHEN {value} IS NOT NULL THEN {_hash_of_parts(members)} END"
+    if isinstance(type_, Array):
+        hashes = f"transform({value}, (x, i) -> xxhash64(i, {_hashed('x', type_.element)}))"
+    else:
+        hashed = _hashed("x.value", type_.value)
+        hashes = f"transform(map_entries({value}), x -> xxhash64(x.key, {hashed}))"
+    combined = f"aggregate({hashes}, 0L, (one, other) -> one ^ other)"
+    return f"CASE WHEN {value} IS NOT NULL THEN xxhash64(size({value}), {combined}) END"
 
 
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
-    """Return what `row_hash(names)` computes in Spark for each row of the table, as int64.
+    """Return what `row_hash` computes in Spark of these columns, for each row of the table, as
+    int64.
 
     The Arrow types of the columns must be those of the schema. Raises SchemaMismatchError for a
     type that no schema may have.
@@ -360,8 +397,19 @@ def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
         valid = np.asarray(array.is_valid())
         hashes[valid] = _digest(array.drop_null(), place, seeds[valid])
         return hashes
+    return _chain(array, _xxhash_int(np.array([place], dtype=np.int32), seeds))
+
+
+def _chain(array: pa.Array, seeds: UInt64) -> UInt64:
+    """Return the hash of each value, beginning with its seed; for a null, the seed."""
+    if array.null_count:
+        hashes = seeds.copy()
+        valid = np.asarray(array.is_valid())
+        hashes[valid] = _chain(array.drop_null(), seeds[valid])
+        return hashes
     kind = array.type
-    seeds = _xxhash_int(np.array([place], dtype=np.int32), seeds)
+    if pt.is_nested(kind):
+        return _xxhash_long(_nested_hashes(array), seeds)
     if pt.is_float32(kind) or pt.is_float64(kind):
         numbers = array.to_numpy() + 0.0  # -0.0 counts as 0.0
         numbers[np.isnan(numbers)] = np.nan  # all NaN are equal
@@ -374,6 +422,33 @@ def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
     if values.itemsize == 8:
         return _xxhash_long(values, seeds)
     return _xxhash_int(values, seeds)
+
+
+def _nested_hashes(array: pa.Array) -> UInt64:
+    """Return the hash of each nested value, of which none is null (see `row_hash`)."""
+    if pt.is_struct(array.type):
+        hashes = np.full(len(array), SEED, dtype=np.uint64)
+        for place, part in enumerate(array.flatten()):
+            hashes = _digest(part, place, hashes)
+        return hashes
+    lists = as_lists(array)
+    sizes = np.asarray(pc.list_value_length(lists)).astype(np.int32)
+    elements = pc.list_flatten(lists)
+    starts = np.cumsum(sizes) - sizes
+    seeds = np.full(len(elements), SEED, dtype=np.uint64)
+    if pt.is_map(array.type):
+        keys, elements = elements.flatten()
+        seeds = _chain(keys, seeds)
+    else:
+        places = np.arange(len(elements)) - np.repeat(starts, sizes)
+        seeds = _xxhash_int(places.astype(np.int32), seeds)
+    combined = np.zeros(len(array), dtype=np.uint64)
+    filled = sizes > 0
+    if filled.any():
+        hashes = _chain(elements, seeds)
+        combined[filled] = np.bitwise_xor.reduceat(hashes, starts[filled])
+    seeds = np.full(len(array), SEED, dtype=np.uint64)
+    return _xxhash_long(combined, _xxhash_int(sizes, seeds))
 
 
 def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
@@ -542,7 +617,7 @@ def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
 
     For less than 2**31 records, neither overflows.
     """
-    hashed = row_hash(schema.names)
+    hashed = row_hash(schema.types)
     high = F.shiftrightunsigned(hashed, 32)
     low = hashed.bitwiseAND(F.lit(0xFFFFFFFF))
     return F.sum(high), F.sum(low)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -40,10 +40,12 @@ from dagster_adjunct.resources.errors import (
     ObjectExistsError,
     PermanentError,
 )
-from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.schema import Schema, quote_name
+from dagster_adjunct.resources.schemas.arrow_values import as_lists, cast_values
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
+from dagster_adjunct.resources.schemas.types import has_maps, is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, map_in_threads
@@ -218,6 +220,7 @@ class BucketFileWriter:
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = 0
         self._written = _WrittenRows(layout, options)
+        self._maps = {name: kind for name, kind in layout.types.items() if has_maps(kind)}
         self._conflicting_keys: list[str] = []
         self._scattered = None
         if options.one_per_key:
@@ -408,7 +411,11 @@ class BucketFileWriter:
             return
         if self._writer is None:
             self._writer = self._open_file(self._waiting[0])
-        table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
+        table = pa.concat_tables(self._waiting)
+        for name, kind in self._maps.items():  # Spark's maps have any order
+            place = table.column_names.index(name)
+            table = table.set_column(place, name, cast_values(table.column(name), kind))
+        table = table.cast(self._layout.arrow_schema())
         # The first key of each row group, since with several key columns statistics do not tell
         # which group has a key.
         for row in range(0, table.num_rows, ROWS_PER_GROUP):
@@ -583,7 +590,7 @@ def describe_record(
 
 def _repetitive_columns(rows: pa.Table) -> list[str]:
     """Return the columns whose values repeat in a sample of the rows, for which a dictionary pays
-    off.
+    off; of nested columns, the Parquet paths of such parts.
 
     For other columns, building and then discarding the dictionary takes longer than writing the
     values.
@@ -591,11 +598,28 @@ def _repetitive_columns(rows: pa.Table) -> list[str]:
     places = np.linspace(0, rows.num_rows - 1, min(rows.num_rows, _SAMPLED), dtype=np.int64)
     sample = rows.take(places)
     repetitive = []
-    for name in rows.column_names:
-        distinct = pc.count_distinct(sample.column(name), mode="all").as_py()
-        if name != ROW and distinct <= sample.num_rows / 2:
-            repetitive.append(name)
+    for name, column in zip(sample.column_names, sample.columns, strict=True):
+        for path, values in _parquet_leaves(name, column):
+            distinct = pc.count_distinct(values, mode="all").as_py()
+            if name != ROW and distinct <= len(values) / 2:
+                repetitive.append(path)
     return repetitive
+
+
+def _parquet_leaves(path: str, values: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the simple values within a column, each with its path in a Parquet file."""
+    kind = values.type
+    if not pt.is_nested(kind):
+        yield path, values
+    elif pt.is_struct(kind):
+        array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        for field, part in zip(kind, array.flatten(), strict=True):
+            yield from _parquet_leaves(f"{path}.{field.name}", part)
+    else:
+        array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        elements = pc.list_flatten(as_lists(array))
+        step = "key_value" if pt.is_map(kind) else "list.element"
+        yield from _parquet_leaves(f"{path}.{step}", elements)
 
 
 def _footer_bytes(file: BinaryIO, size: int) -> bytes:
@@ -659,14 +683,16 @@ def write_buckets(
     name.
     """
     one_task = one_task and bool(layout.bucket_by)
-    digest = row_hash(layout.schema.names if options.digested is None else options.digested)
+    digested = layout.schema.names if options.digested is None else options.digested
+    types = layout.types
+    digest = row_hash({name: types[name] for name in digested})
     if layout.bucket_by:
         df = _partition_by_bucket(df, layout, options, digest, partitioned, one_task)
     elif not partitioned:
         df = df.coalesce(1)
-    by = list(map(quote_name, order_by))
+    by = [_order_of(name, types) for name in order_by]
     if one_task:
-        by.insert(0, _BUCKET)
+        by.insert(0, F.col(_BUCKET))
     if by:
         df = df.sortWithinPartitions(*by)
     if DIGEST not in df.columns:
@@ -681,6 +707,15 @@ def write_buckets(
             raise tasks.error_from_json(file_facts)
     files = [BucketFile.from_json(file_facts) for file_facts in facts]
     return sorted(files, key=lambda file: file.bucket)
+
+
+def _order_of(name: str, types: Mapping[str, str]) -> Column:
+    """Return what rows are sorted by for a column: its values, or the hashes of nested ones, which
+    have no order.
+    """
+    if is_nested(types.get(name, "")):
+        return row_hash({name: types[name]})
+    return named_column(name)
 
 
 def _partition_by_bucket(

@@ -34,6 +34,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.documents import RepeatedMemberError, unique_members
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
+from dagster_adjunct.resources.files.json_values import (
+    JSON_KINDS,
+    JsonMisfit,
+    MapKeys,
+    Number,
+    column_from_json,
+    convert_parsed,
+    parsed_type,
+)
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import (
@@ -41,11 +50,12 @@ from dagster_adjunct.resources.objects.arrow_files import (
     open_input,
     read_json_lines,
 )
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.arrow_types import is_list, tree_from_arrow
+from dagster_adjunct.resources.schemas.arrow_values import cast_table
 from dagster_adjunct.resources.schemas.records import check_column_names, fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.schemas.types import decimal_digits
+from dagster_adjunct.resources.schemas.types import Type, find_difference, is_nested, parse_type
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -205,6 +215,7 @@ def read_csv(
     """Yield the records of a CSV file as (number of the first record, table); see
     `DeclaredFiles.tables`.
     """
+    check_format(schema, "csv", where)
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
         number = 0
@@ -305,6 +316,19 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
 
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
+
+
+def check_format(schema: Schema, format: FileFormat, what: str) -> None:
+    """Raise SchemaMismatchError for a nested column if the format has only simple values: CSV."""
+    for field in schema.fields:
+        if format == "csv" and is_nested(field.type):
+            raise SchemaMismatchError(
+                f"{what}: {describe_column(field)}, but a field of a CSV file is a simple value.",
+                "Deliver Parquet or JSON lines, or declare the column as string.",
+                column=field.name,
+            )
+
+
 # That of the first record; a CSV file has a header line.
 _FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}
 
@@ -393,7 +417,6 @@ class DeclaredFiles:
 
 _JSON_BLOCK = 8 * 1024 * 1024
 _BLANKS = b" \t\r"
-_TEXTS = ("date", "timestamp", "binary")
 
 
 def read_jsonl(
@@ -404,10 +427,11 @@ def read_jsonl(
     """
     number = 0
     line = 1
+    keys = MapKeys(parse_type(field.type) for field in schema.fields)
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
             if block.strip(_BLANKS + b"\n"):
-                table = _parse_block(block, line, schema, where, required)
+                table = _parse_block(block, line, schema, where, required, keys)
                 yield number, table
                 number += table.num_rows
             line += block.count(b"\n")
@@ -436,19 +460,48 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 
 
 def _parse_block(
-    block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...]
+    block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...], keys: MapKeys
 ) -> pa.Table:
-    table = _parse_fast(block, schema)
+    table = _parse_fast(block, schema, keys)
     # Arrow's parser doesn't say whether a null stands in the line or is a missing member.
     if table is None or any(table.column(name).null_count for name in required):
         return _parse_lines(block, line, schema, where, required)
     return table
 
 
+def _parse_columns(
+    block: bytes, names: Sequence[str], types: Sequence[Type], keys: MapKeys
+) -> pa.Table | None:
+    """Return the columns with their parsed types; None if maps can't be parsed as structs."""
+
+    def parse(others: str) -> pa.Table:
+        kinds = []
+        for name, type_ in zip(names, types, strict=True):
+            kinds.append((name, parsed_type(type_, keys, name)))
+        return read_json_lines(block, pa.schema(kinds), others=others)
+
+    if not keys.has_maps:
+        return parse("error")
+    if keys.too_many:
+        return None
+    try:
+        table = parse("error")
+    except pa.ArrowInvalid:  # there may be new keys
+        found = parse("infer").schema
+        for name, type_ in zip(names, types, strict=True):
+            keys.learn(type_, found.field(name).type, name)
+        if keys.too_many:
+            return None
+        table = parse("error")
+    if keys.may_be_null(block):
+        return None
+    return table
+
+
 _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 
 
-def _parse_fast(block: bytes, schema: Schema) -> pa.Table | None:
+def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
     """Return the records as Arrow's parser reads them, or None if that is not certain to be
     right.
     """
@@ -461,71 +514,28 @@ def _parse_fast(block: bytes, schema: Schema) -> pa.Table | None:
         block
     ):
         return None
-    kinds = [(field.name, _json_type(field.type)) for field in schema.fields]
+    types = [parse_type(field.type) for field in schema.fields]
     try:
-        table = read_json_lines(block, pa.schema(kinds), others="error")
-        columns = [
-            _convert_parsed(table.column(place).combine_chunks(), field)
-            for place, field in enumerate(schema.fields)
-        ]
-    except (pa.ArrowInvalid, TextMisfit):
+        table = _parse_columns(block, schema.names, types, keys)
+        if table is None:
+            return None
+        columns = []
+        for column, type_ in zip(table.columns, types, strict=True):
+            columns.append(convert_parsed(column.combine_chunks(), type_))
+    except (pa.ArrowInvalid, TextMisfit, UnicodeDecodeError):  # the last for a key of a map
         return None
     if table.num_rows != len(lines):  # Arrow reads any number of objects in a line
         return None
     return pa.table(columns, schema=schema.to_arrow())
 
 
-def _json_type(kind: str) -> pa.DataType:
-    """Return the Arrow type with which values of this type are parsed: none is changed while it
-    is parsed.
-    """
-    if kind in _TEXTS:
-        return pa.string()
-    # Arrow rescales a number without a check that it fits the declared digits: in 256 bits it does
-    # not overflow.
-    digits = decimal_digits(kind)
-    if digits is None:
-        return arrow_type(kind)
-    return pa.decimal256(*digits)
-
-
-def _convert_parsed(column: pa.Array, field: Field) -> pa.Array:
-    if field.type in _TEXTS:
-        column.validate(full=True)  # the parser accepts strings that are not UTF-8
-        return convert_texts(column, field.type)
-    if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
-        # A number that is too large.
-        raise pa.ArrowInvalid("infinite")
-    return column.cast(arrow_type(field.type))
-
-
-class _Number(str):
-    """A number as it is written in JSON."""
-
-
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-_JSON_KINDS = {
-    _Number: "a number",
-    str: "a text",
-    bool: "a boolean",
-    list: "a list",
-    dict: "an object",
-}
-# The kinds of JSON values with which the values of a type are written.
-_MEMBERS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("tinyint", "smallint", "int", "bigint", "float", "double"), (_Number,)),
-    **dict.fromkeys(("string", *_TEXTS), (str,)),
-    "decimal": (_Number, str),
-    "boolean": (bool,),
-}
-
-
 _decode_line = json.JSONDecoder(
-    parse_float=_Number,
-    parse_int=_Number,
+    parse_float=Number,
+    parse_int=Number,
     parse_constant=_no_constant,
     object_pairs_hook=unique_members,
 ).decode
@@ -548,10 +558,14 @@ def _parse_lines(
     columns = []
     for field in schema.fields:
         try:
-            columns.append(convert_texts(_member_texts(records, field), field.type))
-        except TextMisfit as misfit:
+            values = [record.get(field.name) for record in records]
+            columns.append(column_from_json(values, parse_type(field.type)))
+        except JsonMisfit as misfit:
             at = numbers[misfit.row]
-            problem = f"{where}, line {at}: {describe_column(field)}: {misfit.reason}."
+            described = f"column {field.name + misfit.path!r}"
+            if misfit.kind:
+                described += f" is declared {misfit.kind}"
+            problem = f"{where}, line {at}: {described}: {misfit.reason}."
             raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=at) from misfit
     return pa.table(columns, schema=schema.to_arrow())
 
@@ -576,7 +590,7 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
         else:
             found = "null"
             if record is not None:
-                found = _JSON_KINDS[type(record)]
+                found = JSON_KINDS[type(record)]
             problem = f"it is {found}, expected an object"
     declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
     step = "Correct the line: it must be one JSON object with declared fields only."
@@ -598,36 +612,6 @@ def _require_members(
             raise SchemaMismatchError(problem, step, line=number, column=name)
 
 
-def _member_texts(records: list[dict[str, Any]], field: Field) -> pa.Array:
-    """Return the texts of a field for `convert_texts`. Raises TextMisfit for another kind of
-    JSON value.
-    """
-    base = field.type.partition("(")[0]
-    expected = _MEMBERS[base]
-    texts: list[str | None] = []
-    for row, record in enumerate(records):
-        value = record.get(field.name)
-        if value is not None and type(value) not in expected:
-            found = f"the number {value}" if type(value) is _Number else _JSON_KINDS[type(value)]
-            kinds = " or ".join(_JSON_KINDS[kind] for kind in expected)
-            raise TextMisfit(row, f"it is {found}, expected {kinds}")
-        text = None
-        if value is not None:
-            text = str(value)
-        if text is not None and not _is_unicode(text):
-            raise TextMisfit(row, "the text has half of a surrogate pair")
-        texts.append(text)
-    return pa.array(texts, pa.string())
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 _BATCH = 65_536
 
 _MAX_WHOLE_BYTES = 16 * 1024 * 1024
@@ -645,7 +629,7 @@ def read_parquet(
     With `span`, only of the row groups whose first byte is in this range: (start, end) in bytes,
     `end` exclusive. Raises SchemaMismatchError for whatever is not as declared.
     """
-    parquet, int96 = open_parquet(tree, file, schema, where)
+    parquet, stored = open_parquet(tree, file, schema, where)
     start, end = span or (0, file.size)
     number = 0
     for group in range(parquet.metadata.num_row_groups):
@@ -663,7 +647,7 @@ def read_parquet(
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group]):
                     rows_read = pa.Table.from_batches([batch])
                     label = partial(record_label, "parquet", at)
-                    table = fit_to_schema(_with_time_zones(rows_read, int96), schema, where, label)
+                    table = fit_to_schema(cast_table(rows_read, stored), schema, where, label)
                     yield at, table
                     at += table.num_rows
             except (pa.ArrowException, OSError) as error:
@@ -673,8 +657,8 @@ def read_parquet(
 
 def open_parquet(
     tree: FileTree, file: ListedFile, schema: Schema, where: str
-) -> tuple[Any, set[str]]:
-    """Return the opened file, and the names of the columns that store timestamps as INT96.
+) -> tuple[Any, pa.Schema]:
+    """Return the opened file and its columns, in which timestamps that are stored as INT96 are UTC.
 
     Raises SchemaMismatchError unless its columns and types are the declared ones.
     """
@@ -690,29 +674,50 @@ def open_parquet(
         )
     except (pa.ArrowException, OSError) as error:
         raise unreadable_file_error(where, error) from error
+    stored = _stored_columns(parquet)
+    _check_types(stored, schema, where)
+    return parquet, stored
+
+
+def _stored_columns(parquet: Any) -> pa.Schema:
     columns = [parquet.schema.column(index) for index in range(len(parquet.schema))]
-    int96 = set()
-    for column in columns:
-        if column.physical_type == "INT96":
-            int96.add(column.path)
-    _check_types(parquet.schema_arrow, int96, schema, where)
-    return parquet, int96
+    is_int96 = [column.physical_type == "INT96" for column in columns]
+    stored = parquet.schema_arrow.remove_metadata()
+    if not any(is_int96):
+        return stored
+    leaves = iter(is_int96)
+    return pa.schema([field.with_type(_in_utc(field.type, leaves)) for field in stored])
 
 
-def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str) -> None:
+def _in_utc(kind: pa.DataType, leaves: Iterator[bool]) -> pa.DataType:
+    """Return an Arrow type with timestamps in UTC where `leaves`, the Parquet columns of its simple
+    types in their order, are INT96.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_utc(field.type, leaves)) for field in kind])
+    if pa.types.is_map(kind):
+        key = _in_utc(kind.key_type, leaves)
+        return pa.map_(key, _in_utc(kind.item_type, leaves))
+    if is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type, leaves)))
+    if next(leaves):
+        return pa.timestamp("us", "UTC")
+    return kind
+
+
+def _check_types(stored: pa.Schema, schema: Schema, where: str) -> None:
     check_column_names(stored.names, schema, where, next_step=_COLUMNS_STEP)
     wrong: dict[str, str] = {}
     for field in schema.fields:
-        kind = stored.field(field.name).type
-        if field.name in int96:
-            kind = pa.timestamp("us", "UTC")
         try:
-            stored_type = Schema.from_arrow(pa.schema([pa.field(field.name, kind)])).fields[0].type
+            stored_type = tree_from_arrow(stored.field(field.name).type, field.name)
         except SchemaMismatchError as error:
-            # An unsupported type: nested, or a timestamp without a zone.
+            # A timestamp without a zone.
+            error.column = field.name
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
-        if stored_type != field.type:
-            wrong[field.name] = f"column {field.name!r} is {stored_type}, declared {field.type}"
+        found = find_difference(stored_type, parse_type(field.type), field.name, _are_equal)
+        if found is not None:
+            wrong[field.name] = f"column {found[0]!r} is {found[1]}, declared {found[2]}"
     if wrong:
         step = "Write the files with the declared types, or change the declared types."
         raise SchemaMismatchError(
@@ -720,11 +725,8 @@ def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str)
         )
 
 
-def _with_time_zones(table: pa.Table, int96: set[str]) -> pa.Table:
-    for index, name in enumerate(table.column_names):
-        if name in int96:
-            table = table.set_column(index, name, pc.assume_timezone(table.column(index), "UTC"))
-    return table
+def _are_equal(stored: str, declared: str) -> bool:
+    return stored == declared
 
 
 _TASK_BYTES = 64 * 1024 * 1024

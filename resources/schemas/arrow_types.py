@@ -11,6 +11,8 @@ from dagster_adjunct.resources.schemas.types import (
     SIMPLE_TYPES,
     Array,
     Map,
+    Member,
+    Simple,
     Struct,
     Type,
     decimal_digits,
@@ -58,25 +60,30 @@ def type_from_arrow(field: pa.Field) -> str:
     """Return the text of the type of an Arrow column, or Arrow's own name for a type that no
     schema may have.
     """
-    return _from_arrow(field.type, field.name)
+    return str(tree_from_arrow(field.type, field.name))
 
 
-def _from_arrow(kind: pa.DataType, path: str) -> str:
-    """Return the text of an Arrow type; `path` names its place in errors."""
+def tree_from_arrow(kind: pa.DataType, path: str) -> Type:
+    """Return an Arrow type as a tree; `path` names its place in errors. A type that no schema may
+    have is a simple one with Arrow's own name.
+    """
     if pt.is_dictionary(kind):
         kind = kind.value_type
     if is_list(kind):
-        return f"array<{_from_arrow(kind.value_type, f'{path}[]')}>"
-    if pt.is_map(kind):
-        value = _from_arrow(kind.item_type, f"{path}[*]")
-        return f"map<{_from_arrow(kind.key_type, path)},{value}>"
+        return Array(tree_from_arrow(kind.value_type, f"{path}[]"))
     if pt.is_struct(kind):
         members = []
         for field in kind:
-            name = write_name(field.name)
-            members.append(f"{name}:{_from_arrow(field.type, f'{path}.{name}')}")
-        return f"struct<{','.join(members)}>"
-    return _simple_from_arrow(kind, path)
+            inner = f"{path}.{write_name(field.name)}"
+            members.append(Member(field.name, tree_from_arrow(field.type, inner)))
+        return Struct(tuple(members))
+    if not pt.is_map(kind):
+        return Simple(_simple_from_arrow(kind, path))
+    value = tree_from_arrow(kind.item_type, f"{path}[*]")
+    key = tree_from_arrow(kind.key_type, path)
+    if key == Simple("string"):
+        return Map(value)
+    return Simple(f"map<{key},{value}>")
 
 
 def _simple_from_arrow(kind: pa.DataType, path: str) -> str:
@@ -138,7 +145,7 @@ def find_type_mismatch(given: pa.DataType, expected: pa.DataType, path: str) -> 
         return find_type_mismatch(given.value_type, expected.value_type, f"{path}[]")
     if _is_same_simple_family(given, expected):
         return None
-    declared = _from_arrow(expected, path)
+    declared = tree_from_arrow(expected, path)
     return f"column {path!r} is {given}, but the schema declares {declared}"
 
 

@@ -19,7 +19,6 @@ from dagster_adjunct.resources.schemas.types import (
     Struct,
     Type,
     expected_range,
-    is_nested,
     parse_type,
     write_name,
 )
@@ -31,10 +30,26 @@ def cast_values(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
     """Return a column cast to the type with this text. Raises ArrowInvalid for a value that would
     change, except in rounding.
     """
-    to = arrow_type(kind)
-    if not is_nested(kind):
+    return cast_to(column, arrow_type(kind))
+
+
+def cast_to(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    """Return a column cast to the Arrow type of a schema's column, as `cast_values` does."""
+    if not pt.is_nested(to):
         return _cast_simple(column, to)
     return pa.chunked_array([_cast(chunk, to) for chunk in column.chunks], to)
+
+
+def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with the columns of this schema, which it has in this order, cast to its
+    types.
+    """
+    if table.schema.equals(schema):
+        return table
+    columns = []
+    for column, field in zip(table.columns, schema, strict=True):
+        columns.append(column if column.type == field.type else cast_to(column, field.type))
+    return pa.table(columns, schema=schema)
 
 
 def _cast_simple(values: Any, to: pa.DataType) -> Any:
@@ -55,7 +70,7 @@ def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
         return pa.nulls(len(values), to)
     if pt.is_struct(to):
         return _cast_structs(values, to)
-    values = _as_lists(values)
+    values = as_lists(values)
     lengths = pc.list_value_length(values)
     elements = pc.list_flatten(values)
     if pt.is_list(to):
@@ -75,7 +90,7 @@ def _cast_structs(values: pa.Array, to: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(parts, fields=list(to), mask=values.is_null())
 
 
-def _as_lists(values: pa.Array) -> pa.Array:
+def as_lists(values: pa.Array) -> pa.Array:
     """Return maps as lists of their entries, and lists of any kind as lists whose functions Arrow
     has.
     """
@@ -163,7 +178,7 @@ def _find_misfit(values: pa.Array, type_: Type, path: str) -> Misfit | None:
         return _find_simple_misfit(values, type_, path)
     if isinstance(type_, Struct):
         return _find_member_misfit(values, type_, path)
-    lists = _as_lists(values)
+    lists = as_lists(values)
     elements = pc.list_flatten(lists)
     if isinstance(type_, Array):
         return _find_misfit(elements, type_.element, f"{path}[]")

@@ -1,14 +1,22 @@
-"""How columns may change: added ones, and types that hold all values of the type before."""
+"""How columns may change: added ones, and types that hold all values of the type before, also
+within nested types.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    pass
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.types import decimal_digits
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Simple,
+    Struct,
+    Type,
+    decimal_digits,
+    is_nested,
+    parse_type,
+)
 
 _WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 
@@ -19,10 +27,14 @@ def is_widening(narrow: str, wide: str) -> bool:
 
     That is so for: equal types; integers to longer ones, float to double, decimals to decimals with
     at least as many digits on both sides of the point; integers up to int also to double; and
-    integers to decimals with 10 digits before the point, or 20 for bigint, as Spark demands.
+    integers to decimals with 10 digits before the point, or 20 for bigint, as Spark demands. In
+    nested types, the simple types may be widened so at every depth, and structs may have more
+    members after those that they had.
     """
     if narrow == wide:
         return True
+    if is_nested(narrow) and is_nested(wide):
+        return _is_widening_tree(parse_type(narrow), parse_type(wide))
     from_decimal = decimal_digits(narrow)
     to_decimal = decimal_digits(wide)
     room = 0
@@ -36,6 +48,23 @@ def is_widening(narrow: str, wide: str) -> bool:
             return room >= (20 if narrow == "bigint" else 10)
         return _WHOLE.get(wide, 0) > _WHOLE[narrow] or (wide == "double" and narrow != "bigint")
     return (narrow, wide) == ("float", "double")
+
+
+def _is_widening_tree(narrow: Type, wide: Type) -> bool:
+    if isinstance(narrow, Simple) and isinstance(wide, Simple):
+        return is_widening(narrow.name, wide.name)
+    if isinstance(narrow, Array) and isinstance(wide, Array):
+        return _is_widening_tree(narrow.element, wide.element)
+    if isinstance(narrow, Map) and isinstance(wide, Map):
+        return _is_widening_tree(narrow.value, wide.value)
+    if not isinstance(narrow, Struct) or not isinstance(wide, Struct):
+        return False
+    if len(narrow.members) > len(wide.members):
+        return False
+    for before, now in zip(narrow.members, wide.members, strict=False):
+        if before.name != now.name or not _is_widening_tree(before.type, now.type):
+            return False
+    return True
 
 
 def incompatible_changes(
@@ -64,8 +93,17 @@ def incompatible_changes(
                 f"{name} is {kind}, was {was}, and is a column of {what}, which can't change"
             )
         elif not is_widening(was, kind):
-            changes.append(f"{name} is {kind}, was {was}, whose values do not all fit")
+            changes.append(f"{name} is {kind}, was {was}, {_misfit_reason(was, kind)}")
     return changes
+
+
+def _misfit_reason(was: str, kind: str) -> str:
+    if is_nested(was) and is_nested(kind):
+        return (
+            "and a nested column can only get more fields, after those that its structs had, and"
+            " wider simple types"
+        )
+    return "whose values do not all fit"
 
 
 def evolve_schema(stored: Schema, declared: Schema) -> Schema:

@@ -24,7 +24,10 @@ from dagster_adjunct.resources.schemas.types import (
     TypeTextError,
     decimal_digits,
     is_nested,
+    nested_types,
     parse_type,
+    path_column,
+    write_name,
 )
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -118,13 +121,29 @@ class Schema:
         """Return the schema with only these columns, in this order."""
         return Schema(tuple(self.field(name, what) for name in names))
 
+    def column_of(self, path: str) -> str | None:
+        """Return the column that a name means, or the path of a part of it ("customer.email",
+        "lines[].price", "attributes[*]"); None if there is none.
+        """
+        if path in self:
+            return path
+        column = path_column(path)
+        if column not in self:
+            return None
+        parts = (part for part, _ in nested_types(parse_type(self.field(column).type)))
+        known = {f"{start}{part}" for part in parts for start in (column, write_name(column))}
+        return column if path in known else None
+
     def with_sensitive(self, *names: str) -> Schema:
         """Return the same columns with these marked as sensitive, whose values errors show as
         `***`.
+
+        The path of a part of a nested column, such as "customer.email", marks the whole column.
         """
         fields = dict(self._by_name)
         for name in names:
-            fields[name] = replace(self.field(name), sensitive=True)
+            column = self.column_of(name) or name
+            fields[column] = replace(self.field(column), sensitive=True)
         return Schema(tuple(fields.values()))
 
     @property

@@ -8,7 +8,7 @@ A type is stored and shown as text, in Spark's spelling:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -37,6 +37,7 @@ _ALIASES = {
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|[^\s`,:<>()]+|[,:<>()])")
+_PATH_COLUMN = re.compile(r"`(?:[^`]|``)+`|[^`.\[]+")
 _MAX_DIGITS = 38
 
 
@@ -148,6 +149,56 @@ def nested_types(type_: Type) -> Iterator[tuple[str, Type]]:
     for step, part in parts:
         for path, inner in nested_types(part):
             yield step + path, inner
+
+
+def path_column(path: str) -> str:
+    """Return the column that a path begins with: "customer" for "customer.email", and "a.b" for
+    "`a.b`.c".
+    """
+    column = _PATH_COLUMN.match(path)
+    if column is None:
+        return path
+    return _unquote(column[0])
+
+
+def has_maps(text: str) -> bool:
+    """Whether the type with this text is a map, or has one within."""
+    if not is_nested(text):
+        return False
+    return any(isinstance(type_, Map) for _, type_ in nested_types(parse_type(text)))
+
+
+def find_difference(
+    given: Type, declared: Type, path: str, fits: Callable[[str, str], bool]
+) -> tuple[str, str, str] | None:
+    """Return the path of the first part of a type that is not as declared, its text, and what is
+    declared there; None if there is none.
+
+    `fits` compares the texts of two parts that differ, of which one is simple. Members of structs
+    may be missing, and in another order.
+    """
+    if given == declared:
+        return None
+    if isinstance(given, Array) and isinstance(declared, Array):
+        return find_difference(given.element, declared.element, f"{path}[]", fits)
+    if isinstance(given, Map) and isinstance(declared, Map):
+        return find_difference(given.value, declared.value, f"{path}[*]", fits)
+    if not isinstance(given, Struct) or not isinstance(declared, Struct):
+        if fits(str(given), str(declared)):
+            return None
+        return path, str(given), str(declared)
+    seen = set()
+    for member in given.members:
+        inner = f"{path}.{write_name(member.name)}"
+        wanted = declared.member(member.name)
+        if wanted is None or member.name in seen:
+            names = ", ".join(each.name for each in declared.members)
+            return inner, str(member.type), f"no such field, only {names}, each once"
+        seen.add(member.name)
+        found = find_difference(member.type, wanted.type, inner, fits)
+        if found is not None:
+            return found
+    return None
 
 
 def is_storable(text: str) -> bool:

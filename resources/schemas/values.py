@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
+from dagster_adjunct.resources.schemas.types import write_name
 
 CHECKED_TYPES = ("string", "date", "timestamp")
 Errors = Literal["backslashreplace", "replace"]
@@ -93,14 +94,15 @@ def has_maps(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableValue:
-    """A value that Python can't hold: its column and row (from 0), the value as text, and the
-    rule that it violates.
+    """A value that Python can't hold: its column and row (from 0), the value as text, the rule
+    that it violates, and its path, which begins with the column.
     """
 
     column: str
     row: int
     text: str
     rule: str
+    path: str
 
     @property
     def next_step(self) -> str:
@@ -123,7 +125,7 @@ class UnreadableValue:
         where = ""
         if place:
             where = f" of {place}"
-        return f"column {self.column!r}{where} is {value}, which Python can't hold: {self.rule}"
+        return f"column {self.path!r}{where} is {value}, which Python can't hold: {self.rule}"
 
     def error(
         self, what: str, place: str, *, hidden: bool = False, **about: Any
@@ -150,17 +152,42 @@ def first_unreadable(
         column = records.column(place)
         if _has_unreadable(column):
             row = next(iter(_unreadable_rows(column)))
-            kind = column.type
-            if pt.is_dictionary(kind):
-                kind = kind.value_type
-            if pt.is_nested(kind):
-                rule = f"{YEARS}, and {UTF8}"
-            elif pt.is_temporal(kind):
-                rule = YEARS
-            else:
-                rule = UTF8
-            return UnreadableValue(name, row, _format_value(readable_value(column[row])), rule)
+            return _describe_unreadable(name, row, column.slice(row, 1))
     return None
+
+
+def _describe_unreadable(
+    name: str, row: int, values: pa.Array | pa.ChunkedArray
+) -> UnreadableValue:
+    """Return the unreadable value of a column that the row's value, in a column of one, is or
+    has within.
+    """
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    path, values = _unreadable_part(array, name)
+    place = next(iter(_unreadable_rows(values)))
+    rule = YEARS if pt.is_temporal(values.type) else UTF8
+    return UnreadableValue(name, row, _format_value(readable_value(values[place])), rule, path)
+
+
+def _unreadable_part(values: pa.Array, path: str) -> tuple[str, pa.Array]:
+    """Return the simple values, with their path, of which one is unreadable."""
+    kind = values.type
+    if pt.is_dictionary(kind):
+        return _unreadable_part(values.dictionary_decode(), path)
+    if not pt.is_nested(kind):
+        return path, values
+    if pt.is_struct(kind):
+        for field, part in zip(kind, values.flatten(), strict=True):
+            if _has_unreadable(part):
+                return _unreadable_part(part, f"{path}.{write_name(field.name)}")
+    if not pt.is_map(kind):
+        return _unreadable_part(values.flatten(), f"{path}[]")
+    keys, items = (
+        values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten().flatten()
+    )
+    if _has_unreadable(keys):
+        return f"{path}, the keys,", keys
+    return _unreadable_part(items, f"{path}[*]")
 
 
 def expected_values(kind: str) -> str:
@@ -189,8 +216,8 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
             field.name: readable_value(scalar[place], errors) for place, field in enumerate(kind)
         }
     if pt.is_map(kind):
-        entries = (readable_value(entry, errors).values() for entry in scalar.values)
-        return dict(map(tuple, entries))
+        entries = (readable_value(entry, errors) for entry in scalar.values)
+        return {entry["key"]: entry["value"] for entry in entries}
     if pt.is_nested(kind):
         return [readable_value(item, errors) for item in scalar.values]
     if pt.is_date(kind) or pt.is_timestamp(kind):

@@ -12,7 +12,9 @@ A column's type may be written as Spark's simple name or as SQL's usual one. Val
                  rounded
     binary       bytes
     json         what JSON can represent: dict with str keys, list, str, int, float, bool
-    array<type>  list (a tuple is accepted) of a type above except binary and json; may contain None
+    array<type>  list (a tuple is accepted) of a type above except json; may contain None
+    nested       struct<name: type, …>, map<string, type> and arrays of these, of any depth, with
+                 Spark's names of types inside: dicts and lists (`nested_values.py`)
 
 None is null in all of them. "float" is Spark's, 32 bits wide; "timestamp" is Spark's, an instant.
 Numbers are finite: NaN and infinity are rejected, because not every store supports them and NaN
@@ -36,6 +38,21 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Simple,
+    Struct,
+    Type,
+    TypeTextError,
+    is_nested,
+    parse_type,
+    write_name,
+)
+from dagster_adjunct.resources.table_backends.nested_values import (
+    InnerName,
+    check_json_text,
+    make_nested_checker,
+)
 from dagster_adjunct.resources.validation import validated
 
 _BACKENDS: ClassRegistry[Any] = ClassRegistry(
@@ -82,6 +99,7 @@ class Kind(Enum):
     BINARY = "binary"
     JSON = "json"
     LIST = "list"
+    NESTED = "nested"
     OTHER = "other"
 
 
@@ -107,7 +125,7 @@ _SPELLED = re.compile(
 # A list's type: Spark's array<int>, PostgreSQL's integer[], or "TEXT ARRAY INTEGER", as SQLite
 # tables are created.
 _LIST = re.compile(r"\s*(?:array\s*<(.+)>|(.+)\[\]|text array (.+))\s*", re.IGNORECASE)
-_NOT_IN_LISTS = (Kind.BINARY, Kind.JSON, Kind.LIST, Kind.OTHER)
+_NOT_IN_LISTS = (Kind.JSON, Kind.LIST, Kind.NESTED, Kind.OTHER)
 # The type in Spark, and the width in bits. A tinyint has 16, because PostgreSQL has no 8-bit
 # integers.
 _INTEGERS = {
@@ -122,7 +140,8 @@ _INTEGERS = {
 class Column:
     """A column: its name, its type's name in lower case, its size as "(10,2)" or "", and its kind.
 
-    A list column has the type of its values as its `element`.
+    A list column has the type of its values as its `element`. A nested column, and a value inside
+    one (`inner_column`), has its type as a tree.
     """
 
     name: str
@@ -130,6 +149,7 @@ class Column:
     size: str = ""
     kind: Kind = Kind.OTHER
     element: Column | None = None
+    nested: Type | None = None
 
 
 def parse_column(name: str, declared: str) -> Column:
@@ -138,6 +158,10 @@ def parse_column(name: str, declared: str) -> Column:
 
     Examples are "int8" and "array<int>". The column's kind is OTHER for an unknown type.
     """
+    nested = _parse_nested(declared)
+    if nested is not None:
+        check_identifier("column", name)
+        return Column(name, str(nested), kind=Kind.NESTED, nested=nested)
     listed = _LIST.fullmatch(declared)
     if listed is not None:
         element = parse_column(name, listed[1] or listed[2] or listed[3])
@@ -153,17 +177,95 @@ def parse_column(name: str, declared: str) -> Column:
     return Column(check_identifier("column", name), word, size, _KINDS.get(word, Kind.OTHER))
 
 
+def _parse_nested(declared: str) -> Type | None:
+    """Return the tree of a nested type; None for lists of simple values and all other types."""
+    if not is_nested(declared.rstrip()):
+        return None
+    try:
+        tree = parse_type(declared)
+    except TypeTextError:
+        return None
+    if isinstance(tree, Array) and isinstance(tree.element, Simple):
+        return None
+    return tree
+
+
 def parse_known_column(name: str, declared: str) -> Column:
     """Return the column as `parse_column` does; raise ConfigurationError for an unknown type."""
     column = parse_column(name, declared)
     if column.kind is Kind.OTHER:
+        reason = ""
+        if is_nested(declared.rstrip()):
+            reason = f" ({_nested_mistake(declared)})"
         raise ConfigurationError(
-            f"column {name!r} has the unknown type {declared!r}; expected string, smallint, int,"
-            " bigint, float, double, boolean, timestamp, date, decimal(p,s), binary, json,"
-            " array<type>, or one of SQL's usual names for them.",
+            f"column {name!r} has the unknown type {declared!r}{reason}; expected string, smallint,"
+            " int, bigint, float, double, boolean, timestamp, date, decimal(p,s), binary, json, one"
+            " of SQL's usual names for them, array<type>, or struct<name: type, …>, map<string,"
+            " type> and arrays of these, with Spark's names of types inside.",
             column=name,
         )
     return column
+
+
+def _nested_mistake(declared: str) -> str:
+    try:
+        parse_type(declared)
+    except TypeTextError as error:
+        return str(error)
+    return "it has an element of an unknown type"
+
+
+def nested_form(column: Column) -> Type | None:
+    """Return the type as which a store of JSON keeps a column (`nested_values.py`), None if it has
+    another form. Besides nested columns these are lists of binary values.
+    """
+    if column.element is not None and column.element.kind is Kind.BINARY:
+        return Array(Simple("binary"))
+    return column.nested
+
+
+class InnerNameError(ValueError):
+    """A path does not name a simple value inside a column of structs: what is wrong with it, and
+    the next step.
+    """
+
+    def __init__(self, problem: str, next_step: str) -> None:
+        super().__init__(problem)
+        self.next_step = next_step
+
+
+def inner_column(path: InnerName, root: Column | None) -> Column:
+    """Return the simple value at a path inside the column `root` as a column named by the path.
+
+    Raises InnerNameError, whose text continues the words "table X".
+    """
+    if root is None:
+        raise InnerNameError(f" has no column {path.root!r}", "Correct the name, or add the column")
+    type_: Type | None = root.nested
+    where = write_name(path.root)
+    for name in path.names:
+        if not isinstance(type_, Struct):
+            found = type_ or f"{root.type}{root.size}"
+            raise InnerNameError(
+                f": {path!r} names a part of {where}, which is {found}, not a struct",
+                f"Set all of column {path.root!r}; paths go through structs only",
+            )
+        member = type_.member(name)
+        if member is None:
+            names = ", ".join(write_name(member.name) for member in type_.members)
+            raise InnerNameError(
+                f": {where} has no field {name!r}; it has {names}",
+                "Correct the path, or the column's declared type",
+            )
+        type_ = member.type
+        where += f".{write_name(name)}"
+    if not isinstance(type_, Simple):
+        raise InnerNameError(
+            f": {path!r} is {type_}, which an update can't change by itself",
+            f"Name a simple value in it, or set all of column {path.root!r}",
+        )
+    parsed = parse_column("part", type_.name)
+    return Column(path, parsed.type, parsed.size, parsed.kind, nested=type_)
 
 
 def check_columns_and_key(
@@ -284,6 +386,8 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
     It raises TypeError, naming the expected type, if the value doesn't fit. `bits` is the width of
     all integers, for stores that have only one.
     """
+    if column.nested is not None:
+        return make_nested_checker(column.nested, _simple_checker)
     if column.kind is Kind.INTEGER:
         return _integer_checker(bits or integer_bits(column))
     if column.kind is Kind.DECIMAL and (digits := declared_digits(column)) is not None:
@@ -292,6 +396,13 @@ def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any
         assert column.element is not None
         return list_checker(make_checker(column.element, bits))
     return _CHECKERS[column.kind]
+
+
+def _simple_checker(kind: str) -> Callable[[Any], Any]:
+    """Return the checker of a simple type within nested values."""
+    if kind == "tinyint":  # in columns it has 16 bits, because of PostgreSQL
+        return _integer_checker(8)
+    return make_checker(parse_column("part", kind))
 
 
 def integer_bits(column: Column) -> int:
@@ -482,14 +593,13 @@ def _check_json(value: Any) -> None:
         for name in value:
             if not isinstance(name, str):
                 raise TypeError(f"the key {name!r} is not a str")
+            check_json_text(name)
         items = value.values()
     if isinstance(value, dict | list):
         for item in items:
             _check_json(item)
     elif isinstance(value, str):
-        if "\0" in value:
-            raise ValueError("text contains the character NUL")
-        value.encode()
+        check_json_text(value)
     elif not isinstance(value, int | float | None):
         raise TypeError(f"{type(value).__name__} in it")
 
@@ -522,7 +632,8 @@ def to_spark_type(declared: str | Column) -> str | None:
     """Return the Spark type of a column's declared type; None if the declaration doesn't determine
     it.
 
-    JSON becomes a string. A decimal needs both numbers of digits, as in "decimal(10,2)".
+    JSON becomes a string; nested types stay as they are. A decimal needs both numbers of digits, as
+    in "decimal(10,2)".
     """
     column = parse_column("column", declared) if isinstance(declared, str) else declared
     if column.kind is Kind.INTEGER:
@@ -538,14 +649,9 @@ def to_spark_type(declared: str | Column) -> str | None:
         if element is None:
             return None
         return f"array<{element}>"
+    if column.kind is Kind.NESTED:
+        return column.type
     return _SIMPLE.get(column.kind)
-
-
-def to_arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type for a Spark type that `to_spark_type` returned."""
-    if kind.startswith("array<"):
-        return pa.list_(to_arrow_type(kind[len("array<") : -1]))
-    return arrow_type(kind)
 
 
 def check_cases(what: str, key: object, record: Collection[str], names: Collection[str]) -> None:
@@ -613,4 +719,4 @@ def arrow_column_from_records(
 def _array(values: list[Any], kind: str) -> pa.Array:
     if kind != "boolean" and any(value.__class__ is bool for value in values):
         raise TypeError("a boolean fits only a boolean column")
-    return to_exact_array(values, to_arrow_type(kind))
+    return to_exact_array(values, arrow_type(kind))

@@ -298,8 +298,9 @@ class DynamoDbTable(StoreTable):
     @property
     def capabilities(self) -> Capabilities:
         # To keep the marks of other sources, a put must name the columns to remove, so these must
-        # be declared.
-        return replace(super().capabilities, idempotent=self.columns is not None)
+        # be declared. Without declared columns a name with a dot is that of a column.
+        is_declared = self.columns is not None
+        return replace(super().capabilities, idempotent=is_declared, inside=is_declared)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return problem_from_boto_error(error, self._label, sent=sent)

@@ -16,7 +16,9 @@ loss, as one of DynamoDB's attribute types:
                        the times do
     date               S, "2024-05-01"
     binary             B
-    array<type>        L
+    array<type>        L; a set that another program wrote is read as a sorted list
+    struct             M, without fields that are null
+    map<string, type>  M, with NULL
     json               M, L, S, N, BOOL, NULL, as the value is built; a whole float is read as an
                        int
 
@@ -33,9 +35,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, DecimalException, Inexact, Overflow, Underflow
-from typing import Any
+from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type
 from dagster_adjunct.resources.table_backends.columns import (
     OWN_PREFIX,
     Column,
@@ -46,7 +49,9 @@ from dagster_adjunct.resources.table_backends.columns import (
     integer_bits,
     make_checker,
     number_bounds,
+    parse_column,
 )
+from dagster_adjunct.resources.table_backends.nested_values import InnerName
 from dagster_adjunct.resources.table_backends.write_plan import CheckedChanges, Row, RowCodec
 
 AttributeValue = dict[str, Any]
@@ -68,6 +73,9 @@ def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
     It raises TypeError if the value doesn't fit the column or DynamoDB.
     """
     check = make_checker(column)
+    if column.nested is not None:
+        encode_part = _nested_encoder(column.nested)
+        return lambda value: encode_part(check(value))
     if column.kind is Kind.LIST:
         assert column.element is not None
         encode = encoder_for(column.element)
@@ -89,18 +97,98 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
 
     An attribute of another type, which another program wrote, is read by its own type.
     """
+    if column.nested is not None:
+        return _nested_decoder(column.nested)
     if column.kind is Kind.LIST:
         assert column.element is not None
-        decode = decoder_for(column.element)
-        return lambda stored: (
-            list(map(decode, stored["L"])) if "L" in stored else decode_any(stored)
-        )
+        return _list_decoder(column.element)
     if column.kind is Kind.JSON:
         return _decode_json
     tag, _, read = _FORMS.get(column.kind, ("", None, None))
     if read is None:
         return decode_any
     return lambda stored: read(stored[tag]) if tag in stored else decode_any(stored)
+
+
+def _nested_encoder(type_: Type) -> Callable[[Any], AttributeValue]:
+    """Return the function that turns a checked value of a type, other than None, into an attribute
+    value.
+    """
+    if isinstance(type_, Array):
+        encode = _nested_encoder(type_.element)
+        return lambda value: {"L": [_NULL if item is None else encode(item) for item in value]}
+    if isinstance(type_, Map):
+        encode = _nested_encoder(type_.value)
+        return lambda value: {
+            "M": {
+                _member_name(name): _NULL if item is None else encode(item)
+                for name, item in value.items()
+            }
+        }
+    if isinstance(type_, Struct):
+        encoders = {member.name: _nested_encoder(member.type) for member in type_.members}
+        return lambda value: {
+            "M": {name: encoders[name](part) for name, part in value.items() if part is not None}
+        }
+    tag, write, _ = _FORMS[parse_column("part", type_.name).kind]
+    return lambda value: {tag: value if write is None else write(value)}
+
+
+def _nested_decoder(type_: Type) -> Callable[[AttributeValue], Any]:
+    """Return the function that turns attribute values back into values of a type. It raises
+    ValueError for one of another type.
+    """
+    if isinstance(type_, Array):
+        decode = _nested_decoder(type_.element)
+        return lambda stored: [_unless_null(decode, item) for item in _list_items(stored)]
+    if isinstance(type_, Map):
+        decode = _nested_decoder(type_.value)
+        return lambda stored: {
+            name: _unless_null(decode, value) for name, value in sorted(_held(stored, "M").items())
+        }
+    if isinstance(type_, Struct):
+        decoders = {member.name: _nested_decoder(member.type) for member in type_.members}
+        return lambda stored: {
+            name: _unless_null(decode, _held(stored, "M").get(name, _NULL))
+            for name, decode in decoders.items()
+        }
+    kind = parse_column("part", type_.name).kind
+    tag, _, read = _FORMS[kind]
+    if kind is Kind.INTEGER:
+        read = int
+    return lambda stored: _held(stored, tag) if read is None else read(_held(stored, tag))
+
+
+def _held(stored: AttributeValue, tag: str) -> Any:
+    if tag not in stored:
+        raise ValueError(f"expected {tag}, found {stored!r:.100}")
+    return stored[tag]
+
+
+def _unless_null(decode: Callable[[AttributeValue], Any], stored: AttributeValue) -> Any:
+    return None if "NULL" in stored else decode(stored)
+
+
+_SETS = {"SS": "S", "NS": "N", "BS": "B"}
+
+
+def _list_items(stored: AttributeValue) -> list[AttributeValue]:
+    """The items of a list, or those of a set in order."""
+    ((tag, value),) = stored.items()
+    if tag not in _SETS:
+        return list(_held(stored, "L"))
+    return [{_SETS[tag]: item} for item in sorted(value, key=Decimal if tag == "NS" else None)]
+
+
+def _list_decoder(element: Column) -> Callable[[AttributeValue], Any]:
+    decode = decoder_for(element)
+
+    def decode_list(stored: AttributeValue) -> Any:
+        if not stored.keys() & {"L", *_SETS}:
+            return decode_any(stored)
+        return list(map(decode, _list_items(stored)))
+
+    return decode_list
 
 
 def key_attribute_type(column: Column) -> str | None:
@@ -121,7 +209,9 @@ def encode_any(value: Any, depth: int = 0) -> AttributeValue:
     if isinstance(value, list | tuple):
         return {"L": [encode_any(item, depth + 1) for item in value]}
     if isinstance(value, Mapping):
-        return {"M": {_text(name): encode_any(item, depth + 1) for name, item in value.items()}}
+        return {
+            "M": {_member_name(name): encode_any(item, depth + 1) for name, item in value.items()}
+        }
     raise TypeError("expected str, bool, int, float, Decimal, bytes, datetime, date, list or dict")
 
 
@@ -176,6 +266,12 @@ def _text(value: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected str as names in a map, found {value!r}")
     return check_encodable(value)
+
+
+def _member_name(name: str) -> str:
+    if name == "":
+        raise TypeError("DynamoDB takes no empty name in a map")
+    return _text(name)
 
 
 def _number_text(value: float | Decimal) -> str:
@@ -271,13 +367,23 @@ COUNT_KEY: Item = {
 """The key of the item that counts runs (`dynamodb_run_count.py`), by the type of a key's column."""
 
 
+class InsideChange(NamedTuple):
+    """A change of a value inside a map: the value to set, None to remove it, or a number to add, if
+    what is there does not exceed `limit`.
+    """
+
+    value: AttributeValue | None
+    adds: bool = False
+    limit: Limit | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedChanges:
     """An update's changes as attribute values; `remove` includes the columns that it sets to null.
 
     `merge` has the maps whose members are added to those of JSON columns. `limits` are what columns
     must hold before `add` (at most or at least a number), so that the sum is within the column's
-    type.
+    type. `inside` has the changes of values inside columns.
     """
 
     set: Item = field(default_factory=dict)
@@ -286,13 +392,15 @@ class EncodedChanges:
     merge: Item = field(default_factory=dict)
     append: Item = field(default_factory=dict)
     remove: tuple[str, ...] = ()
+    inside: Mapping[InnerName, InsideChange] = field(default_factory=dict)
 
     @property
     def late(self) -> EncodedChanges:
         """The part of a late update that still applies to a newer record
         (`Operation.applies_late_changes`).
         """
-        return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
+        sums = {path: change for path, change in self.inside.items() if change.adds}
+        return EncodedChanges(add=self.add, limits=self.limits, append=self.append, inside=sums)
 
 
 def _is_column_name(name: object) -> bool:
@@ -332,13 +440,16 @@ class ItemCodec(RowCodec):
         # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects
         # larger sums itself, and for 64-bit integers, which no counter exceeds: the check would
         # make an increment some 4% more expensive.
-        self._bounds = {}
+        self._bounds: dict[str, tuple[Decimal, Decimal]] = {}
         for column in columns or ():
-            bounds = number_bounds(column)
-            if bounds is None or (column.kind is Kind.INTEGER and integer_bits(column) == 64):
-                continue
-            if len(bounds[1].as_tuple().digits) <= DIGITS:
-                self._bounds[column.name] = bounds
+            self._add_bounds(column)
+
+    def _add_bounds(self, column: Column) -> None:
+        bounds = number_bounds(column)
+        if bounds is None or (column.kind is Kind.INTEGER and integer_bits(column) == 64):
+            return
+        if len(bounds[1].as_tuple().digits) <= DIGITS:
+            self._bounds[column.name] = bounds
 
     def key_row(self, key: Any) -> Row:
         row = super().key_row(key)
@@ -381,21 +492,26 @@ class ItemCodec(RowCodec):
         """Return checked changes as DynamoDB's update expressions need them."""
         sets = {}
         removed = []
+        inside: dict[InnerName, InsideChange] = {}
         for name, stored in changes.set.items():
-            if stored is None:
+            if isinstance(name, InnerName):
+                inside[name] = InsideChange(stored)
+            elif stored is None:
                 removed.append(name)
             else:
                 sets[name] = stored
         numbers = {}
         merged = {}
         for name, stored in changes.add.items():
-            if "N" in stored:
+            if isinstance(name, InnerName):
+                inside[name] = InsideChange(stored, True, self._limit(name, stored))
+            elif "N" in stored:
                 numbers[name] = stored
             else:
                 merged[name] = stored
         limits = self._limits(numbers)
         append = {name: stored for name, stored in changes.append.items() if stored["L"]}
-        return EncodedChanges(sets, numbers, limits, merged, append, tuple(removed))
+        return EncodedChanges(sets, numbers, limits, merged, append, tuple(removed), inside)
 
     def check_order(self, newest_by: str) -> None:
         """As in RowCodec, but undeclared columns are accepted: DynamoDB checks the values that
@@ -436,27 +552,49 @@ class ItemCodec(RowCodec):
         """The value of column `name` after adding `number` to `old`; SchemaMismatchError if it
         exceeds its type.
         """
-        if old is not None and name in self._bounds:
-            self.checked(name, self.read((name,), ({"N": str(exact_sum(old, number))},))[name])
-        if old is None:
+        if old is None or "NULL" in old:
             return number
+        if name in self._bounds:
+            self._check_sum(name, exact_sum(old, number))
         return {"N": _number_text(exact_sum(old, number))}
+
+    def _check_sum(self, name: str, total: Decimal) -> None:
+        """Raise SchemaMismatchError if a column can't hold the sum."""
+        value: int | Decimal = total
+        if self.column(name).kind is Kind.INTEGER:
+            value = int(total)
+        self.checked(name, value)
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
         """Raise SchemaMismatchError if adding to what `item` holds would exceed a column's type."""
-        for name, (comparison, limit) in changes.limits.items():
-            old = item.get(name)
-            if old is None:
-                continue
-            if "N" not in old:
-                problem = (
-                    f"{self.table}: an update adds to column {name!r}, which holds {old}, not a"
-                    " number."
-                )
-                raise SchemaMismatchError(problem, "Set the column instead.", column=name)
-            beyond = operator.gt if comparison == "<=" else operator.lt
-            if beyond(Decimal(old["N"]), Decimal(limit["N"])):
-                self.sum(name, old, changes.add[name])  # raises an error that tells the sum
+        for name, limit in changes.limits.items():
+            self._check_room(name, item.get(name), changes.add[name], limit)
+        for path, change in changes.inside.items():
+            # Raises if what leads there is no map.
+            change_inside(self, item.get(path.root), path, path.names, InsideChange(None))
+            if change.adds and change.limit is not None and change.value is not None:
+                old = item.get(path.root)
+                for name in path.names:
+                    old = (old or {}).get("M", {}).get(name)
+                self._check_room(path, old, change.value, change.limit)
+
+    def _check_room(
+        self, name: str, old: AttributeValue | None, number: AttributeValue, limit: Limit
+    ) -> None:
+        """Raise SchemaMismatchError if adding a number to what a column holds would exceed its
+        type.
+        """
+        if old is None:
+            return
+        if "N" not in old:
+            problem = (
+                f"{self.table}: an update adds to column {name!r}, which holds {old}, not a number."
+            )
+            raise SchemaMismatchError(problem, "Set the column instead.", column=str(name))
+        comparison, bound = limit
+        beyond = operator.gt if comparison == "<=" else operator.lt
+        if beyond(Decimal(old["N"]), Decimal(bound["N"])):
+            self.sum(name, old, number)  # raises an error that tells the sum
 
     def record(self, item: Item) -> dict[str, Any] | None:
         """Return the record that an item holds; None for a tombstone."""
@@ -494,17 +632,29 @@ class ItemCodec(RowCodec):
             )
             raise SchemaMismatchError(problem, step, table=self.table)
 
+    def _inner_column(self, path: InnerName) -> Column:
+        column = super()._inner_column(path)
+        self._add_bounds(column)
+        return column
+
+    def _limit(self, name: str, number: AttributeValue) -> Limit | None:
+        """What a column must hold so that adding a number stays within its type; None: anything."""
+        step = Decimal(number["N"])
+        if name not in self._bounds or not step:
+            return None
+        least, most = self._bounds[name]
+        comparison, end = ("<=", most) if step > 0 else (">=", least)
+        return comparison, {"N": _number_text(_EXACT.subtract(end, step))}
+
     def _limits(self, numbers: Item) -> dict[str, Limit]:
         """What columns must hold (at most or at least) so that adding these numbers stays within
         their types.
         """
         limits: dict[str, Limit] = {}
         for name, value in numbers.items():
-            step = Decimal(value["N"])
-            if name in self._bounds and step:
-                least, most = self._bounds[name]
-                comparison, end = ("<=", most) if step > 0 else (">=", least)
-                limits[name] = (comparison, {"N": _number_text(_EXACT.subtract(end, step))})
+            limit = self._limit(name, value)
+            if limit is not None:
+                limits[name] = limit
         if len(limits) > _MOST_SUMS:
             problem = (
                 f"{self.table}: an update adds to {len(limits)} columns whose type's limits must be"
@@ -514,6 +664,30 @@ class ItemCodec(RowCodec):
                 problem, "Add to fewer of them in one update.", table=self.table
             )
         return limits
+
+
+def change_inside(
+    codec: ItemCodec,
+    value: AttributeValue | None,
+    path: InnerName,
+    names: Sequence[str],
+    change: InsideChange,
+) -> AttributeValue:
+    """Return a map with the change at a path; maps on the way that are missing are created."""
+    if value is not None and not value.keys() & {"M", "NULL"}:
+        problem = f"{codec.table}: an update changes {path!r}, but {value!r:.100} is no map."
+        raise SchemaMismatchError(problem, "Set the whole column.", column=str(path))
+    members = dict((value or {}).get("M", {}))
+    first, *rest = names
+    if rest:
+        members[first] = change_inside(codec, members.get(first), path, rest, change)
+    elif change.value is None:
+        members.pop(first, None)
+    elif change.adds:
+        members[first] = codec.sum(path, members.get(first), change.value)
+    else:
+        members[first] = change.value
+    return {"M": members}
 
 
 def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
@@ -535,6 +709,8 @@ def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> It
         ) from None
     for name in changes.remove:
         columns.pop(name, None)
+    for path, change in changes.inside.items():
+        columns[path.root] = change_inside(codec, columns.get(path.root), path, path.names, change)
     return columns
 
 
@@ -543,10 +719,14 @@ def is_default_redundant(default: Item, changes: EncodedChanges) -> bool:
 
     Then one UpdateItem, without a condition, updates the record or creates it.
     """
-    return not changes.merge and all(
-        name in changes.set
-        or name in changes.remove
-        or (name in changes.add and "N" in stored and not Decimal(stored["N"]))
-        or (name in changes.append and stored == {"L": []})
-        for name, stored in default.items()
+    return (
+        not changes.merge
+        and not changes.inside
+        and all(
+            name in changes.set
+            or name in changes.remove
+            or (name in changes.add and "N" in stored and not Decimal(stored["N"]))
+            or (name in changes.append and stored == {"L": []})
+            for name, stored in default.items()
+        )
     )

@@ -55,9 +55,11 @@ from dagster_adjunct.resources.table_backends.dynamodb_items import (
     ItemCodec,
     KeyItem,
     begin_record,
+    change_inside,
     is_default_redundant,
     item_bytes,
 )
+from dagster_adjunct.resources.table_backends.nested_values import InnerName
 from dagster_adjunct.resources.table_backends.write_plan import Entry
 from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
@@ -158,6 +160,15 @@ NO_CHANGES = EncodedChanges()
 
 
 @dataclass(slots=True)
+class _InsideParts:
+    """What changes values inside maps: parts of the SET and REMOVE clauses, and conditions."""
+
+    sets: list[str] = field(default_factory=list)
+    removes: list[str] = field(default_factory=list)
+    clauses: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Expression:
     """Builds the request of one write and its conditions, with a short placeholder for each name
     and value.
@@ -203,17 +214,20 @@ class _Expression:
         removes: Iterable[str],
         changes: EncodedChanges = NO_CHANGES,
         merged: Mapping[str, AttributeValue] = NOTHING,
+        inside: _InsideParts | None = None,
     ) -> Request:
         """Return the UpdateItem that changes an item if `clauses` and the guard's conditions hold.
 
         It sets `columns`, the guard's attributes and members of maps (`merged`, by path), removes
-        `removes`, and adds and appends what `changes` says.
+        `removes`, and adds and appends what `changes` says. `inside` changes values inside maps.
         """
+        inside = inside or _InsideParts()
         sets = [
             f"{self.name(name)} = {self.value(one)}"
             for name, one in {**columns, **self.guard.attributes}.items()
         ]
         sets += [f"{path} = {self.value(value)}" for path, value in merged.items()]
+        sets += inside.sets
         if changes.append:
             empty = self.value({"L": []})
             for name, values in changes.append.items():
@@ -228,12 +242,13 @@ class _Expression:
             f" {self.name(name)} {comparison} {self.value(number)})"
             for name, (comparison, number) in changes.limits.items()
         ]
-        parts = {"SET": sets, "REMOVE": list(map(self.name, removes)), "ADD": adds}
+        removed = [*map(self.name, removes), *inside.removes]
+        parts = {"SET": sets, "REMOVE": removed, "ADD": adds}
         words = " ".join(f"{verb} {', '.join(part)}" for verb, part in parts.items() if part)
         request: Request = {"Key": self.key}
         if words:
             request["UpdateExpression"] = words
-        return self._conditional(request, [*clauses, *room])
+        return self._conditional(request, [*clauses, *inside.clauses, *room])
 
     def _conditional(self, request: Request, clauses: Iterable[str]) -> Request:
         condition = " AND ".join([*clauses, *self._guarded()])
@@ -289,7 +304,9 @@ def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
     return expression.update([expression.absent()], columns, _NO_LONGER_DELETED)
 
 
-def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> Request:
+def update_item(
+    codec: ItemCodec, key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item
+) -> Request:
     """Return the UpdateItem that changes an existing record.
 
     DynamoDB sets members of a map only if the map exists; if it does not, the request must set a
@@ -310,7 +327,85 @@ def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item)
                 f"{short}.{expression.name(member)}": value
                 for member, value in members["M"].items()
             }
-    return expression.update(clauses, changes.set, changes.remove, changes, merged)
+    inside = _InsideParts()
+    paths: dict[str, list[InnerName]] = {}
+    for path in changes.inside:
+        paths.setdefault(path.root, []).append(path)
+    for root, of_root in paths.items():
+        level = _MapLevel(codec, expression, changes, expression.name(root), 0)
+        known = item.get(root) if item else {"M": None}
+        level.change(of_root, known, inside)
+    return expression.update(clauses, changes.set, changes.remove, changes, merged, inside)
+
+
+class _MapLevel(NamedTuple):
+    """A map in an item, whose `path` has `depth` steps after the column, and the changes in it."""
+
+    codec: ItemCodec
+    expression: _Expression
+    changes: EncodedChanges
+    path: str
+    depth: int
+
+    def change(
+        self, paths: Sequence[InnerName], known: AttributeValue | None, parts: _InsideParts
+    ) -> None:
+        """Add to `parts` what makes the changes at these paths in this map, or creates it.
+
+        `known` is the map as an earlier attempt has found it, None if it was missing. Without an
+        attempt its members are None, and all maps are assumed to exist. The request's conditions
+        fail if that is wrong.
+        """
+        expression = self.expression
+        if known is None or "M" not in known:
+            parts.clauses.append(self._is_absent(known))
+            made = known
+            for path in paths:
+                change = self.changes.inside[path]
+                names = path.names[self.depth :]
+                made = change_inside(self.codec, made, path, names, change)
+            assert made is not None
+            parts.sets.append(f"{self.path} = {expression.value(made)}")
+            return
+        parts.clauses.append(f"attribute_type({self.path}, {expression.value({'S': 'M'})})")
+        members = known["M"]
+        deeper: dict[str, list[InnerName]] = {}
+        for path in paths:
+            name = path.names[self.depth]
+            if len(path.names) == self.depth + 1:
+                self._change_value(f"{self.path}.{expression.name(name)}", path, parts)
+            else:
+                deeper.setdefault(name, []).append(path)
+        for name, inner in deeper.items():
+            found = {"M": None} if members is None else members.get(name)
+            level = self._replace(path=f"{self.path}.{expression.name(name)}", depth=self.depth + 1)
+            level.change(inner, found, parts)
+
+    def _is_absent(self, known: AttributeValue | None) -> str:
+        """The condition that there is no map, or what was found in its place."""
+        if known is None:
+            return f"attribute_not_exists({self.path})"
+        (tag,) = known
+        return f"attribute_type({self.path}, {self.expression.value({'S': tag})})"
+
+    def _change_value(self, short: str, path: InnerName, parts: _InsideParts) -> None:
+        expression = self.expression
+        value, adds, limit = self.changes.inside[path]
+        if value is None:
+            parts.removes.append(short)
+        elif adds:
+            zero = expression.value({"N": "0"})
+            parts.sets.append(
+                f"{short} = if_not_exists({short}, {zero}) + {expression.value(value)}"
+            )
+        else:
+            parts.sets.append(f"{short} = {expression.value(value)}")
+        if limit is not None:
+            comparison, number = limit
+            parts.clauses.append(
+                f"(attribute_not_exists({short}) OR {short} {comparison}"
+                f" {expression.value(number)})"
+            )
 
 
 def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Request:
@@ -631,14 +726,15 @@ class TableRequests:
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> tuple[bool, Problem | None]:
-        changes = self.codec.encode_changes(entry.value)
+        codec = self.codec
+        changes = codec.encode_changes(entry.value)
         default = self._default_of(key, operation.entries, entry)
         # A transaction does not return the item, which tells whether this request has created it.
         if self.fenced is None and default is not None and is_default_redundant(default, changes):
             return self._update_or_begin(key, changes, guard)
         met: Item = {}
         for _ in range(_MAX_CONFLICTS):
-            answer = self._send(update_item(key, changes, guard, met))
+            answer = self._send(update_item(codec, key, changes, guard, met))
             if not answer.failed:
                 return False, None
             if not guard.holds(answer.item):
@@ -657,13 +753,16 @@ class TableRequests:
                 return True, None
             if not guard.holds(answer.item):
                 return False, self._add_late(key, changes, guard, answer)
+        return False, self._conflict(key)
+
+    def _conflict(self, key: KeyItem) -> Problem:
         error = TableUnavailableError(
             f"{self.label}: other writers created or deleted the record of"
             f" {key} {_MAX_CONFLICTS} times during its update.",
             "The request is retried; if it keeps failing, find out who deletes the record.",
             table=self.label,
         )
-        return False, Problem(State.FAILED, error)
+        return Problem(State.FAILED, error)
 
     def _update_or_begin(
         self, key: KeyItem, changes: EncodedChanges, guard: Guard
@@ -699,20 +798,22 @@ class TableRequests:
         late = changes.late
         of_source = Guard(source=guard.source, position=guard.position)
         has_both = guard.position is not None and guard.time is not None
-        if not has_both or not (late.add or late.append):
+        if not has_both or not (late.add or late.append or late.inside):
             return _skipped(answer, guard)
         if not answer.present and of_source.holds(answer.item):
             answer = self._send(keep_mark(key, of_source))
             if not answer.failed:
                 return Problem(State.SKIPPED)
-        if answer.present and of_source.holds(answer.item):
-            answer = self._send(update_item(key, late, of_source, {}))
+        for _ in range(_MAX_CONFLICTS):
+            if not answer.present or not of_source.holds(answer.item):
+                return _skipped(answer, guard)
+            answer = self._send(update_item(self.codec, key, late, of_source, answer.item))
             if not answer.failed:
                 return None
-            # Nothing else can have failed than the condition on sums.
+            # Either a sum is too large, or a map was created or removed meanwhile.
             if answer.present and of_source.holds(answer.item):
                 self.codec.check_sums(late, answer.item)
-        return _skipped(answer, guard)
+        return self._conflict(key)
 
     def _send(self, request: Request) -> _Answer:
         parts = ("UpdateExpression", "ConditionExpression")

@@ -70,6 +70,14 @@ from dagster_adjunct.resources.table_backends.columns import (
     check_key_text,
     check_not_reserved,
     decimal_writer,
+    nested_form,
+)
+from dagster_adjunct.resources.table_backends.nested_values import (
+    InnerName,
+    json_reader,
+    json_writer,
+    with_inside,
+    write_json,
 )
 from dagster_adjunct.resources.table_backends.store import StoreTable
 from dagster_adjunct.resources.table_backends.write_plan import (
@@ -102,6 +110,7 @@ from dagster_adjunct.resources.validation import validated
 #                                                         decimal(10,2)
 #     boolean     true, false                 binary      text, base64
 #     json        as it is                    array<type> array of the above
+#     nested      `nested_values.py`
 #
 # Equal values of all types but floats, json and decimals without a scale have equal texts: these
 # may be keys.
@@ -109,6 +118,9 @@ from dagster_adjunct.resources.validation import validated
 
 def json_encoder(column: Column) -> Callable[[Any], Any]:
     """Return the function from a checked value to its JSON form."""
+    tree = nested_form(column)
+    if tree is not None:
+        return json_writer(tree)
     if column.kind is Kind.LIST:
         assert column.element is not None
         write = json_encoder(column.element)
@@ -124,6 +136,9 @@ def json_decoder(column: Column) -> Callable[[Any], Any]:
     It raises TypeError, ValueError or ArithmeticError for other values, because anybody may write
     to the table.
     """
+    tree = nested_form(column)
+    if tree is not None:
+        return json_reader(tree)
     if column.kind is Kind.LIST:
         assert column.element is not None
         read = json_decoder(column.element)
@@ -131,12 +146,6 @@ def json_decoder(column: Column) -> Callable[[Any], Any]:
             None if value is None else read(value) for value in _require(list, values)
         ]
     return _READ.get(column.kind, _as_it_is)
-
-
-to_compact_json = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":")
-).encode
-"""Returns a value's JSON, without spaces."""
 
 
 def _as_it_is(value: Any) -> Any:
@@ -194,12 +203,33 @@ class RowDocuments:
         """Return the document `old` with these changes, whose `set` already has the sums of what
         `add` adds.
         """
-        new = {**old, **self.whole(changes.set)}
-        for name, value in changes.set.items():
+        columns: Mapping[str, Any] = changes.set
+        if self.codec.has_inner:
+            names, inside = write_plan.split_inner(changes.set)
+            columns = {name: changes.set[name] for name in names}
+            old = self._changed_inside(old, changes.set, inside)
+        new = {**old, **self.whole(columns)}
+        for name, value in columns.items():
             if value is None:
                 new.pop(name, None)
         for name, values in changes.append.items():
             new[name] = [*(new.get(name) or ()), *self._write[name](values)]
+        return new
+
+    def _changed_inside(
+        self,
+        old: Mapping[str, Any],
+        changes: Mapping[str, Any],
+        inside: Mapping[str, Sequence[InnerName]],
+    ) -> Document:
+        """Return the document with other values inside columns; their other fields are kept."""
+        new = dict(old)
+        for root, paths in inside.items():
+            for path in paths:
+                value = changes[path]
+                if value is not None:
+                    value = json_encoder(self.codec.column(path))(value)
+                new[root] = with_inside(new.get(root), path.names, value)
         return new
 
     def record(
@@ -296,8 +326,9 @@ def plan_documents(
     `at` is the time of new marks, in seconds since 1970. `fitting` returns its argument, a value to
     write, or raises KeyValueTableError if that is too long.
     """
-    rows = _read_rows(documents, write_plan.columns_to_read(operation, entries), stored_entries)
     codec = documents.codec
+    read = write_plan.columns_to_read(codec, operation, entries)
+    rows = _read_rows(documents, read, stored_entries)
     newest_by = operation.conditions.newest_by
     marked = rows.documents if operation.conditions else {}
     applied = {key: applied_in(codec, newest_by, d) for key, d in marked.items()}
@@ -326,7 +357,7 @@ def plan_documents(
 def _encode(document: Document | None, fitting: Callable[[bytes], bytes]) -> bytes | None:
     if document is None:
         return None
-    return fitting(to_compact_json(document).encode())
+    return fitting(write_json(document).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,13 +473,13 @@ def _text_of(columns: Sequence[Column]) -> Callable[[Row], str]:
         return [write(part) for write, part in zip(writers, row, strict=True)]
 
     if len(columns) > 1:
-        return lambda row: to_compact_json(values(row))
+        return lambda row: write_json(values(row))
 
     def text(row: Row) -> str:
         (value,) = values(row)
         if isinstance(value, str):
             return value
-        return to_compact_json(value)
+        return write_json(value)
 
     return text
 
@@ -511,7 +542,7 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
     for name, value in document.items():
         if name not in (AT, NEWEST, APPLIED):
             rest[name] = value
-    return SegmentChange(entry.key, to_compact_json(rest).encode(), b"", entry.version)
+    return SegmentChange(entry.key, write_json(rest).encode(), b"", entry.version)
 
 
 # seconds

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.table_backends.nested_values import InnerName, parse_inner_name
 from dagster_adjunct.resources.table_backends.write_plan import (
     Applied,
     CheckedChanges,
@@ -15,6 +17,7 @@ from dagster_adjunct.resources.table_backends.write_plan import (
     RowCodec,
     StoredState,
     ValidEntries,
+    assign,
     plan_writes,
 )
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction
@@ -25,6 +28,8 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
+    Problem,
+    State,
     to_changes,
 )
 from dagster_adjunct.resources.validation import validated
@@ -54,26 +59,64 @@ _REMOVED = _Removed()
 
 
 class _AnyRecords(RowCodec):
-    """A codec that checks nothing: records may have any columns and values."""
+    """A codec that checks nothing: records may have any columns and values.
 
-    def __init__(self, table: str) -> None:
+    What an update calls `a.b` is the value at this path, unless the record has such a column.
+    """
+
+    def __init__(self, table: str, store: _Store) -> None:
         self.table = table
+        self._store = store
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
         return dict(record)
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
         changes = to_changes(update)
+        added = {}
+        for name, number in changes.add.items():
+            if number is not None:
+                added[self._named(key, name)] = number
+        removed = {}
+        for name in changes.remove:
+            named = self._named(key, name)
+            removed[named] = None if isinstance(named, InnerName) else _REMOVED
+        sets = {self._named(key, name): value for name, value in changes.set.items()}
         return CheckedChanges(
-            {**changes.set, **dict.fromkeys(changes.remove, _REMOVED)},
-            {name: number for name, number in changes.add.items() if number is not None},
+            {**sets, **removed},
+            added,
             {name: list(values) for name, values in changes.append.items() if values},
         )
+
+    def _named(self, key: Any, name: str) -> str:
+        """Return the name in an update as a path if it is one, and what it leads through can be
+        a struct.
+        """
+        record = self._store.records.get(key) or {}
+        if name in record:
+            return name
+        path = parse_inner_name(name)
+        if path is None:
+            return name
+        value: Any = record.get(path.root)
+        for step in path.names:
+            if value is None:
+                break
+            if not isinstance(value, Mapping):
+                problem = f"{self.table}: an update changes {name!r}, a part of {value!r:.100}."
+                raise SchemaMismatchError(problem, "Set the whole column.", column=name)
+            value = value.get(step)
+        self.has_inner = True
+        return path
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
         if isinstance(number, Mapping):
             return {**(old or {}), **number}
         return (old or 0) + number
+
+
+def _no_value(key: Any, value: Any) -> None:
+    return None
 
 
 @validated
@@ -87,7 +130,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
     def __init__(self, name: str) -> None:
         self.name = name
         self._store = _STORES.setdefault(name, _Store())
-        self._rules = _AnyRecords(f"memory table {name}")
+        self._rules = _AnyRecords(f"memory table {name}", self._store)
 
     def __repr__(self) -> str:
         return f"MemoryTable({self.name!r})"
@@ -147,6 +190,8 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         elif kind is OperationKind.UPDATE:
             if set(map(type, values)) != {dict} or not records.keys() >= set(keys):
                 return False
+            if any("." in name for value in values for name in value):
+                return False
             for key, value in zip(keys, values, strict=True):
                 records[key].update(value)
         else:
@@ -158,23 +203,30 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         kind = operation.kind
         store = self._store
         rules = self._rules
-        if kind is not OperationKind.DELETE:
-            value_of: Callable[..., Any] = rules.whole
-            if kind is OperationKind.UPDATE:
-                value_of = rules.changes
-            values = list(map(value_of, entries.keys, values))
+        value_of: Callable[..., Any] = rules.whole
+        if kind is OperationKind.UPDATE:
+            value_of = rules.changes
+        elif kind is OperationKind.DELETE:
+            value_of = _no_value
         newest: Sequence[Any] = entries.newest or ()
         if operation.conditions.newest_by is None:
             newest = [None] * len(entries)
-        asked = ValidEntries(
-            list(map(Entry, range(len(entries)), entries.keys, values, newest)), {}
-        )
-        plan = plan_writes(rules, operation, asked, StoredState(store.records, store.applied))
+        valid = []
+        problems = {}
+        rows = zip(entries.keys, values, newest, strict=True)
+        for place, (key, value, time) in enumerate(rows):
+            try:
+                valid.append(Entry(place, key, value_of(key, value), time))
+            except SchemaMismatchError as error:
+                problems[place] = Problem(State.REFUSED, error)
+        state = StoredState(store.records, store.applied)
+        plan = plan_writes(rules, operation, ValidEntries(valid, problems), state)
         for key in plan.deletes:
             store.records.pop(key, None)
         written = {**plan.puts, **plan.begins}
         for key, changes in plan.changes.items():
-            record = written[key] = {**store.records[key], **changes.set}
+            record = written[key] = dict(store.records[key])
+            assign(rules, changes.set, record, is_record=True)
             for name, more in changes.append.items():
                 record[name] = [*(record.get(name) or ()), *more]
         for key, record in written.items():

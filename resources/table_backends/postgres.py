@@ -25,6 +25,7 @@ from dagster_adjunct.resources.table_backends.columns import (
     check_identifier,
     check_required_columns,
 )
+from dagster_adjunct.resources.table_backends.nested_values import root_name
 from dagster_adjunct.resources.table_backends.postgres_connection import READ_ONLY_STEP
 from dagster_adjunct.resources.table_backends.postgres_values import (
     StagedBatch,
@@ -305,7 +306,9 @@ class PostgresRequests:
         names = self.codec.names
         kinds = use.kinds
         begins = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
-        changed = set(use.columns) & set(names) if OperationKind.UPDATE in kinds else set[str]()
+        changed: set[str] = set()
+        if OperationKind.UPDATE in kinds:
+            changed = {root_name(name, names) for name in use.columns} & set(names)
         if OperationKind.PUT in kinds:
             changed |= set(names)
         wanted = {("SELECT", name) for name in (names if use.reads else key)}
@@ -401,7 +404,7 @@ class PostgresRequests:
             if len(applied) < len(keys):
                 # A row was purged after `claim`: an update of it would store no mark.
                 raise ConcurrentChangeError
-        names = write_plan.columns_to_read(operation, valid.entries)
+        names = write_plan.columns_to_read(codec, operation, valid.entries)
         found = await self._read(statements.lock(names), names, keys)
         records: dict[Row, dict[str, Any]] = {}
         unreadable: dict[Row, AdjunctError] = {}

@@ -54,6 +54,7 @@ from dagster_adjunct.resources.table_backends.columns import (
     parse_column,
     to_spark_type,
 )
+from dagster_adjunct.resources.table_backends.nested_values import InnerName
 from dagster_adjunct.resources.table_backends.postgres_values import (
     AS_TEXT,
     POSITION,
@@ -62,7 +63,7 @@ from dagster_adjunct.resources.table_backends.postgres_values import (
     TIME,
     StagingShape,
 )
-from dagster_adjunct.resources.table_backends.write_plan import COLUMNS, RowCodec
+from dagster_adjunct.resources.table_backends.write_plan import COLUMNS, RowCodec, split_inner
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -82,6 +83,11 @@ def quote_name(*names: str) -> str:
     % is doubled, because in a statement with parameters a single % begins one.
     """
     return sql.Identifier(*names).as_string(None).replace("%", "%%")
+
+
+def quote_literal(text: str) -> str:
+    """Quote a text as an SQL literal; % is doubled, as in `quote_name`."""
+    return sql.Literal(text).as_string(None).replace("%", "%%")
 
 
 # Settings of a connection that writes staged batches. A hash join would lock rows in no order, so
@@ -254,7 +260,12 @@ class Statements:
 
     def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> sql.SQL:
         names = (*sets, *append, *self._key)
-        changes = [f"{quote_name(name)} = {self._typed(name)}" for name in sets]
+        columns, inside = split_inner(sets)
+        changes = [f"{quote_name(name)} = {self._typed(name)}" for name in columns]
+        for root, paths in inside.items():
+            values = {path.names: f"s.{_inner_alias(sets, path)}::jsonb" for path in paths}
+            changed = _changed_inside(f"t.{quote_name(root)}::jsonb", values)
+            changes.append(f"{quote_name(root)} = ({changed})::{self.casts[root]}")
         for name in append:
             changes.append(
                 "{0} = coalesce(t.{0}, '{{}}') || {1}".format(quote_name(name), self._typed(name))
@@ -264,7 +275,10 @@ class Statements:
             " ({all}, __place) WHERE {same} RETURNING CASE WHEN {same} THEN s.__place END",
             changes=", ".join(changes),
             all_given=self._given(names),
-            all=quote_names(names),
+            all=", ".join(
+                _inner_alias(sets, name) if isinstance(name, InnerName) else quote_name(name)
+                for name in names
+            ),
         )
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -274,7 +288,7 @@ class Statements:
         columns = self.codec.columns
         arrays: list[Any] = self.codec.encoded(names, rows)
         for place, name in enumerate(names):
-            if columns[name].kind is not Kind.OTHER:
+            if name not in columns or columns[name].kind is not Kind.OTHER:
                 arrays[place] = postgres_values.format_array(arrays[place])
         return arrays
 
@@ -446,7 +460,7 @@ class Statements:
             "sets": sets,
             "action": f"UPDATE SET {self._sets(shape, 'excluded') or self._same_key('excluded')}",
             "newest_by": quote_name(newest_by),
-            "newest_of": sql.Literal(newest_by).as_string(None).replace("%", "%%"),
+            "newest_of": quote_literal(newest_by),
             "time": quote_name(TIME if TIME in shape.columns else newest_by),
             "cast": self._cast(newest_by) + collate,
             "collate": collate,
@@ -484,13 +498,35 @@ class Statements:
     def _given(self, names: Sequence[str]) -> str:
         # The casts come from the server's catalog, which quotes them where necessary.
         casts = {**self.casts, **dict.fromkeys(self._texts, "text")}
-        return ", ".join(f"%s::{casts[name]}[]" for name in names)
+        # A value inside a column is sent as JSON.
+        return ", ".join(f"%s::{casts.get(name, 'text')}[]" for name in names)
 
     def _typed(self, name: str) -> str:
         typed = f"s.{quote_name(name)}"
         if name in self._texts:
             typed += f"::{self.casts[name]}"
         return typed
+
+
+def _inner_alias(sets: Sequence[str], path: InnerName) -> str:
+    """The alias of the parameter for a path, whose text may be too long for a name."""
+    return f"__inner_{sets.index(path)}"
+
+
+def _changed_inside(value: str, changes: Mapping[tuple[str, ...], str]) -> str:
+    """Return the SQL of a jsonb object with other values (SQL, too) at paths; an object on the way
+    that is null is created.
+    """
+    inner: dict[str, dict[tuple[str, ...], str]] = {}
+    for (first, *rest), changed in changes.items():
+        inner.setdefault(first, {})[tuple(rest)] = changed
+    members = []
+    for name, parts in inner.items():
+        quoted = quote_literal(name)
+        changed = parts.get(()) or _changed_inside(f"({value} -> {quoted})", parts)
+        members.append(f"{quoted}, {changed}")
+    known = f"coalesce(nullif({value}, 'null'::jsonb), '{{}}'::jsonb)"
+    return f"{known} || jsonb_build_object({', '.join(members)})"
 
 
 _TYPES = {
@@ -501,6 +537,7 @@ _TYPES = {
     Kind.DECIMAL: "numeric",
     Kind.BINARY: "bytea",
     Kind.JSON: "jsonb",
+    Kind.NESTED: "jsonb",
 }
 # By Spark's type. A tinyint becomes a smallint, because PostgreSQL has no 8-bit integers.
 _NUMBERS = {"tinyint": "smallint", "int": "integer", "float": "real", "double": "double precision"}
@@ -574,6 +611,13 @@ def _check_stored_type(where: str, declared: Column, stored: Column) -> None:
     if declared.element is not None and stored.element is not None:
         _check_stored_type(where, declared.element, stored.element)
         return
+    if declared.kind is Kind.NESTED and stored.kind is not Kind.JSON:
+        raise SchemaMismatchError(
+            f"{where}: column {declared.name!r} is declared as {declared.type}, and it is"
+            f" {stored.type}{stored.size}; expected jsonb.",
+            "Correct the declaration, or make the column jsonb.",
+            column=declared.name,
+        )
     is_unknown = stored.kind is Kind.OTHER and declared.kind is not Kind.OTHER
     if stored.type == "real" and declared.type in ("double", "double precision", "float8"):
         reason = "real, which rounds to 24 bits"
@@ -655,6 +699,8 @@ async def read_postgres_columns(
     stored = {name: parse_column(name, whole) for name, whole, *_ in rows if name in wanted}
     for column in declared:
         _check_stored_type(where, column, stored[column.name])
+        if column.kind is Kind.NESTED:  # the server knows only that it is JSON
+            stored[column.name] = column
     return list(stored.values()), {name: cast for name, _, cast, *_ in rows}
 
 

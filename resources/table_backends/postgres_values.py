@@ -1,5 +1,5 @@
-"""How values are sent to PostgreSQL and read back: unchanged, except JSON and lists, which are sent
-as text.
+"""How values are sent to PostgreSQL and read back: unchanged, except JSON, nested values and lists,
+which are sent as text.
 
 A statement gets one array per column. In it a list would be taken for a second dimension, so lists
 are written as text, in the way the server prints arrays. An Arrow batch is copied as CSV into a
@@ -26,6 +26,11 @@ from dagster_adjunct.resources.table_backends.columns import (
     declared_digits,
     list_checker,
     make_checker,
+)
+from dagster_adjunct.resources.table_backends.nested_values import (
+    json_reader,
+    json_writer,
+    write_json,
 )
 from dagster_adjunct.resources.table_backends.write_plan import RowCodec
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
@@ -396,7 +401,7 @@ def _csv(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-AS_TEXT = (Kind.JSON, Kind.LIST)
+AS_TEXT = (Kind.JSON, Kind.LIST, Kind.NESTED)
 
 
 def postgres_checker(column: Column) -> Callable[[Any], Any]:
@@ -488,6 +493,9 @@ def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
     """
     if column.kind is Kind.LIST:
         return format_array
+    if column.nested is not None:
+        to_json = json_writer(column.nested)
+        return lambda value: write_json(to_json(value))
     if column.kind is Kind.JSON:
         return json.dumps
     return None
@@ -501,6 +509,8 @@ def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
         assert column.element is not None
         item = postgres_decoder(column.element)
         return item and (lambda values: [v if v is None else item(v) for v in values])
+    if column.nested is not None:
+        return json_reader(column.nested)
     return {Kind.TIMESTAMP: _utc, Kind.DECIMAL: _finite}.get(column.kind)
 
 

@@ -31,8 +31,10 @@ from dagster_adjunct.resources.table_backends.columns import (
     check_key_text,
     check_not_reserved,
     make_checker,
+    number_bounds,
 )
 from dagster_adjunct.resources.table_backends.epochs import epoch_name, must_raise_epoch
+from dagster_adjunct.resources.table_backends.nested_values import InnerName, write_json
 from dagster_adjunct.resources.table_backends.redis_eviction import (
     check_eviction,
     note_eviction,
@@ -358,7 +360,10 @@ class RedisCodec(RowCodec):
 
     def _encoder_of(self, column: Column) -> Callable[[Any], bytes]:
         check = make_checker(column)
-        encode = self._stored[column.name].encode
+        stored = self._stored.get(column.name)
+        if stored is None:  # a value inside a column
+            stored = self._stored[column.name] = redis_records.to_redis_column(column)
+        encode = stored.encode
         largest = self._largest
 
         def encoded(value: Any) -> bytes:
@@ -377,13 +382,13 @@ class RedisCodec(RowCodec):
                     return text
             return encoded(value)
 
-        if column.kind is Kind.STRING:
+        if column.kind is Kind.STRING and column.nested is None:
             return encoded_text
         return encoded
 
     def check_added(self, name: str, value: Any) -> Any:
         text = super().check_added(name, value)
-        if self.columns[name].kind is Kind.JSON:
+        if self.column(name).kind is Kind.JSON:
             return value
         return text
 
@@ -406,7 +411,7 @@ class RedisCodec(RowCodec):
             for (name, decode), text in zip(self._decoders, answer[len(key) + 1 :], strict=True):
                 if text is not None:
                     record[name] = None if text == NULL else decode(text)
-        except (ValueError, ArithmeticError) as error:
+        except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise errors.SchemaMismatchError(
                 f"{self.table}: the record {self.name(key)!r} has {text!r} as its {name}, which is"
                 f" not a valid {self.columns[name].type}.",
@@ -502,6 +507,10 @@ class RedisCodec(RowCodec):
                 for name in update.remove:
                     sets.pop(name, None)
             others, more = self._change_arguments(entry.value, update.remove, used)
+        if self.has_inner:
+            inside, changed = self._inside_arguments(entry.value, used)
+            others += inside
+            more += changed
         fields, packed = self._pack_fields(sets)
         head = b"$%d\r\n%d\r\n%b$%d\r\n%d\r\n" % (
             len(str(begins)),
@@ -519,6 +528,8 @@ class RedisCodec(RowCodec):
         more: list[bytes] = []
         largest = b"%d" % self._largest
         for name, value in changes.add.items():
+            if isinstance(name, InnerName):
+                continue
             column = self._stored[name]
             if self.columns[name].kind is Kind.JSON:
                 used.add("merge")
@@ -533,9 +544,44 @@ class RedisCodec(RowCodec):
                 used.add("append")
                 more += [b"append", name.encode(), largest, items[1:-1]]
         for name in remove:
-            used.add("remove")
-            more += [b"remove", name.encode()]
+            if name in self.columns:
+                used.add("remove")
+                more += [b"remove", name.encode()]
         return len(more), b"".join(map(pack_argument, more))
+
+    def _inside_arguments(self, changes: CheckedChanges, used: set[str]) -> Packed:
+        """The packed arguments that change values inside columns."""
+        more: list[bytes] = []
+        for name, value in changes.set.items():
+            if isinstance(name, InnerName):
+                used.add("inside")
+                more += self._inside(name, b"set", [b"null" if value is None else value, b"", b""])
+        for name, value in changes.add.items():
+            if isinstance(name, InnerName):
+                used.update(("inside", "add"))
+                column = self.column(name)
+                # A decimal is a text in JSON.
+                number = value.strip(b'"')
+                more += self._inside(name, _ADDED_AS[column.kind], [number, *_bounds_of(column)])
+        return len(more), b"".join(map(pack_argument, more))
+
+    def _inside(self, path: InnerName, how: bytes, values: Sequence[bytes]) -> list[bytes]:
+        names = [write_json(name).encode() for name in path.names]
+        largest = b"%d" % self._largest
+        head = [b"inside", path.root.encode(), largest, how, b"%d" % len(names)]
+        return [*head, *names, *values]
+
+
+_ADDED_AS = {Kind.INTEGER: b"n", Kind.FLOAT: b"f", Kind.DECIMAL: b"q"}
+
+
+def _bounds_of(column: Column) -> tuple[bytes, bytes]:
+    """The least and the greatest sum as the script takes them; empty if there are none."""
+    bounds = number_bounds(column)
+    if bounds is None:
+        return b"", b""
+    least, most = bounds
+    return format(least, "f").encode(), format(most, "f").encode()
 
 
 def pack_script_call(

@@ -33,9 +33,12 @@ tombstones stay (0: forever), and a column of the key. Then there are for each e
     "add", field, how to add ("n": by digits, "f": as doubles), number, least sum, greatest sum
     "append", field, greatest number of bytes, the items of a JSON list
     "merge", field, greatest number of bytes, count, name, value, … of a JSON object
+    "inside", field, greatest number of bytes, how to change ("set", or add as "n", "f", or "q", by
+        digits in quotes), count, the JSON of the names that lead to the value, …, the JSON of the
+        value or the number, least sum, greatest sum
     "remove", field
 
-where the last four, for an update, can occur several times. Counts are of single arguments.
+where the last five, for an update, can occur several times. Counts are of single arguments.
 
 Lua's numbers are doubles and its `<` on texts follows the server's locale. So numbers are compared
 and added by their digits, except floats, which are added as doubles, and texts are compared by
@@ -57,12 +60,20 @@ from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
+from dagster_adjunct.resources.schemas.types import Type
 from dagster_adjunct.resources.table_backends.columns import (
     Column,
     Kind,
     decimal_writer,
     integer_bits,
+    nested_form,
     number_bounds,
+)
+from dagster_adjunct.resources.table_backends.nested_values import (
+    json_reader,
+    json_writer,
+    read_json,
+    write_json,
 )
 from dagster_adjunct.resources.tables.operation import OperationKind
 
@@ -87,7 +98,10 @@ class RedisColumn:
 
 
 def to_redis_column(column: Column) -> RedisColumn:
-    """Return how values of a declared column are stored."""
+    """Return how values of a declared column, or inside one, are stored."""
+    tree = nested_form(column)
+    if tree is not None:
+        return _nested_column(tree)
     if column.kind is Kind.INTEGER:
         most = 2 ** (integer_bits(column) - 1) - 1
         return RedisColumn(b"%d".__mod__, int, "n", b"%d" % (-most - 1), b"%d" % most)
@@ -99,10 +113,28 @@ def to_redis_column(column: Column) -> RedisColumn:
     return _COLUMNS[column.kind]
 
 
+def _nested_column(tree: Type) -> RedisColumn:
+    to_json = json_writer(tree)
+    from_json = json_reader(tree)
+    return RedisColumn(
+        lambda value: write_json(to_json(value)).encode(),
+        lambda text: from_json(read_json(text)),
+        "-",
+    )
+
+
+def _read_list(text: bytes) -> list[Any]:
+    """Return the list that a JSON text holds; ValueError for other JSON."""
+    values = json.loads(text)
+    if not isinstance(values, list):
+        raise ValueError("it holds no list")
+    return values
+
+
 def _list_column(element: Column) -> RedisColumn:
     """Return how lists are stored: as JSON, with values that JSON doesn't know as their texts."""
     if element.kind in (Kind.STRING, Kind.INTEGER, Kind.BOOLEAN):
-        return RedisColumn(_dump_json, lambda text: list(json.loads(text)), "-")
+        return RedisColumn(_dump_json, _read_list, "-")
     stored = to_redis_column(element)
 
     def decode(item: Any) -> Any:
@@ -114,7 +146,7 @@ def _list_column(element: Column) -> RedisColumn:
 
     return RedisColumn(
         lambda values: _dump_json(values, default=lambda item: stored.encode(item).decode()),
-        lambda text: list(map(decode, json.loads(text))),
+        lambda text: list(map(decode, _read_list(text))),
         "-",
     )
 
@@ -233,6 +265,50 @@ local function merged(field, text, from, to)
 end
 """
 
+INSIDE = r"""
+-- A JSON object in which the value at a path (`names` from `n`) is what `make` returns for the one
+-- that is there. An object on the way that is null or missing is created.
+local function inside(field, text, names, n, make)
+  local old, parts = nil, {}
+  if text and text ~= "null" then
+    local at = match(text, "^%s*{()")
+    if not at then refuse("column " .. field .. " holds no JSON object at " .. names[n]) end
+    at = match(text, "^%s*()", at)
+    while sub(text, at, at) == '"' do
+      local ended = behind(text, at)
+      local name = ended and sub(text, at, ended - 1)
+      local value = ended and match(text, "^%s*:%s*()", ended)
+      ended = value and behind(text, value)
+      if not ended then refuse("column " .. field .. " holds text that is not JSON") end
+      local known = sub(text, value, ended - 1)
+      if name == names[n] then old = known else parts[#parts + 1] = name .. ":" .. known end
+      at = match(text, "^%s*,?%s*()", ended)
+    end
+  end
+  if n == #names then old = make(old) else old = inside(field, old, names, n + 1, make) end
+  parts[#parts + 1] = names[n] .. ":" .. old
+  return "{" .. table.concat(parts, ",") .. "}"
+end
+"""
+
+# Adds to a number inside an object.
+_SUM_INSIDE = r"""
+local function sum_inside(field, how, number, least, most)
+  return function(old)
+    if old == "null" then old = nil end
+    if how == "q" then
+      local digits = old and match(old, '^"(.*)"$')
+      if old and not digits then refuse("column " .. field .. " holds no decimal to add to") end
+      return '"' .. added(field, digits, "n", number, least, most) .. '"'
+    end
+    local text = added(field, old, how, number, least, most)
+    if not match(text, "^-?%d") then refuse("column " .. field .. " would become " .. text) end
+    return text
+  end
+end
+"""
+_NO_SUM_INSIDE = "local sum_inside\n"
+
 
 DONE = 1
 SKIPPED = 2
@@ -254,7 +330,8 @@ def build_script(
 
     `compares` is how times are compared (`RedisColumn.compares`; "-" without `newest_by`). `marked`
     says that the entries have positions, `fenced` that the last arguments are the epoch of a run.
-    `changes` are those of "default", "add", "append", "merge" and "remove" that updates need.
+    `changes` are those of "default", "add", "append", "merge", "inside" and "remove" that updates
+    need; sums inside need "add", too.
     """
     timed = compares != "-"
     update = kind is OperationKind.UPDATE
@@ -273,8 +350,10 @@ def build_script(
         (_DOUBLES, compares == "f"),
         (f"local below = {_BELOW.get(compares)}\n", timed),
         (_SUM, "add" in changes),
-        (JSON, "merge" in changes),
-        (_WITHIN, bool({"append", "merge"} & changes)),
+        (JSON, bool({"merge", "inside"} & changes)),
+        (INSIDE, "inside" in changes),
+        (_SUM_INSIDE if "add" in changes else _NO_SUM_INSIDE, "inside" in changes),
+        (_WITHIN, bool({"append", "merge", "inside"} & changes)),
         (_SET, True),
         (_REMOVE_OTHERS, kind in _PUTS or "default" in changes),
         (_EXISTS, update or kind is OperationKind.PUT_IF_ABSENT),
@@ -485,7 +564,7 @@ _CHANGE = r"""
 -- Collect the fields that the changes at these places set, and those that they remove. Late changes
 -- only add numbers and append.
 local function change(at, to, current, fields, late)
-  local removed = {}
+  local removed, made = {}, {}
   while at <= to do
     local what, field, text = args[at], args[at + 1], nil
     if what == "add" then
@@ -503,6 +582,21 @@ local function change(at, to, current, fields, late)
       text = not late
         and within(field, merged(field, current(field) or "{}", at + 4, last), args[at + 2])
       at = last + 1
+    elseif what == "inside" then
+      local how, names = args[at + 3], {}
+      for i = 1, tonumber(args[at + 4]) do names[i] = args[at + 4 + i] end
+      local last = at + 5 + #names
+      local value, make = args[last], nil
+      if how ~= "set" then
+        make = sum_inside(field, how, value, args[last + 1], args[last + 2])
+      elseif not late then
+        make = function() return value end
+      end
+      if make then
+        text = inside(field, made[field] or current(field), names, 1, make)
+        made[field] = within(field, text, args[at + 2])
+      end
+      at = last + 3
     else
       if not late then removed[#removed + 1] = field end
       at = at + 2

@@ -7,7 +7,8 @@ Values are stored as SQLite's text, integer, real and blob, or:
     date         text, `2013-07-01`
     decimal      text with all its digits (a column created elsewhere as DECIMAL keeps about 15 of
                  them)
-    json, lists  text, as JSON; values in a list as above
+    json, lists  text, as JSON; values in a list as above, but binary ones in base64
+    nested       text, as JSON (`nested_values.py`)
 """
 
 from __future__ import annotations
@@ -40,7 +41,16 @@ from dagster_adjunct.resources.table_backends.columns import (
     decimal_writer,
     loose_key_error,
     make_checker,
+    nested_form,
     parse_column,
+)
+from dagster_adjunct.resources.table_backends.nested_values import (
+    InnerName,
+    json_reader,
+    json_writer,
+    read_json,
+    set_inside_json,
+    write_json,
 )
 from dagster_adjunct.resources.table_backends.sql_table import Pool, SqlTable
 from dagster_adjunct.resources.table_backends.sqlite_bookkeeping import (
@@ -72,6 +82,7 @@ _TYPES = {
     Kind.DECIMAL: "TEXT DECIMAL",  # TEXT keeps SQLite from converting digits to a float
     Kind.BINARY: "BLOB",
     Kind.JSON: "TEXT JSON",
+    Kind.NESTED: "TEXT JSON",
 }
 
 
@@ -328,7 +339,7 @@ class SqliteRequests:
             return error
 
     def _read_state(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
-        names = write_plan.columns_to_read(operation, valid.entries)
+        names = write_plan.columns_to_read(self.codec, operation, valid.entries)
         newest_by = operation.conditions.newest_by
         keys = valid.keys
         records: dict[Row, dict[str, Any]] = {}
@@ -394,12 +405,17 @@ class SqliteRequests:
             delete = f"DELETE FROM {self._table} WHERE {self._is_key}"
             yield delete, self._encoded_keys(keys), keys, "delete the record"
         for sets, append, changed in plan.groups():
-            changes = [f"{quote_sqlite_name(name)} = ?" for name in sets]
+            columns, inside = write_plan.split_inner(sets)
+            changes = [f"{quote_sqlite_name(name)} = ?" for name in columns]
+            for name in map(quote_sqlite_name, inside):
+                changes.append(f"{name} = adjunct_set_inside({name}, ?)")
             for name in map(quote_sqlite_name, append):
                 changes.append(f"{name} = adjunct_appended({name}, ?)")
             update = f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}"
             keys = [row[-len(codec.key) :] for row in changed]
             rows = self._rows((*sets, *append, *codec.key), changed)
+            if inside:
+                rows = [_with_inner_changes(sets, row, inside) for row in rows]
             yield update, rows, keys, "update the record"
 
     def check(self, use: TableUse) -> None:
@@ -542,6 +558,10 @@ def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
     """Return the function that turns a checked value into SQLite's form; None if it is stored
     unchanged.
     """
+    tree = nested_form(column)
+    if tree is not None:
+        to_json = json_writer(tree)
+        return lambda value: write_json(to_json(value))
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = sqlite_encoder(column.element)
@@ -555,6 +575,10 @@ def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
 
 def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
     """Return the function that turns SQLite's form back into a value; None if it is unchanged."""
+    tree = nested_form(column)
+    if tree is not None:
+        from_json = json_reader(tree)
+        return lambda text: from_json(read_json(text))
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = sqlite_decoder(column.element)
@@ -562,6 +586,22 @@ def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
             return json.loads
         return lambda text: [v if v is None else item(v) for v in json.loads(text)]
     return _DECODE.get(column.kind)
+
+
+def _with_inner_changes(
+    sets: Sequence[str], row: Row, inside: Mapping[str, Sequence[InnerName]]
+) -> Row:
+    """Return the parameters of an update with one for each column that is changed inside, as
+    `set_inside_json` takes it, after the other values.
+
+    `row` has the values of `sets`, those inside as JSON, then others and those of the key.
+    """
+    values = dict(zip(sets, row, strict=False))
+    changes = []
+    for paths in inside.values():
+        pairs = [f"[{write_json(path.names)},{values.pop(path) or 'null'}]" for path in paths]
+        changes.append(f"[{','.join(pairs)}]")
+    return (*values.values(), *changes, *row[len(sets) :])
 
 
 def append_json_lists(old: str | None, new: str) -> str:
@@ -758,6 +798,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 create_table = partial(create_sqlite_table, connection, self.table, types, self.key)
                 SqliteBookkeeping(connection, self.table).create_with_table(create_table)
             connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
+            connection.create_function("adjunct_set_inside", 2, set_inside_json, deterministic=True)
             stored = read_sqlite_columns(
                 connection, self._label, self.table, self.key, self._declared
             )

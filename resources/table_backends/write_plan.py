@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Context, Decimal
@@ -34,9 +34,19 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.table_backends.columns import (
     Column,
+    InnerNameError,
     Kind,
     OutOfRangeError,
+    inner_column,
     make_checker,
+)
+from dagster_adjunct.resources.table_backends.nested_values import (
+    InnerName,
+    json_writer,
+    parse_inner_name,
+    value_inside,
+    with_inside,
+    write_json,
 )
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.functions import record_not_found_error
@@ -64,7 +74,7 @@ _NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
 
 class CheckedChanges(NamedTuple):
     """`Changes` after `RowCodec.changes` has checked them; removed columns are in `set`, as
-    None.
+    None. Values inside columns of structs have an `InnerName` as the column.
     """
 
     set: dict[str, Any]
@@ -80,6 +90,9 @@ class RowCodec:
     normalizes it, or raises TypeError; `encode` turns a checked value into the store's form,
     `decode` turns that back (None: unchanged).
     """
+
+    has_inner = False
+    """Whether an update has changed values inside columns of structs."""
 
     def __init__(
         self,
@@ -102,16 +115,19 @@ class RowCodec:
                     f" {', '.join(self.names)}."
                 )
                 raise SchemaMismatchError(what, "Correct the key, or the columns.", column=name)
-            if self.columns[name].kind in (Kind.JSON, Kind.LIST):
+            if self.columns[name].kind in (Kind.JSON, Kind.LIST, Kind.NESTED):
                 problem = (
                     f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key."
                 )
                 raise SchemaMismatchError(
                     problem, "Use columns of single values as the key.", column=name
                 )
+        self._make_check = check
         self._check = {c.name: check(c) for c in columns}
         self._encode = {c.name: encode(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
+        # What updates have changed inside columns of structs, by their names for it.
+        self._inner: dict[str, tuple[InnerName, Column]] = {}
 
     @property
     def types(self) -> dict[str, str]:
@@ -151,8 +167,16 @@ class RowCodec:
         those.
         """
         fields = self._drop_key(key, self._fields(record), record)
+        if self.has_inner:
+            self._check_whole(fields)
         fields.update(zip(self.key, key, strict=True))
         return fields
+
+    def _check_whole(self, fields: Mapping[str, Any]) -> None:
+        """Raise SchemaMismatchError for a path among the columns of a whole record."""
+        for name in self._inner.keys() & fields.keys():
+            problem = f"{self.table}: a whole record names {name!r}, a part of a column."
+            raise SchemaMismatchError(problem, "Put the whole column.", column=name)
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
         """The checked changes of an update, which may set the key's columns only to the key's
@@ -164,6 +188,8 @@ class RowCodec:
             self.column(name)
         changes = CheckedChanges(sets, {}, {})
         if not isinstance(update, Changes):
+            if self.has_inner:
+                return self._with_inner_names(changes)
             return changes
         for name, value in update.add.items():
             if value is not None:
@@ -175,7 +201,37 @@ class RowCodec:
                     changes.append[name] = values
         self._check_names(sets, [*update.add, *update.append, *update.remove])
         sets.update(dict.fromkeys(update.remove))
+        if self.has_inner:
+            return self._with_inner_names(changes)
         return changes
+
+    def _with_inner_names(self, changes: CheckedChanges) -> CheckedChanges:
+        """Return changes whose paths are `InnerName`s. Raises SchemaMismatchError if they change a
+        column as a whole, too, or a path twice.
+        """
+        inner = self._inner
+        changed: dict[str | tuple[str, ...], str] = {}
+        for name in (*changes.set, *changes.add, *changes.append):
+            steps: str | tuple[str, ...] = name
+            if name in inner:
+                path, _ = inner[name]
+                steps = (path.root, *path.names)
+            other = changed.setdefault(steps, name)
+            if other != name:
+                raise self._double_error(other, name)
+        for name in changed.values():
+            if name in inner and inner[name][0].root in changed:
+                raise self._double_error(inner[name][0].root, name)
+        named = {name: inner[name][0] for name in changed.values() if name in inner}
+        return CheckedChanges(
+            {named.get(name, name): value for name, value in changes.set.items()},
+            {named.get(name, name): value for name, value in changes.add.items()},
+            changes.append,
+        )
+
+    def _double_error(self, one: str, other: str) -> SchemaMismatchError:
+        problem = f"{self.table}: an update changes {one!r} and {other!r}, which overlap."
+        return SchemaMismatchError(problem, "Name a value once.", column=other)
 
     def _check_names(self, sets: Mapping[str, Any], others: Sequence[str]) -> None:
         """Raise SchemaMismatchError if an update changes a column twice, or one of the key.
@@ -204,7 +260,7 @@ class RowCodec:
         For JSON both are objects: the result has the members of both, of equal names those of
         `number`.
         """
-        if self.columns[name].kind is Kind.JSON:
+        if self.column(name).kind is Kind.JSON:
             if old is not None and not isinstance(old, dict):
                 raise self.misfit_error(
                     name, number, f"members can't be added to what the column holds, {old!r}"
@@ -218,11 +274,32 @@ class RowCodec:
     def column(self, name: str) -> Column:
         """The column of that name; SchemaMismatchError if the table has none."""
         column = self.columns.get(name)
-        if column is None:
-            problem = f"{self.table} has no column {name!r}; it has {', '.join(self.names)}."
+        if column is not None:
+            return column
+        if name in self._inner:
+            return self._inner[name][1]
+        path = None
+        if isinstance(name, str):
+            path = parse_inner_name(name)
+        if path is not None:
+            return self._inner_column(path)
+        problem = f"{self.table} has no column {name!r}; it has {', '.join(self.names)}."
+        raise SchemaMismatchError(problem, "Omit the field, or add the column.", column=str(name))
+
+    def _inner_column(self, path: InnerName) -> Column:
+        """The simple value at a path inside a column of structs, as a column."""
+        try:
+            column = inner_column(path, self.columns.get(path.root))
+        except InnerNameError as error:
             raise SchemaMismatchError(
-                problem, "Omit the field, or add the column.", column=str(name)
-            )
+                f"{self.table}{error}.", f"{error.next_step}.", column=str(path)
+            ) from None
+        assert column.nested is not None
+        to_json = json_writer(column.nested)
+        self._check[path] = self._make_check(column)
+        self._encode[path] = lambda value: write_json(to_json(value))
+        self._inner[path] = (path, column)
+        self.has_inner = True
         return column
 
     def checked(self, name: str, value: Any) -> Any:
@@ -244,7 +321,7 @@ class RowCodec:
         """Raise SchemaMismatchError if `newest_by` is a column whose values have no order, such
         as JSON.
         """
-        if self.column(newest_by).kind not in _READ:
+        if self.column(newest_by).kind not in _READ or newest_by not in self.columns:
             problem = (
                 f"{self.table}: newest_by needs a column of times, numbers or text, and"
                 f" {newest_by!r} is none."
@@ -642,13 +719,20 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
     return ValidEntries(fit, problems)
 
 
-def columns_to_read(operation: Operation[Any], entries: Sequence[Entry]) -> tuple[str, ...]:
+def columns_to_read(
+    codec: RowCodec, operation: Operation[Any], entries: Sequence[Entry]
+) -> tuple[str, ...]:
     """The columns that must be read of existing records to plan the operation."""
     newest_by = operation.conditions.newest_by
     names: dict[str, None] = {} if newest_by is None else {newest_by: None}
     for entry in entries if operation.kind is OperationKind.UPDATE else ():
         names.update(dict.fromkeys(entry.value.add))
-    return tuple(names)
+        if codec.has_inner:  # a column that is changed inside must hold a struct
+            names.update(dict.fromkeys(split_inner(entry.value.set)[1]))
+    if not codec.has_inner:
+        return tuple(names)
+    columns, inside = split_inner(names)
+    return tuple(dict.fromkeys([*columns, *inside]))
 
 
 def needs_read(operation: Operation[Any]) -> bool:
@@ -803,10 +887,10 @@ def _apply(
     if changes.add:
         sums = {}
         for name, number in changes.add.items():
-            sums[name] = codec.sum(name, new.get(name, old.get(name)), number)
-        new.update(sums)
+            sums[name] = codec.sum(name, _known_value(name, new, old), number)
+        assign(codec, sums, new, is_record=new is old)
     if changes.set:
-        new.update(changes.set)
+        assign(codec, changes.set, new, is_record=new is old)
         if appended:
             for name in changes.set:
                 appended.pop(name, None)
@@ -815,6 +899,43 @@ def _apply(
             new[name] = [*(new.get(name) or ()), *values]
         else:
             appended[name] = [*appended.get(name, ()), *values]
+
+
+def _known_value(name: str, new: Mapping[str, Any], old: Mapping[str, Any]) -> Any:
+    """The value of a column, or inside one, after changes that `new` has, of the record `old`."""
+    if name in new or not isinstance(name, InnerName):
+        return new.get(name, old.get(name))
+    return value_inside(new.get(name.root, old.get(name.root)), name.names)
+
+
+def assign(
+    codec: RowCodec, values: Mapping[str, Any], new: dict[str, Any], *, is_record: bool
+) -> None:
+    """Merge values into `new`: changes, or a record, which has no paths."""
+    if not codec.has_inner:
+        new.update(values)
+        return
+    for name, value in values.items():
+        if not isinstance(name, InnerName):
+            new[name] = value
+            for path in split_inner(new)[1].get(name, ()):
+                del new[path]
+        elif is_record or name.root in new:
+            new[name.root] = with_inside(new.get(name.root), name.names, value)
+        else:
+            new[name] = value
+
+
+def split_inner(names: Iterable[str]) -> tuple[list[str], dict[str, list[InnerName]]]:
+    """Split the names of an update into columns, and paths by their column."""
+    columns = []
+    inside: dict[str, list[InnerName]] = {}
+    for name in names:
+        if isinstance(name, InnerName):
+            inside.setdefault(name.root, []).append(name)
+        else:
+            columns.append(name)
+    return columns, inside
 
 
 class RejectedKeysError(Exception):

@@ -41,7 +41,7 @@ def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
 
 
 def to_python(column: Any) -> list[Any]:
-    """Return an array's values as a list of Python values, with dictionaries for structs.
+    """Return an array's values as a list of Python values, with dictionaries for structs and maps.
 
     Faster than `to_pylist`: structs are converted field by field, and timestamps with a time zone
     are computed here.

@@ -19,7 +19,7 @@ named.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
@@ -70,6 +70,17 @@ def merge_updates(updates: Sequence[Any]) -> Mapping[str, Any] | Changes | None:
     return Changes(merging.set, merging.add, merging.append, tuple(merging.remove))
 
 
+def _overlaps(names: Collection[str]) -> bool:
+    """Whether some of the names may be a column and a value inside it, or the same value: names
+    with backticks are not compared.
+    """
+    for name in names:
+        column, _, inside = name.partition(".")
+        if inside and (column in names or "`" in name):
+            return True
+    return False
+
+
 @dataclass(slots=True)
 class _Merging:
     """The changes of the updates that were taken so far."""
@@ -87,6 +98,8 @@ class _Merging:
         if len(assigned | added | appended) < len(assigned) + len(added) + len(appended):
             return False
         if not set(changes.set).isdisjoint(changes.remove):
+            return False
+        if _overlaps({*assigned, *added, *appended}):
             return False
         for name, value in changes.set.items():
             self.remove.pop(name, None)

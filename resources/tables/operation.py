@@ -88,7 +88,8 @@ class Changes:
       is a list; None or an empty list appends nothing.
     - `remove`: sets columns to null, or removes them from records whose store has no fixed columns.
 
-    Each column is named in only one of the four.
+    Each column is named in only one of the four. `set`, `add` and `remove` can also name a value
+    inside a column of structs, as in `address.city`; structs on the way that are null are created.
     """
 
     set: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
@@ -754,12 +755,14 @@ def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
 class Capabilities:
     """What a function can do beyond single puts, deletes and gets; planning rejects anything else.
 
-    `changes` are the parts of `Changes` that its updates take. `largest` is the greatest number of
+    `changes` are the parts of `Changes` that its updates take; `inside`: they also name values
+    inside columns of structs (`address.city`). `largest` is the greatest number of
     entries in a request.
     """
 
     updates: bool = False
     changes: frozenset[str] = frozenset()
+    inside: bool = False
     puts_if_absent: bool = False
     updates_with_defaults: bool = (
         False  # one request updates the record, or creates it from the default
@@ -774,6 +777,7 @@ class Capabilities:
 STORE_CAPABILITIES = Capabilities(
     updates=True,
     changes=frozenset({"set", "add", "append", "remove"}),
+    inside=True,
     puts_if_absent=True,
     updates_with_defaults=True,
     newest_by=True,

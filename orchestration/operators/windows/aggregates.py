@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, quote_name
-from dagster_adjunct.resources.schemas.types import decimal_digits
+from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested
 from dagster_adjunct.resources.schemas.values import to_pandas
 from dagster_adjunct.resources.sql.types import INTEGERS, NUMBERS, sum_type
 from dagster_adjunct.resources.user_code import check_plain_function
@@ -203,8 +203,10 @@ class Aggregation(ABC):
         return f"{type(self).__name__.lower()}({self.column or ''})"
 
     def accepts(self, kind: str) -> bool:
-        """Whether the value can be computed from a column of the type `kind`."""
-        return True
+        """Whether the value can be computed from a column of the type `kind`: by default of all
+        simple types.
+        """
+        return not is_nested(kind)
 
     @abstractmethod
     def result_type(self, kind: str | None) -> str | None:
@@ -247,6 +249,9 @@ class Count(Aggregation):
     """The number of records, or of those whose `column` is not null."""
 
     column: str | None = None
+
+    def accepts(self, kind: str) -> bool:
+        return True
 
     def result_type(self, kind: str | None) -> str:
         return "bigint"
@@ -462,6 +467,9 @@ class Aggregate(Aggregation):
 
     def describe(self) -> str:
         return function_label(self.function)
+
+    def accepts(self, kind: str) -> bool:
+        return True
 
     def result_type(self, kind: str | None) -> str:
         return self.returns

@@ -84,7 +84,8 @@ from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedE
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.schema import named_column
-from dagster_adjunct.resources.schemas.types import is_storable
+from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import is_nested, is_storable
 from dagster_adjunct.resources.spark.tasks import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS
@@ -345,7 +346,8 @@ class Window(PassThroughSpec):
         (frame,) = frames
         self.check_columns(operator, [batch.records.columns(frame)], batch.planned.app)
         sensitive = batch.planned.sensitive(operator, frame.columns)
-        types = {name: kind for name, kind in frame.dtypes if is_own(name)}
+        types = types_from_spark(frame.schema)
+        types = {name: kind for name, kind in types.items() if is_own(name)}
         windows = Windows(self.windows, self.by, self.aggregates, self.allowed_lateness, types)
         partitions = batch.planned.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
@@ -480,6 +482,11 @@ def _check_aggregated(
         return
     problem = f"{operator}: {name!r} is {made.describe()}, and column {column!r} is {kind}."
     step = f'Cast it before, for example .with_columns({column}="cast({column} as {wanted})").'
+    if is_nested(kind):
+        step = (
+            f"Compute a simple value of it before, in .with_columns(…), or use Count({column!r}) or"
+            " Aggregate(…)."
+        )
     raise PlanningError(problem, step, operator=operator, column=column)
 
 

@@ -7,22 +7,37 @@ import datetime as dt
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.streams.kafka import formats, schema_registry
-from dagster_adjunct.resources.streams.kafka.formats import (
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.schemas.parsed_columns import (
+    CONVERSION_ERRORS,
     Converter,
-    FormatReader,
-    FormatWriter,
+    Converters,
+    Rewrite,
     Unfit,
+    check_cases,
+    map_parts,
+    split_parts,
+    with_nulls,
 )
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Member,
+    Simple,
+    Struct,
+    Type,
+    write_name,
+)
+from dagster_adjunct.resources.streams.kafka import formats, schema_registry
+from dagster_adjunct.resources.streams.kafka.formats import FormatReader, FormatWriter
 from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
 from dagster_adjunct.resources.validation import validated
 
@@ -50,12 +65,12 @@ _COLUMN_TYPES = {
 }
 
 
-def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
+def parse_avro_schema(text: str, references: Sequence[str] = (), *, expand: bool = False) -> Any:
     """Return the schema of this JSON text, parsed by fastavro. Raises ConfigurationError if it is
     invalid.
 
     `references` are the JSON texts of schemas that it refers to, each after those that it needs
-    itself.
+    itself. With `expand`, types stand in place of their names, except within themselves.
     """
     try:
         from fastavro import parse_schema
@@ -66,7 +81,7 @@ def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
     try:
         for reference in references:
             parse_schema(json.loads(reference), named_schemas=named)
-        return parse_schema(json.loads(text), named_schemas=named)
+        return parse_schema(json.loads(text), named_schemas=named, expand=expand)
     except (
         SchemaParseException,
         UnknownType,
@@ -121,30 +136,62 @@ def _type_and_logical(declared: Any) -> tuple[str, str | None]:
     return (str(kind), None)
 
 
-def avro_column_type(declared: Any) -> str:
-    """Return the type of the column that a field of this Avro type becomes."""
-    name, logical = _type_and_logical(declared)
-    if logical == "decimal":
-        kind = _without_null(declared)
-        return f"decimal({kind['precision']},{kind.get('scale', 0)})"
-    return _LOGICAL_TYPES.get(logical) or _COLUMN_TYPES.get(name, "string")
+def avro_type(declared: Any) -> Type:
+    """Return the type of the values of this Avro type in a column.
 
-
-def is_json_column(declared: Any) -> bool:
-    """Return whether a field's column contains JSON text, as for records, arrays, maps, and
-    unions of several types.
+    JSON text stands for what no column can hold: unions of several types, records without fields or
+    with names that differ only in case, and a record within itself.
     """
-    return _type_and_logical(declared)[0] not in _COLUMN_TYPES
+    name, logical = _type_and_logical(declared)
+    kind = _without_null(declared)
+    if logical == "decimal":
+        return Simple(f"decimal({kind['precision']},{kind.get('scale', 0)})")
+    if name == "array":
+        return Array(avro_type(kind["items"]))
+    if name == "map":
+        return Map(avro_type(kind["values"]))
+    if name == "record" and _is_struct([each["name"] for each in kind["fields"]]):
+        members = [Member(each["name"], avro_type(each["type"])) for each in kind["fields"]]
+        return Struct(tuple(members))
+    return Simple(_LOGICAL_TYPES.get(logical) or _COLUMN_TYPES.get(name, "string"))
+
+
+def _is_struct(names: Sequence[str]) -> bool:
+    """Whether a struct can have these fields."""
+    return bool(names) and len({name.lower() for name in names}) == len(names)
+
+
+def is_json_text(declared: Any) -> bool:
+    """Return whether values of an Avro type become JSON text."""
+    name, _ = _type_and_logical(declared)
+    return name not in _COLUMN_TYPES and isinstance(avro_type(declared), Simple)
+
+
+def avro_converters(declared: Any, path: str = "") -> Converters:
+    """Return the converters of a field's values from fastavro, by their paths in its column."""
+    type_ = avro_type(declared)
+    kind = _without_null(declared)
+    if isinstance(type_, Array):
+        return avro_converters(kind["items"], f"{path}[]")
+    if isinstance(type_, Map):
+        return avro_converters(kind["values"], f"{path}[*]")
+    if isinstance(type_, Struct):
+        found: dict[str, Converter | None] = {}
+        for each in kind["fields"]:
+            found |= avro_converters(each["type"], f"{path}.{write_name(each['name'])}")
+        return found
+    return {path: avro_converter(declared)}
 
 
 def avro_converter(declared: Any) -> Converter | None:
-    """Return the function that converts a field's values from fastavro for its column, None if they
-    need none.
+    """Return the function that converts simple values from fastavro, None if they need none.
 
     The values have the logical type of the writer's schema. An older schema may have none, so that
     a timestamp is an integer, for example.
     """
-    kind = avro_column_type(declared)
+    if is_json_text(declared):
+        return Rewrite(to_json_text)
+    kind = str(avro_type(declared))
     if kind == "timestamp":
         return partial(
             _to_timestamp, 1000 if _type_and_logical(declared)[1] == "timestamp-millis" else 1
@@ -153,7 +200,7 @@ def avro_converter(declared: Any) -> Converter | None:
         return _to_date
     if kind.startswith("decimal"):
         return partial(_to_decimal, int(kind.rstrip(")").split(",")[1]))
-    if kind == "string" and not is_json_column(declared):
+    if kind == "string":
         return _to_text
     return None
 
@@ -190,10 +237,12 @@ def _to_text(value: Any) -> str:
     raise Unfit("")
 
 
-def to_json_text(value: Any) -> str | None:
-    if value is None:
-        return None
-    return json.dumps(value, default=_json_default, ensure_ascii=False, separators=(",", ":"))
+def to_json_text(value: Any) -> str:
+    """Return a value of fastavro as JSON text."""
+    try:
+        return json.dumps(value, default=_json_default, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError as error:
+        raise Unfit(": too many levels") from error
 
 
 def _json_default(value: Any) -> Any:
@@ -222,44 +271,95 @@ _JSON_TYPES: Mapping[str, tuple[type, ...]] = {
 """The types of a JSON value that is of an Avro type; else text."""
 
 
-def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
-    """Return the values of a column in the form in which fastavro writes them. Raises
-    SchemaMismatchError.
+@dataclass(frozen=True, slots=True)
+class AvroValues:
+    """Makes the values of a column, in the form in which fastavro writes them.
+
+    `what` names the stream, `column` the column, and `path` the values, in errors.
     """
-    if column.null_count and not _is_nullable(declared):
-        problem = (
-            f"{what} is null in {column.null_count} records, but its Avro type is not nullable."
-        )
-        raise SchemaMismatchError(problem, "Fill it, or declare a union with null.", column=name)
-    _, logical = _type_and_logical(declared)
-    if logical == "timestamp-millis":  # fastavro would truncate
+
+    what: str
+    column: str
+    path: str
+
+    def _within(self, step: str) -> AvroValues:
+        return replace(self, path=self.path + step)
+
+    def _error(self, problem: str, step: str) -> SchemaMismatchError:
+        text = f"{self.what}: column {self.path!r} {problem}."
+        return SchemaMismatchError(text, step, column=self.column)
+
+    def convert(self, values: pa.Array, declared: Any) -> list[Any]:
+        """Return values of this Avro type. Raises SchemaMismatchError for one that does not fit."""
+        if values.null_count and not _is_nullable(declared):
+            problem = f"is null in {values.null_count} records, but its Avro type is not nullable"
+            raise self._error(problem, "Fill it, or declare a union with null.")
+        kind = _without_null(declared)
+        type_ = avro_type(declared)
+        if isinstance(type_, Simple):
+            return self._convert_simple(values, declared)
+        if isinstance(type_, Struct):
+            return self._convert_records(values, kind["fields"])
+        if isinstance(type_, Array):
+            items = self._within("[]").convert(pc.list_flatten(values), kind["items"])
+            made: list[Any] = list(map(list, split_parts(values, items)))
+        else:
+            keys, entries = map_parts(values)
+            parts = self._within("[*]").convert(entries, kind["values"])
+            pairs = list(zip(keys.to_pylist(), parts, strict=True))
+            made = list(map(dict, split_parts(values, pairs)))
+        return with_nulls(made, values, None)
+
+    def _convert_records(self, values: pa.Array, fields: Sequence[Any]) -> list[Any]:
+        present = values.drop_null()
+        parts = {}
+        for each, part in zip(fields, present.flatten(), strict=True):
+            name = each["name"]
+            parts[name] = self._within(f".{write_name(name)}").convert(part, each["type"])
+        rows = zip(*parts.values(), strict=True)
+        made = iter([dict(zip(parts, row, strict=True)) for row in rows])
+        return [next(made) if valid else None for valid in values.is_valid().to_pylist()]
+
+    def _convert_simple(self, values: pa.Array, declared: Any) -> list[Any]:
+        name, logical = _type_and_logical(declared)
+        if logical == "timestamp-millis":  # fastavro would truncate
+            try:
+                values = values.cast(pa.timestamp("ms", tz="UTC"), safe=True)
+            except pa.ArrowInvalid as error:
+                problem = "has microseconds, but its Avro type milliseconds"
+                raise self._error(problem, "Truncate it, or declare micros.") from error
+        given: list[Any] = values.to_pylist()
+        self._check_named(given, name, _without_null(declared))
+        parse: Callable[[str], Any]
+        if is_json_text(declared):
+            form = "JSON of its Avro type"
+            parse = lambda text: _value_from_json(json.loads(text), declared)  # noqa: E731
+        elif logical in _TIMES and avro_type(declared) == Simple("string"):
+            form = f"an ISO {logical}"
+            parse = _PARSERS[logical]
+        else:
+            return given
         try:
-            column = column.cast(pa.timestamp("ms", tz="UTC"), safe=True)
-        except pa.ArrowInvalid as error:
-            problem = f"{what} has microseconds, but its Avro type milliseconds."
-            raise SchemaMismatchError(
-                problem, "Truncate it, or declare micros.", column=name
-            ) from error
-    values: list[Any] = column.to_pylist()
-    parse: Callable[[str], Any]
-    if is_json_column(declared):
-        form = "JSON of its Avro type"
-        parse = lambda text: _value_from_json(json.loads(text), declared)  # noqa: E731
-    elif logical in _TIMES and avro_column_type(declared) == "string":
-        form = f"an ISO {logical}"
-        parse = _PARSERS[logical]
-    else:
-        return values
-    try:
-        return [None if value is None else parse(value) for value in values]
-    except _UNWRITABLE as error:
-        reason = ""
-        if isinstance(error, Unfit):
-            reason = str(error)
-        problem = f"{what} has a text that is not {form}{reason}."
-        raise SchemaMismatchError(
-            problem, "Correct the value, or declare another Avro type.", column=name
-        ) from error
+            return [None if value is None else parse(value) for value in given]
+        except _UNWRITABLE as error:
+            reason = ""
+            if isinstance(error, Unfit):
+                reason = str(error)
+            step = "Correct the value, or declare another Avro type."
+            raise self._error(f"has a text that is not {form}{reason}", step) from error
+
+    def _check_named(self, values: list[Any], name: str, kind: Any) -> None:
+        """Raise SchemaMismatchError for a value that an enum or a fixed type does not have."""
+        expected = ""
+        if name == "enum" and not {*values} <= {None, *kind["symbols"]}:
+            expected = f"one of {', '.join(kind['symbols'])}"
+        elif name == "fixed" and avro_type(kind) == Simple("binary"):
+            sizes = {len(value) for value in values if value is not None}
+            if not sizes <= {kind["size"]}:
+                expected = f"{kind['size']} bytes"
+        if expected:
+            problem = f"has a value that does not fit its Avro schema: expected {expected}"
+            raise self._error(problem, "Correct the value, or declare another Avro type.")
 
 
 def _value_from_json(value: Any, declared: Any) -> Any:
@@ -324,7 +424,7 @@ _PARSERS: Mapping[str | None, Callable[[Any], Any]] = {
     **{logical: partial(_parse_time, logical) for logical in _TIMES},
 }
 # The errors of fastavro for values that do not match the schema.
-_UNWRITABLE = (*formats.CONVERSION_ERRORS, AttributeError)
+_UNWRITABLE = (*CONVERSION_ERRORS, AttributeError)
 # The errors of fastavro for bytes that do not match the schema.
 _UNREADABLE = (*_UNWRITABLE, EOFError, MemoryError, OSError, RecursionError)
 
@@ -336,9 +436,10 @@ class Avro:
 
     Without a registry messages are bare Avro of exactly this schema. With one they begin with
     Confluent's five bytes, and each is read by its writer's schema and resolved to this one, whose
-    added fields have their defaults. Columns are the record's fields; nested ones and unions of
-    several types are JSON text in a STRING. Writing looks up the schema under `subject` (default:
-    topic + "-value" or "-key"), and registers it if it is missing.
+    added fields have their defaults. Columns are the record's fields: records are structs,
+    and unions of several types JSON text in a STRING, as are records without fields, and within
+    themselves. Writing looks up the schema under `subject` (default: topic + "-value" or "-key"),
+    and registers it if it is missing.
     """
 
     schema: str
@@ -352,24 +453,20 @@ class Avro:
     def columns(self) -> Schema:
         return Schema(
             tuple(
-                Field(name, avro_column_type(declared))
-                for name, declared in avro_fields(self.schema)
+                Field(name, str(avro_type(declared))) for name, declared in avro_fields(self.schema)
             )
         )
 
     def reader(self) -> FormatReader:
         declared = dict(avro_fields(self.schema))
-        converts = {name: avro_converter(kind) for name, kind in declared.items()}
-        mixed = [name for name, kind in declared.items() if is_json_column(kind)]
+        converters = {name: avro_converters(kind) for name, kind in declared.items()}
         read_one = _record_reader(parse_avro_schema(self.schema), None)
         if self.registry:
             read_one = _registry_reader(self.schema, self.registry)
 
         def parse(datum: bytes) -> dict[str, Any]:
             try:
-                record = read_one(datum)
-                for name in mixed:
-                    record[name] = to_json_text(record[name])
+                return read_one(datum)
             except Unfit:
                 raise
             except _UNREADABLE as error:
@@ -377,9 +474,8 @@ class Avro:
                 if not isinstance(error, EOFError | IndexError):
                     problem = type(error).__name__
                 raise Unfit(f"not Avro of its schema: {problem}") from error
-            return record
 
-        return formats.row_reader(parse, self.columns(), converts)
+        return formats.row_reader(parse, self.columns(), converters)
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         from fastavro import schemaless_writer
@@ -394,7 +490,7 @@ class Avro:
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             given = {
-                name: convert_to_avro(column, kind, name, f"{what}: column {name!r}")
+                name: AvroValues(what, name, name).convert(column, kind)
                 for column, (name, kind) in zip(columns, declared, strict=True)
             }
             made: list[bytes] = []
@@ -409,10 +505,7 @@ class Avro:
                     problem = (
                         f"{what}: a record does not fit its Avro schema ({type(error).__name__})."
                     )
-                    step = (
-                        "Check nested columns, which must have JSON of the declared form, and"
-                        " enums."
-                    )
+                    step = "Check the columns that are JSON text, for unions of several types."
                     raise SchemaMismatchError(problem, step, stream=what) from error
                 made.append(out.getvalue())
             return made
@@ -444,16 +537,25 @@ def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]
     return read
 
 
-def _field_names(writer: Any, reader: Any) -> tuple[list[str], list[str]]:
-    """Return the names of a writer's fields, and of those of the reader's that no alias finds
-    among them.
+def _check_record_cases(writer: Any, reader: Any) -> None:
+    """Raise Unfit for a field of the reader's that no alias finds among the writer's, while one of
+    these differs from it by case only; also in records within records, arrays and maps.
     """
-    if not isinstance(writer, dict):
-        return [], []
-    sent = [field["name"] for field in writer.get("fields", ())]
-    return sent, [
-        field["name"] for field in reader["fields"] if not set(field.get("aliases", ())) & set(sent)
-    ]
+    sent = _without_null(writer)
+    wanted = _without_null(reader)
+    if not isinstance(sent, dict) or not isinstance(wanted, dict):
+        return
+    for inner in ("items", "values"):
+        if inner in sent and inner in wanted:
+            _check_record_cases(sent[inner], wanted[inner])
+    types = {field["name"]: field["type"] for field in sent.get("fields", ())}
+    fields = []
+    for field in wanted.get("fields", ()):
+        if not set(field.get("aliases", ())) & set(types):
+            fields.append(field)
+    check_cases(types, [field["name"] for field in fields])
+    for field in fields:
+        _check_record_cases(types.get(field["name"]), field["type"])
 
 
 def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[str, Any]]:
@@ -469,7 +571,8 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
                 raise Unfit(
                     f"schema {registered.id} of the registry is not a valid Avro schema"
                 ) from error
-            formats.check_cases(*_field_names(writer, reader))
+            expanded = parse_avro_schema(registered.text, registered.references, expand=True)
+            _check_record_cases(expanded, parse_avro_schema(declared, expand=True))
             same = json.loads(registered.text) == json.loads(declared)
             known[registered.id] = _record_reader(writer, None if same else reader)
         return known[registered.id](data[HEADER_BYTES:])

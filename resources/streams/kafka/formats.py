@@ -9,8 +9,7 @@ import datetime as dt
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -20,20 +19,31 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.arrow_files import read_json_lines
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.parsed_columns import (
+    Converter,
+    Converters,
+    RowProblems,
+    Unfit,
+    build_column,
+    check_cases,
+    describe_value,
+    has_decimals,
+    map_parts,
+    simple_types,
+    split_parts,
+    with_nulls,
+)
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Simple,
+    Struct,
+    Type,
+    parse_type,
+    write_name,
+)
 from dagster_adjunct.resources.validation import validated
 
-Converter = Callable[[Any], Any]
-"""Converts a value other than None to one that Arrow accepts, or raises one of
-CONVERSION_ERRORS.
-"""
-
-RowProblems = dict[int, str]
-"""Why rows can't be read: the reason, by the row's number (from 0) in its batch."""
-
-MAX_SHOWN = 60
-# Arrow's own are ValueErrors.
-CONVERSION_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?[0-5]\d)", re.ASCII
@@ -42,105 +52,6 @@ _INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?\d{1,80}(\.\d{1,80})?", re.ASCII)
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-# By column type, the Python types whose values Arrow converts exactly, or rejects.
-_ARROW_TYPES: Mapping[str, frozenset[type]] = {
-    **dict.fromkeys(_INTEGERS, frozenset({int})),
-    "double": frozenset({float}),
-    "string": frozenset({str}),
-    "boolean": frozenset({bool}),
-    "binary": frozenset({bytes}),
-}
-
-
-def build_column(
-    values: list[Any], field: Field, convert: Converter | None, problems: RowProblems
-) -> pa.Array:
-    """Return a column of these values. A value that does not fit becomes null, and `problems` gets
-    the reason.
-
-    `convert` is applied to each value other than None, unless Arrow converts them all exactly
-    (_ARROW_TYPES); without it, only Arrow converts.
-    """
-    kind = arrow_type(field.type)
-    with suppress(*CONVERSION_ERRORS):
-        return _build_at_once(values, field, convert)
-    kept: list[Any] = []
-    for row, value in enumerate(values):
-        converted = None
-        try:
-            if value is not None:
-                converted = value
-                if convert is not None:
-                    converted = convert(value)
-            pa.array([converted], kind)
-        except CONVERSION_ERRORS as error:
-            reason = ""
-            if isinstance(error, Unfit):
-                reason = str(error)
-            problems.setdefault(
-                row,
-                f"column {field.name!r} is {describe_value(value)}, declared {field.type}{reason}",
-            )
-            converted = None
-        kept.append(converted)
-    return pa.array(kept, kind)
-
-
-def _build_at_once(values: list[Any], field: Field, convert: Converter | None) -> pa.Array:
-    """Return a column of these values. Raises one of CONVERSION_ERRORS if one does not fit."""
-    kind = arrow_type(field.type)
-    if convert is None:
-        return pa.array(values, kind)
-    types = set(map(type, values)) - {type(None)}
-    if types <= _ARROW_TYPES.get(field.type, frozenset()):
-        with suppress(*CONVERSION_ERRORS):
-            made = pa.array(values, kind)
-            if field.type != "double" or not pc.any(pc.is_inf(made)).as_py():
-                return made
-    return pa.array([None if value is None else convert(value) for value in values], kind)
-
-
-class Unfit(ValueError):
-    """A value does not fit its declared type, or a message can't be parsed.
-
-    For a value, the text is appended to the reason in `RowProblems`, and may be empty; for a
-    message, it is the reason.
-    """
-
-
-def describe_value(value: object) -> str:
-    """Return a description of a value, with at most MAX_SHOWN characters of it, never all of a
-    longer text.
-    """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float | Decimal):
-        text = str(value)
-        if len(text) <= MAX_SHOWN:
-            return text
-        return f"a number of {len(text)} digits"
-    if isinstance(value, str):
-        return f"the text {json.dumps(shorten_text(value), ensure_ascii=False)}"
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "a list"
-    return f"a {type(value).__name__}"
-
-
-def shorten_text(text: str) -> str:
-    """Return the beginning of a text and "…": half of the text, with less than MAX_SHOWN
-    characters.
-    """
-    if not text:
-        return text
-    shown = text[: min(MAX_SHOWN - 1, (len(text) + 1) // 2)]
-    # A lone surrogate can't be printed.
-    return shown.encode("utf-8", "backslashreplace").decode() + "…"
 
 
 def _converter(
@@ -179,11 +90,15 @@ _decimal = _converter(
 )
 
 
-def json_converter(field: Field, timestamps: str | None) -> Converter:
-    """Return the converter from parsed JSON values to a column; `timestamps` is the unit of
+def json_converters(field: Field, timestamps: str | None) -> Converters:
+    """Return the converters from parsed JSON values to a column; `timestamps` is the unit of
     integers (`Json`).
     """
-    kind = field.type
+    kinds = simple_types(field)
+    return {path: _json_converter(kind, timestamps) for path, kind in kinds.items()}
+
+
+def _json_converter(kind: str, timestamps: str | None) -> Converter:
     if kind in ("float", "double"):
         return partial(_near_float, kind)
     if kind == "string":
@@ -204,9 +119,8 @@ def json_converter(field: Field, timestamps: str | None) -> Converter:
     return _TEXT_FORMS.get(kind, _converter(_is_int))
 
 
-def text_converter(field: Field) -> Converter:
-    """Return the converter from texts, such as those in message keys, to a column."""
-    kind = field.type
+def text_converter(kind: str) -> Converter:
+    """Return the converter from texts, such as those in message keys, to a simple type."""
     if kind in _INTEGERS:
         return _converter(_INTEGER.fullmatch, int)
     if kind.startswith("decimal"):
@@ -280,14 +194,15 @@ hold.
 def row_reader(
     parse: Callable[[bytes], dict[str, Any]],
     schema: Schema,
-    converts: Mapping[str, Converter | None] | None = None,
+    converters: Mapping[str, Converters] | None = None,
 ) -> FormatReader:
-    """Return a reader that parses each message by `parse`, and converts its values to the columns.
+    """Return a reader that parses each message by `parse`, and converts its values to the columns,
+    whose `converters` are by column.
 
     A message for which `parse` raises Unfit is null in every column, and `problems` gets the
     error's text.
     """
-    convert_of = converts or {}
+    converters_of = converters or {}
 
     def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
         rows: list[Mapping[str, Any]] = [{}] * len(data)
@@ -300,7 +215,7 @@ def row_reader(
         columns = []
         for each in schema.fields:
             values = [row.get(each.name) for row in rows]
-            columns.append(build_column(values, each, convert_of.get(each.name), problems))
+            columns.append(build_column(values, each, converters_of.get(each.name, {}), problems))
         return columns
 
     return read
@@ -456,19 +371,6 @@ def _may_differ(messages: Sequence[bytes], name: str, column: pa.Array) -> bool:
     return False
 
 
-def check_cases(sent: Collection[str], declared: Sequence[str]) -> None:
-    """Raise Unfit for a declared field that is missing in a message while another one differs
-    from it by case only.
-    """
-    missing = [name for name in declared if name not in sent]
-    if not missing:
-        return
-    others = {name.lower(): name for name in sent if name not in declared}
-    for name in missing:
-        if name.lower() in others:
-            raise Unfit(f"it has no field {name!r}, but {others[name.lower()]!r} in another case")
-
-
 @validated
 @dataclass(frozen=True, slots=True)
 class Json:
@@ -503,8 +405,10 @@ class Json:
 
     def reader(self) -> FormatReader:
         schema = self.columns()
-        converts = {field.name: json_converter(field, self.timestamps) for field in schema.fields}
-        exact = any(field.type.startswith("decimal") for field in schema.fields)
+        converters = {
+            field.name: json_converters(field, self.timestamps) for field in schema.fields
+        }
+        exact = any(map(has_decimals, schema.fields))
         named = dict(self.names)
         decode = json.JSONDecoder(
             parse_constant=_reject_constant, parse_float=Decimal if exact else float
@@ -529,7 +433,7 @@ class Json:
                 return record
             return record | {column: record.get(name) for column, name in named.items()}
 
-        exactly = row_reader(parse, schema, converts)
+        exactly = row_reader(parse, schema, converters)
 
         def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
             columns = quick(data)
@@ -549,8 +453,8 @@ class Json:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             named = []
             for column, each, head in zip(columns, fields, heads, strict=True):
-                name = f"{what}: column {each.name!r}"
-                texts = _json_texts(column, each, name, self.timestamps)
+                type_ = parse_type(each.type)
+                texts = _json_texts(column, type_, what, each.name, self.timestamps)
                 named.append([head + text for text in texts])
             return [("{" + ",".join(row) + "}").encode() for row in zip(*named, strict=True)]
 
@@ -567,16 +471,46 @@ def _reject_constant(text: str) -> Any:
 _quote: Callable[[str], str] = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _json_texts(column: pa.Array, field: Field, what: str, timestamps: str | None) -> list[str]:
-    """Return the values of a column as JSON texts."""
-    kind = field.type
+def _json_texts(
+    column: pa.Array, type_: Type, what: str, path: str, timestamps: str | None
+) -> list[str]:
+    """Return values as JSON texts, of maps as objects; `path` names their place in errors."""
+    if isinstance(type_, Simple):
+        return _simple_json_texts(column, type_.name, what, path, timestamps)
+    if isinstance(type_, Struct):
+        texts = _struct_json_texts(column, type_, what, path, timestamps)
+    elif isinstance(type_, Array):
+        elements = pc.list_flatten(column)
+        parts = _json_texts(elements, type_.element, what, f"{path}[]", timestamps)
+        texts = [f"[{','.join(row)}]" for row in split_parts(column, parts)]
+    else:
+        keys, values = map_parts(column)
+        parts = _json_texts(values, type_.value, what, f"{path}[*]", timestamps)
+        entries = list(map("{}:{}".format, map(_quote, keys.to_pylist()), parts))
+        texts = ["{" + ",".join(row) + "}" for row in split_parts(column, entries)]
+    return with_nulls(texts, column, "null")
+
+
+def _struct_json_texts(
+    column: pa.Array, type_: Struct, what: str, path: str, timestamps: str | None
+) -> list[str]:
+    members = []
+    for member, values in zip(type_.members, column.flatten(), strict=True):
+        head = _quote(member.name) + ":"
+        inner = f"{path}.{write_name(member.name)}"
+        texts = _json_texts(values, member.type, what, inner, timestamps)
+        members.append([head + text for text in texts])
+    return ["{" + ",".join(row) + "}" for row in zip(*members, strict=True)]
+
+
+def _simple_json_texts(
+    column: pa.Array, kind: str, what: str, path: str, timestamps: str | None
+) -> list[str]:
     form: Callable[[Any], str] = str
     if kind in ("float", "double"):
         if pc.any(pc.invert(pc.is_finite(column))).as_py():
-            problem = f"{what} has NaN or an infinity, which JSON can't represent."
-            raise SchemaMismatchError(
-                problem, "Replace it by null, or use Avro.", column=field.name
-            )
+            problem = f"{what}: column {path!r} has NaN or an infinity, which JSON can't represent."
+            raise SchemaMismatchError(problem, "Replace it by null, or use Avro.", column=path)
         values = column.to_pylist()
         form = repr
     elif kind == "timestamp" and timestamps is not None:
@@ -702,8 +636,8 @@ class KeyText:
 
     def reader(self) -> FormatReader:
         schema = self.columns()
-        converts = {field.name: text_converter(field) for field in schema.fields}
-        return row_reader(partial(_split_key, schema), schema, converts)
+        converters = {field.name: {"": text_converter(field.type)} for field in schema.fields}
+        return row_reader(partial(_split_key, schema), schema, converters)
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         kinds = [field.type for field in self.columns().fields]

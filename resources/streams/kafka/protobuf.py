@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -13,9 +14,19 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.schemas.parsed_columns import Unfit
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Member,
+    Simple,
+    Struct,
+    Type,
+    write_name,
+)
 from dagster_adjunct.resources.streams.kafka import formats, schema_registry
-from dagster_adjunct.resources.streams.kafka.formats import FAIL, FormatReader, FormatWriter, Unfit
+from dagster_adjunct.resources.streams.kafka.formats import FAIL, FormatReader, FormatWriter
 from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
 from dagster_adjunct.resources.validation import validated
 
@@ -85,12 +96,31 @@ def message_indexes(descriptor: Any) -> tuple[int, ...]:
     return (*message_indexes(outer), list(outer.nested_types_by_name).index(descriptor.name))
 
 
-def protobuf_column_type(field: Any) -> str:
-    """Return the type of the column that a field of a message type becomes."""
-    if is_nested(field):
-        return "string"
-    if field.message_type is not None:
-        return _WRAPPERS.get(field.message_type.full_name, "timestamp")
+def protobuf_type(field: Any, within: frozenset[str] = frozenset()) -> Type:
+    """Return the type of the values of a field in a column; `within` are the full names of the
+    messages that contain it.
+    """
+    if _is_map(field):
+        return Map(_value_type(field.message_type.fields_by_name["value"], within))
+    if _is_repeated(field):
+        return Array(_value_type(field, within))
+    return _value_type(field, within)
+
+
+def _value_type(field: Any, within: frozenset[str]) -> Type:
+    """Return the type of one value of a field, which may be repeated."""
+    message = field.message_type
+    if message is not None and _is_struct(message, within):
+        within |= {message.full_name}
+        members = [Member(each.name, protobuf_type(each, within)) for each in message.fields]
+        return Struct(tuple(members))
+    if message is not None:
+        kinds = {_TIMESTAMP: "timestamp", **_WRAPPERS}
+        return Simple(kinds.get(message.full_name, "string"))
+    return Simple(_scalar_type(field))
+
+
+def _scalar_type(field: Any) -> str:
     kinds = {
         field.CPPTYPE_INT32: "int",
         field.CPPTYPE_INT64: "bigint",
@@ -104,17 +134,19 @@ def protobuf_column_type(field: Any) -> str:
     return kinds.get(field.cpp_type, "binary" if field.type == field.TYPE_BYTES else "string")
 
 
-def is_nested(field: Any) -> bool:
-    """Return whether a field's column contains JSON text, as for lists, maps, and most messages.
+def _is_struct(message: Any, within: frozenset[str]) -> bool:
+    """Return whether a message becomes a struct.
 
-    Messages that are a Timestamp or a wrapper have columns of their own types.
+    Protobuf's own messages, those without fields or with names that differ only in case, and a
+    message within itself, are JSON text or simple values.
     """
-    if _is_repeated(field):
-        return True
-    full = _TIMESTAMP
-    if field.message_type is not None:
-        full = field.message_type.full_name
-    return full != _TIMESTAMP and full not in _WRAPPERS
+    names = {field.name.lower() for field in message.fields}
+    own = message.full_name.startswith("google.protobuf.")
+    return not own and 0 < len(names) == len(message.fields) and message.full_name not in within
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
 def _is_repeated(field: Any) -> bool:
@@ -124,91 +156,214 @@ def _is_repeated(field: Any) -> bool:
     )
 
 
-def field_getter(field: Any) -> Callable[[Any], Any]:
-    """Return a function from a message to the field's value for its column, which is not nested."""
+Getter = Callable[[Any], Any]
+
+
+def message_getters(message: Any, within: frozenset[str] = frozenset()) -> dict[str, Getter]:
+    """Return, for each field of a message type, a function from a message to the field's value."""
+    within |= {message.full_name}
+    return {field.name: _field_getter(field, within) for field in message.fields}
+
+
+def _field_getter(field: Any, within: frozenset[str]) -> Getter:
     name = field.name
-    convert: Callable[[Any], Any] = lambda value: value  # noqa: E731
-    if field.message_type is not None:
-        is_time = field.message_type.full_name == _TIMESTAMP
-        convert = _to_datetime if is_time else attrgetter("value")
-    elif field.enum_type is not None:
-        names = field.enum_type.values_by_number
+    if _is_map(field):
+        of_value = _value_getter(field.message_type.fields_by_name["value"], within)
 
-        def convert(number: int) -> str:
-            return names[number].name if number in names else str(number)
+        def entries(message: Any) -> dict[str, Any]:
+            found = getattr(message, name)
+            return {_key_text(key): of_value(found[key]) for key in found}
 
+        return entries
+    convert = _value_getter(field, within)
+    if _is_repeated(field):
+        return lambda message: [convert(value) for value in getattr(message, name)]
     if not field.has_presence or field.has_default_value:
         return lambda message: convert(getattr(message, name))
     return lambda message: convert(getattr(message, name)) if message.HasField(name) else None
+
+
+def _value_getter(field: Any, within: frozenset[str]) -> Getter:
+    """Return a function from one value of a field to its value for a column."""
+    message = field.message_type
+    if message is not None and _is_struct(message, within):
+        getters = message_getters(message, within)
+
+        def members(value: Any) -> dict[str, Any]:
+            _check_wire_types(value)
+            return {name: get(value) for name, get in getters.items()}
+
+        return members
+    if message is not None:
+        getter: Getter = _to_json
+        if message.full_name == _TIMESTAMP:
+            getter = _to_datetime
+        elif message.full_name in _WRAPPERS:
+            getter = attrgetter("value")
+        return getter
+    if field.enum_type is None:
+        return lambda value: value
+    names = field.enum_type.values_by_number
+    return lambda number: names[number].name if number in names else str(number)
+
+
+def _key_text(key: Any) -> str:
+    """Return the key of a map as text, as Protobuf's JSON has it."""
+    if isinstance(key, bool):
+        return str(key).lower()
+    return str(key)
 
 
 def _to_datetime(value: Any) -> dt.datetime:
     return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
 
 
-def nested_json(
-    message: Any, nested: Sequence[Any], others: Iterable[str]
-) -> dict[str, str | None]:
-    """Return the JSON text of each of the `nested` fields, by name; None for a message that is not
-    set.
-
-    Field names in the JSON are those of the .proto file. `others` are the message's other fields.
-    """
+def _to_json(message: Any) -> str:
+    """Return a message as JSON text, with the field names of the .proto file."""
     from google.protobuf import json_format
 
-    only = type(message)()
-    only.CopyFrom(message)
-    for name in others:
-        only.ClearField(name)
     try:
-        values = json_format.MessageToDict(only, preserving_proto_field_name=True)
+        value = json_format.MessageToDict(message, preserving_proto_field_name=True)
     except (json_format.Error, TypeError) as error:
         # An Any whose type is not in the descriptor set.
-        raise Unfit(f"nested fields can't be converted to JSON ({type(error).__name__})") from error
-    texts: dict[str, str | None] = {}
-    for field in nested:
-        if field.name in values:
-            texts[field.name] = json.dumps(
-                values[field.name], ensure_ascii=False, separators=(",", ":")
-            )
-        elif not _is_repeated(field):
-            texts[field.name] = None
-        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
-            texts[field.name] = "{}"
-        else:
-            texts[field.name] = "[]"
-    return texts
+        reason = f"a message can't be converted to JSON ({type(error).__name__})"
+        raise Unfit(reason) from error
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def set_field(message: Any, field: Any, value: Any, what: str) -> None:
-    """Set a message's field to a value of its column. Raises SchemaMismatchError for a value
-    that does not fit.
+@dataclass(frozen=True, slots=True)
+class FieldWriter:
+    """Sets the fields of messages to values of columns.
+
+    `what` names the stream, `column` the column, and `path` the place of the value, in errors;
+    `within` are the full names of the messages that contain the value.
     """
+
+    what: str
+    column: str
+    path: str
+    within: frozenset[str]
+
+    def set_field(self, message: Any, field: Any, value: Any) -> None:
+        """Set a message's field to a value of its column. Raises SchemaMismatchError for a value
+        that does not fit.
+        """
+        self._check_choice(message, field)
+        if _is_map(field):
+            self._at("[*]")._add_entries(getattr(message, field.name), field, value)
+        elif _is_repeated(field):
+            self._at("[]")._add_elements(getattr(message, field.name), field, value)
+        elif field.message_type is not None:
+            inner = getattr(message, field.name)
+            inner.SetInParent()
+            self._fill(inner, value)
+        else:
+            with self._fitting():
+                setattr(message, field.name, _scalar(field, value))
+
+    def _at(self, step: str) -> FieldWriter:
+        return replace(self, path=self.path + step)
+
+    def _add_entries(self, entries: Any, field: Any, value: Any) -> None:
+        parts = field.message_type.fields_by_name
+        for text, part in value.items():
+            self._check_present(part)
+            with self._fitting():
+                key = _key_from_text(parts["key"], text)
+            if parts["value"].message_type is not None:
+                self._fill(entries[key], part)
+            else:
+                with self._fitting():
+                    entries[key] = _scalar(parts["value"], part)
+
+    def _add_elements(self, elements: Any, field: Any, value: Any) -> None:
+        for part in value:
+            self._check_present(part)
+            if field.message_type is not None:
+                self._fill(elements.add(), part)
+            else:
+                with self._fitting():
+                    elements.append(_scalar(field, part))
+
+    def _fill(self, message: Any, value: Any) -> None:
+        """Set what a message has to a value: a struct, a time, a wrapped value, or JSON text."""
+        declared = message.DESCRIPTOR
+        if _is_struct(declared, self.within):
+            within = self.within | {declared.full_name}
+            for field in declared.fields:
+                if value[field.name] is not None:
+                    inner = replace(self._at(f".{write_name(field.name)}"), within=within)
+                    inner.set_field(message, field, value[field.name])
+            return
+        with self._fitting():
+            if declared.full_name == _TIMESTAMP:
+                message.FromDatetime(value)
+            elif declared.full_name in _WRAPPERS:
+                message.value = _scalar(declared.fields_by_name["value"], value)
+            else:
+                _fill_from_json(message, value)
+
+    def _check_choice(self, message: Any, field: Any) -> None:
+        """Raise SchemaMismatchError if another field of this field's oneof is set already."""
+        choice = field.containing_oneof
+        other = None
+        if choice is not None:
+            other = message.WhichOneof(choice.name)
+        if other is not None:
+            problem = f"and {other!r} have values, but only one of the oneof {choice.name!r} can"
+            raise self._error(problem, "Set the others to null.")
+
+    def _check_present(self, part: Any) -> None:
+        if part is None:
+            step = "Leave out null elements of arrays, and null values of maps."
+            raise self._error("is null, which Protobuf can't represent there", step)
+
+    def _error(self, problem: str, step: str) -> SchemaMismatchError:
+        text = f"{self.what}: column {self.path!r} {problem}."
+        return SchemaMismatchError(text, step, column=self.column)
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Raise SchemaMismatchError for a value that Protobuf does not accept."""
+        from google.protobuf import json_format
+
+        try:
+            yield
+        except (json_format.ParseError, ValueError, TypeError, LookupError) as error:
+            problem = f"has a value that does not fit its Protobuf field ({type(error).__name__})"
+            step = (
+                "Enums need the names of their values, keys of maps texts of their type, and JSON"
+                " text that of its message."
+            )
+            raise self._error(problem, step) from error
+
+
+def _scalar(field: Any, value: Any) -> Any:
+    """Return a simple value of a column for a field of this type."""
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_name
+        return known[value].number if value in known else int(value)
+    if field.cpp_type == field.CPPTYPE_UINT64:
+        return int(value)
+    return value
+
+
+def _key_from_text(field: Any, text: str) -> Any:
+    """Return the key of a map from its text; the inverse of `_key_text`."""
+    if field.cpp_type == field.CPPTYPE_STRING:
+        return text
+    key: Any = text == "true"
+    if field.cpp_type != field.CPPTYPE_BOOL:
+        key = int(text)
+    if _key_text(key) != text:  # such as " 7": another key could become the same
+        raise ValueError(text)
+    return key
+
+
+def _fill_from_json(message: Any, text: str) -> None:
     from google.protobuf import json_format
 
-    try:
-        if is_nested(field):
-            json_format.ParseDict({field.name: json.loads(value)}, message)
-        elif field.message_type is not None and field.message_type.full_name == _TIMESTAMP:
-            getattr(message, field.name).FromDatetime(value)
-        elif field.message_type is not None:
-            if field.message_type.full_name == "google.protobuf.UInt64Value":
-                value = int(value)
-            getattr(message, field.name).value = value
-        elif field.enum_type is not None:
-            known = field.enum_type.values_by_name
-            setattr(message, field.name, known[value].number if value in known else int(value))
-        else:
-            setattr(
-                message, field.name, int(value) if field.cpp_type == field.CPPTYPE_UINT64 else value
-            )
-    except (json_format.ParseError, ValueError, TypeError, LookupError) as error:
-        raise SchemaMismatchError(
-            f"{what}: column {field.name!r} has a value that does not fit its Protobuf field"
-            f" ({type(error).__name__}).",
-            "Nested columns need JSON of the declared form, enums the names of their values.",
-            column=field.name,
-        ) from error
+    json_format.ParseDict(json.loads(text), message)
 
 
 @validated
@@ -219,9 +374,11 @@ class Protobuf:
     `descriptor_set` is a FileDescriptorSet with all imports: its bytes, or the path of its file,
     which is read at once. Columns are the message's fields. Unsigned 64-bit numbers are
     DECIMAL(20,0), enums their names, Timestamps TIMESTAMP (truncated to microseconds), wrappers
-    their values; other messages, lists and maps are JSON text in a STRING. A field with presence is
-    null if it is not set. With a registry messages begin with Confluent's bytes; writing needs the
-    schema in the registry, under `subject` (default: topic + "-value" or "-key").
+    their values; other messages are structs, and keys of maps texts. Protobuf's own messages
+    (Struct, Any, Duration), those without fields, and a message within itself are JSON text in a
+    STRING. A field with presence is null if it is not set. With a registry messages begin with
+    Confluent's bytes; writing needs the schema in the registry, under `subject` (default: topic +
+    "-value" or "-key").
     """
 
     descriptor_set: bytes | str | Path
@@ -252,12 +409,10 @@ class Protobuf:
         )
 
     def columns(self) -> Schema:
-        return Schema(
-            tuple(
-                Field(field.name, protobuf_column_type(field))
-                for field in self._message_class().DESCRIPTOR.fields
-            )
-        )
+        declared = self._message_class().DESCRIPTOR
+        within = frozenset({declared.full_name})
+        fields = [Field(each.name, str(protobuf_type(each, within))) for each in declared.fields]
+        return Schema(tuple(fields))
 
     def _message_class(self) -> Any:
         assert isinstance(self.descriptor_set, bytes)
@@ -265,9 +420,7 @@ class Protobuf:
 
     def reader(self) -> FormatReader:
         message = self._message_class()
-        fields = message.DESCRIPTOR.fields
-        get = {field.name: field_getter(field) for field in fields if not is_nested(field)}
-        nested = [field for field in fields if is_nested(field)]
+        getters = message_getters(message.DESCRIPTOR)
         indexes = message_indexes(message.DESCRIPTOR)
 
         def parse(datum: bytes) -> dict[str, Any]:
@@ -279,10 +432,7 @@ class Protobuf:
                     bare = _without_head(datum, self.registry, indexes)
                 made = message.FromString(bare)
                 _check_wire_types(made)
-                record = {name: value(made) for name, value in get.items()}
-                if nested:
-                    return record | nested_json(made, nested, get)
-                return record
+                return {name: get(made) for name, get in getters.items()}
             except Unfit:
                 raise
             except (DecodeError, ValueError, OverflowError) as error:
@@ -293,31 +443,38 @@ class Protobuf:
     def writer(self, what: str, subject: str) -> FormatWriter:
         message = self._message_class()
         fields = list(message.DESCRIPTOR.fields)
-        head = b""
-        if self.registry is not None:
-            subject = self.subject or subject
-            registered = self.registry.latest(subject)
-            if registered.kind != "PROTOBUF":
-                problem = (
-                    f"{what}: the registry's subject {subject!r} is {registered.kind}, not"
-                    " Protobuf."
-                )
-                raise SchemaMismatchError(problem, "Correct the subject.", url=self.registry.url)
-            head = schema_registry.encode_schema_id(registered.id)
-            head += schema_registry.encode_message_indexes(message_indexes(message.DESCRIPTOR))
+        within = frozenset({message.DESCRIPTOR.full_name})
+        writers = [FieldWriter(what, field.name, field.name, within) for field in fields]
+        head = self._head(what, self.subject or subject)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            given = [column.to_pylist() for column in columns]
+            given = [column.to_pylist(maps_as_pydicts="strict") for column in columns]
             made: list[bytes] = []
             for values in zip(*given, strict=True):
                 one = message()
-                for field, value in zip(fields, values, strict=True):
+                for writer, field, value in zip(writers, fields, values, strict=True):
                     if value is not None:
-                        set_field(one, field, value, what)
+                        writer.set_field(one, field, value)
                 made.append(head + one.SerializeToString(deterministic=True))
             return made
 
         return write
+
+    def _head(self, what: str, subject: str) -> bytes:
+        """Return what messages begin with: nothing, or with a registry the id of the schema under
+        this subject.
+        """
+        if self.registry is None:
+            return b""
+        registered = self.registry.latest(subject)
+        if registered.kind != "PROTOBUF":
+            problem = (
+                f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf."
+            )
+            raise SchemaMismatchError(problem, "Correct the subject.", url=self.registry.url)
+        indexes = message_indexes(self._message_class().DESCRIPTOR)
+        head = schema_registry.encode_schema_id(registered.id)
+        return head + schema_registry.encode_message_indexes(indexes)
 
     def describe(self) -> str:
         return f"Protobuf ({self.message})"

@@ -19,20 +19,13 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.parsed_columns import MAX_SHOWN, RowProblems, shorten_text
 from dagster_adjunct.resources.schemas.records import fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
-from dagster_adjunct.resources.streams.kafka import formats
-from dagster_adjunct.resources.streams.kafka.formats import (
-    FAIL,
-    MAX_SHOWN,
-    Format,
-    FormatReader,
-    Raw,
-    RawKey,
-    RowProblems,
-)
+from dagster_adjunct.resources.streams.kafka.formats import FAIL, Format, FormatReader, Raw, RawKey
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
@@ -85,6 +78,8 @@ class KafkaTopic:
     def __post_init__(self) -> None:
         if self.topic is not None:
             check_topic_name(self.topic)
+        if self.key is not None:
+            _check_simple_key(self.key)
 
     def name_for(self, stream: str) -> str:
         """Return the topic's name, which is that of the stream unless another was declared."""
@@ -147,6 +142,18 @@ class KafkaTopic:
         """Return the columns that are written: all except those for malformed bytes."""
         kept = {side.malformed for side in filter(None, [self.key, self.value])}
         return Schema(tuple(field for field in self.schema().fields if field.name not in kept))
+
+
+def _check_simple_key(key: Format) -> None:
+    """Raise ConfigurationError for a key format with a nested column."""
+    for column in key.columns().fields:
+        if is_nested(column.type):
+            problem = (
+                f"the key of a Kafka topic ({key.describe()}) has column {column.name!r} as"
+                f" {column.type}: columns of keys are simple."
+            )
+            step = "Declare only its simple columns, or leave the key out."
+            raise ConfigurationError(problem, step, argument="key", column=column.name)
 
 
 def records_schema(schema: Schema) -> pa.Schema:
@@ -281,7 +288,7 @@ def _describe_bytes(data: bytes) -> str:
     shown = data[:MAX_SHOWN].hex()
     if text and text.isprintable() and "\ufffd" not in text:
         shown = text[: MAX_SHOWN * 2]
-    return f"{len(data)} bytes: {formats.shorten_text(shown)}"
+    return f"{len(data)} bytes: {shorten_text(shown)}"
 
 
 def _headers_json(headers: pa.Array) -> pa.Array:

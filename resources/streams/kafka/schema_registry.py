@@ -21,8 +21,8 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     StreamUnavailableError,
 )
+from dagster_adjunct.resources.schemas.parsed_columns import Unfit
 from dagster_adjunct.resources.streams.kafka.client import is_env_reference, resolve_secret
-from dagster_adjunct.resources.streams.kafka.formats import Unfit
 from dagster_adjunct.resources.validation import validated_methods
 
 _HEADER = struct.Struct(">bI")

@@ -28,6 +28,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
+from dagster_adjunct.resources.schemas.arrow_values import cast_values
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.records import (
     ArrowFrame,
@@ -36,8 +37,19 @@ from dagster_adjunct.resources.schemas.records import (
     fit_to_schema,
     to_arrow_table,
 )
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
+from dagster_adjunct.resources.schemas.spark_types import tree_from_spark, types_from_spark
+from dagster_adjunct.resources.schemas.spark_values import stored_value_sql
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Simple,
+    Struct,
+    Type,
+    find_difference,
+    is_nested,
+    parse_type,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import manifest
@@ -269,9 +281,6 @@ def _build_segment(state: StreamState, append: Append, appended: int) -> Segment
     )
 
 
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-
-
 def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
     """Return the index of the newest columns of the stream, current or earlier ones, that the
     records have.
@@ -285,7 +294,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
     if _is_table(data):
         types: dict[str, Any] = {field.name: field.type for field in data.schema}
     else:
-        types = dict(data.dtypes)
+        types = {field.name: tree_from_spark(field.dataType) for field in data.schema.fields}
     names = types.keys() - OPTIONAL_META.keys()
     for place in range(len(state.earlier), -1, -1):
         columns = state.with_columns_at(place).columns
@@ -296,36 +305,51 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
     return len(state.earlier)
 
 
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+def _is_narrower(given: str, declared: str) -> bool:
+    """Whether a Spark frame's values of the first type are cast to the second."""
+    if given == "void":  # F.lit(None): a column without values has every type
+        return True
+    if given not in _INTEGERS or declared not in _INTEGERS:
+        return False
+    return _INTEGERS.index(given) < _INTEGERS.index(declared)
+
+
 def _fits(given: Any, kind: str) -> bool:
-    if isinstance(given, str):
-        return given == kind or _is_widening(given, kind)
+    if isinstance(given, Simple | Array | Map | Struct):
+        return find_difference(given, parse_type(kind), "", _is_narrower) is None
     return is_same_family(given, arrow_type(kind))
 
 
-def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
+def select_earlier_columns(data: Any, before: Schema, now: Schema, order_by: Sequence[str]) -> Any:
     """Return the records with the columns `before` of their first append, so that the two can be
-    compared.
+    compared. `now` are the stream's columns.
 
     If a value does not fit the earlier type, a Spark frame gets null for it; in an Arrow table the
     whole column stays as it is, and fails when it is written.
     """
     kept = {*before.names, *OPTIONAL_META, *order_by}
-    kinds = {field.name: field.type for field in before.fields}
     if _is_table(data):
         table = data.select([name for name in data.column_names if name in kept])
-        for name in kinds.keys() & table.column_names:
-            with suppress(pa.ArrowInvalid):
-                column = table.column(name).cast(arrow_type(kinds[name]))
-                table = table.set_column(table.column_names.index(name), name, column)
+        for place, name in enumerate(table.column_names):
+            column = table.column(place)
+            if name in before and is_same_family(column.type, arrow_type(now.field(name).type)):
+                with suppress(pa.ArrowInvalid):
+                    narrow = cast_values(column, before.field(name).type)
+                    table = table.set_column(place, name, narrow)
         return table
     columns = []
-    for name, given in data.dtypes:
+    for name, given in types_from_spark(data.schema).items():
         if name not in kept:
             continue
         column = named_column(name)
-        kind = kinds.get(name, given)
-        if kind != given and is_widening(kind, given):
-            column = column.try_cast(kind).alias(name)
+        if name in before:
+            kind = before.field(name).type
+            if kind != given and is_widening(kind, given):
+                types = (parse_type(given), parse_type(kind))
+                column = F.expr(stored_value_sql(quote_name(name), *types, "TRY_CAST")).alias(name)
         columns.append(column)
     return data.select(*columns)
 
@@ -388,11 +412,17 @@ def conform_frame(
     Types are only widened. `__epoch` is kept if the frame has it, even if it is 0 everywhere
     (stored as null).
     """
-    types = types_from_spark(df.schema)
+    types = {field.name: tree_from_spark(field.dataType) for field in df.schema.fields}
     schema = declaration.columns
     check_column_names(df.columns, schema, what, {*OPTIONAL_META, *order_by})
     _check_frame_types(types, schema, what)
-    columns = [named_column(f.name).cast(f.type).alias(f.name) for f in schema.fields]
+    columns = []
+    for field in schema.fields:
+        column = named_column(field.name)
+        if is_nested(field.type):
+            kinds = (types[field.name], parse_type(field.type))
+            column = F.expr(stored_value_sql(quote_name(field.name), *kinds))
+        columns.append(column.cast(field.type).alias(field.name))
     times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
     if declaration.timestamp is not None:
         times = F.coalesce(times, named_column(declaration.timestamp))
@@ -412,28 +442,19 @@ def conform_frame(
     return df.select(*columns)
 
 
-def _check_frame_types(types: Mapping[str, str], schema: Schema, what: str) -> None:
+def _check_frame_types(types: Mapping[str, Type], schema: Schema, what: str) -> None:
     for each in schema.fields:
-        given = types[each.name]
-        if given != each.type and not _is_widening(given, each.type):
-            problem = (
-                f"{what}: column {each.name!r} holds {given} where the schema says {each.type}."
-            )
+        found = find_difference(types[each.name], parse_type(each.type), each.name, _is_narrower)
+        if found is not None:
+            path, given, declared = found
+            problem = f"{what}: column {path!r} holds {given} where the schema says {declared}."
             raise SchemaMismatchError(
                 problem, f"Cast it: F.col({each.name!r}).cast({each.type!r}).", column=each.name
             )
     for name, kind in OPTIONAL_META.items():
-        if types.get(name, kind) not in (kind, "void"):
+        if types.get(name, Simple(kind)) not in (Simple(kind), Simple("void")):
             problem = f"{what}: column {name!r} holds {types[name]}, expected {kind}."
             raise SchemaMismatchError(problem, "Cast it, or leave it out.", column=name)
-
-
-def _is_widening(given: str, expected: str) -> bool:
-    if given == "void":  # F.lit(None): a column without values has every type
-        return True
-    if given not in _INTEGERS or expected not in _INTEGERS:
-        return False
-    return _INTEGERS.index(given) < _INTEGERS.index(expected)
 
 
 def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
@@ -554,7 +575,8 @@ class LakeAppends(StreamStates):
         else:
             columns = min(sent.columns, len(state.earlier))
             declaration = state.with_columns_at(columns)
-            data = select_earlier_columns(data, declaration.columns, given.order_by)
+            now = state.declaration.columns
+            data = select_earlier_columns(data, declaration.columns, now, given.order_by)
             if sent.partitions:
                 declaration = declaration.model_copy(update={"partitions": sent.partitions})
                 given = replace(given, partitioned=False)

@@ -23,6 +23,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.arrow_values import cast_table
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import bigint_array
@@ -83,7 +84,7 @@ def read_tables(
 
     def read(part: tuple[Segment, FileEntry, Span]) -> Iterator[pa.Table]:
         for table in _read_file(files, *part, schema.names):
-            yield finish(table.cast(schema))
+            yield finish(cast_table(table, schema))
 
     parts = _find_parts(segments, spans)
     if whole:

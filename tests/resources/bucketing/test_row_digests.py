@@ -285,18 +285,13 @@ def test_checksums_are_sums_of_digests_that_wrap_around() -> None:
 
 
 def test_a_type_that_no_schema_may_have_is_rejected() -> None:
-    pairs = pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int32()))
     for array in (
-        pairs,
-        pairs.slice(1),
-        pa.array([[1], None], pa.list_(pa.int32())),
         pa.array([1], pa.uint8()),
+        pa.array([[1]], pa.list_(pa.uint8())),
+        pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.uint8())),
     ):
         with pytest.raises(SchemaMismatchError):
-            row_digests(
-                pa.table({"m": array.drop_null() if array.null_count < len(array) else pairs}),
-                ["m"],
-            )
+            row_digests(pa.table({"m": array}), ["m"])
 
 
 # -- Spark
@@ -373,7 +368,10 @@ def test_digests_of_every_type_are_sparks(spark: SparkSession) -> None:
     ]
     frame = spark.createDataFrame(table).coalesce(1)  # the rows stay in order
     hashed = frame.select(
-        [row_hash(each).alias(f"h{place}") for place, each in enumerate(wanted)]
+        [
+            row_hash(dict.fromkeys(each, "int")).alias(f"h{place}")
+            for place, each in enumerate(wanted)
+        ]
     ).toArrow()
     for place, each in enumerate(wanted):
         assert (

@@ -381,7 +381,7 @@ def test_timestamps_that_older_sparks_wrote_as_int96_are_utc(folder: Path) -> No
             {"tailnum": ["N1"], "seats": pa.array([1], pa.int32()), "x": [1]},
             ["column 'x' is not declared"],
         ),
-        ({"tailnum": [["N1"]], "seats": pa.array([1], pa.int32())}, ["'tailnum'", "list"]),
+        ({"tailnum": [["N1"]], "seats": pa.array([1], pa.int32())}, ["'tailnum'", "array"]),
     ],
 )
 def test_a_parquet_file_that_is_not_as_declared_is_refused_by_its_footer(

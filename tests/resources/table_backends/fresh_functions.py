@@ -7,7 +7,7 @@ new, empty store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ COLUMNS = {
     "doc": "json",
 }
 NewStore = Callable[[], Any]
+Columns = Mapping[str, str]
 _numbers = count()
 
 
@@ -65,32 +66,34 @@ class SingleRequests(TableReadFunction, TableWriteFunction):
         self.records[key] |= update
 
 
-def single_requests(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+def single_requests(
+    request: pytest.FixtureRequest, folder: Path, columns: Columns = COLUMNS
+) -> NewStore:
     return SingleRequests
 
 
-def memory(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+def memory(request: pytest.FixtureRequest, folder: Path, columns: Columns = COLUMNS) -> NewStore:
     return lambda: MemoryTable(f"suite_{next(_numbers)}")
 
 
-def sqlite(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+def sqlite(request: pytest.FixtureRequest, folder: Path, columns: Columns = COLUMNS) -> NewStore:
     path = folder / "suite.sqlite"
-    return lambda: SqliteTable(path, f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True)
+    return lambda: SqliteTable(path, f"suite_{next(_numbers)}", "id", columns=columns, create=True)
 
 
-def key_value_in(
-    store: Callable[..., SegmentStore],
-) -> Callable[[pytest.FixtureRequest, Path], NewStore]:
+def key_value_in(store: Callable[..., SegmentStore]) -> Callable[..., NewStore]:
     """Make functions over key-value tables in a backend of these."""
 
-    def key_value(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+    def key_value(
+        request: pytest.FixtureRequest, folder: Path, columns: Columns = COLUMNS
+    ) -> NewStore:
         lake, backend = open_lake(f"memory://{folder.name}"), store(request, folder).backend()
         return lambda: KeyValueRows(
             lake,
             "suite",
             f"t{next(_numbers)}",
             "id",
-            columns=COLUMNS,
+            columns=columns,
             create=True,
             partitions=2,
             stored_in=backend,
@@ -99,7 +102,7 @@ def key_value_in(
     return key_value
 
 
-def postgres(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+def postgres(request: pytest.FixtureRequest, folder: Path, columns: Columns = COLUMNS) -> NewStore:
     server = request.getfixturevalue("postgres_server")
     connect = {
         "host": "127.0.0.1",
@@ -108,19 +111,19 @@ def postgres(request: pytest.FixtureRequest, folder: Path) -> NewStore:
         "dbname": "adjunct",
     }
     return lambda: PostgresTable(
-        f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, connect=connect
+        f"suite_{next(_numbers)}", "id", columns=columns, create=True, connect=connect
     )
 
 
-def redis(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+def redis(request: pytest.FixtureRequest, folder: Path, columns: Columns = COLUMNS) -> NewStore:
     server = request.getfixturevalue("redis_server")
-    return lambda: RedisTable(f"suite_{next(_numbers)}", "id", columns=COLUMNS, url=server.url())
+    return lambda: RedisTable(f"suite_{next(_numbers)}", "id", columns=columns, url=server.url())
 
 
-def dynamodb(request: pytest.FixtureRequest, folder: Path) -> NewStore:
+def dynamodb(request: pytest.FixtureRequest, folder: Path, columns: Columns = COLUMNS) -> NewStore:
     session = request.getfixturevalue("dynamodb_server").session()
     return lambda: DynamoDbTable(
-        f"suite_{next(_numbers)}", "id", columns=COLUMNS, create=True, **session
+        f"suite_{next(_numbers)}", "id", columns=columns, create=True, **session
     )
 
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.table_backends.columns import (
     arrow_column_from_records,
-    to_arrow_type,
     to_spark_type,
 )
 from dagster_adjunct.resources.tables.cache import Cache
@@ -55,7 +55,7 @@ def test_records_come_as_their_declared_types_and_no_key_is_asked_twice(new_stor
         kind = to_spark_type(declared)
         assert kind is not None
         column = arrow_column_from_records("t", keys, first.records, name, kind, list(COLUMNS))
-        assert column.type == to_arrow_type(kind)
+        assert column.type == arrow_type(kind)
         if name != "id":
             expected = {**RECORD, "doc": '{"x": 1}'}[name]
             assert column.to_pylist() == [expected if record else None for record in first.records]

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_adjunct.resources.schemas.parsed_columns import Unfit
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.formats import (
     Json,
-    Unfit,
     fast_json_reader,
-    json_converter,
+    json_converters,
     row_reader,
 )
 
@@ -85,7 +85,7 @@ def one_by_one(data: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
     """Return what Python's own parser makes of the messages, and the problems."""
     problems: dict[int, str] = {}
     reader = Json(SCHEMA, names=NAMES).reader()
-    converts = {field.name: json_converter(field, None) for field in SCHEMA.fields}
+    converts = {field.name: json_converters(field, None) for field in SCHEMA.fields}
 
     def parse(message: bytes) -> dict[str, Any]:
         try:
