@@ -63,6 +63,7 @@ customers = app.table(
         key="id",
         read_function=store,
         write_function=store,
+        newest_by="last",
         idempotent=True,
         on_replay="skip",
     )
