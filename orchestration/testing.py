@@ -37,6 +37,7 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
@@ -536,7 +537,7 @@ class TestApplication:
         ranges = {ssp: OffsetRange(start.get(ssp, oldest[ssp]), end) for ssp, end in ends.items()}
         kept: Records = []
         deleted: Records = []
-        for row in read_table(system, ranges).to_pylist(maps_as_pydicts="strict"):
+        for row in python_rows(read_table(system, ranges)):
             record = {column: value for column, value in row.items() if column not in RECORD_META}
             if row.get(TOMBSTONE):
                 deleted.append(record)

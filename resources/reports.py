@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -48,6 +49,13 @@ def to_json_value(value: Any) -> Any:
     if is_dataclass(value) and type(value).__str__ is object.__str__:
         return _fields_to_json(value)
     return str(value)
+
+
+def format_nested(value: Any) -> str:
+    """Return a nested value of user data as JSON in one line, with its parts as `to_json_value`
+    returns them.
+    """
+    return json.dumps(to_json_value(value), allow_nan=False, ensure_ascii=False)
 
 
 def _items_to_json(value: Iterable[Any]) -> list[Any]:

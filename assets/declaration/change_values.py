@@ -30,6 +30,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import is_nested
+from dagster_adjunct.resources.schemas.values import python_values
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -529,7 +530,7 @@ def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.
 def nested_texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return nested values as JSON texts."""
     texts = []
-    for value in values.to_pylist(maps_as_pydicts="strict"):
+    for value in python_values(values):
         text = None
         if value is not None:
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)

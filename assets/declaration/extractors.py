@@ -41,7 +41,7 @@ from dagster_adjunct.resources.schemas.exact_values import (
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested
-from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.schemas.values import first_unreadable, python_rows
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 from dagster_adjunct.resources.user_code import failing_line
@@ -459,8 +459,7 @@ class _FunctionCalls:
         entries: list[dict[str, Any]] = []
         taken: list[int] = []
         tombstones: list[bool] = []
-        values = records.select(data).to_pylist(maps_as_pydicts="strict")
-        for row, record in enumerate(values):
+        for row, record in enumerate(python_rows(records.select(data))):
             extracted = []
             is_deleted = bool(marks[row][TOMBSTONE])
             if not is_deleted:

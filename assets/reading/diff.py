@@ -22,6 +22,7 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.equality import differing_values
+from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.user_code import MASKED
 
 _ANCHORS = 32
@@ -240,7 +241,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     )
     changed = [
         ChangedEntry({name: now[name] for name in key}, was, now)
-        for was, now in zip(_entries(before), _entries(after), strict=True)
+        for was, now in zip(python_rows(before), python_rows(after), strict=True)
     ]
     return VersionDiff(
         old.version,
@@ -257,11 +258,6 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         columns_retyped=tuple(_retyped_columns(old_types, new_types)),
         sensitive=tuple(dict.fromkeys([*old.schema.sensitive, *new.schema.sensitive])),
     )
-
-
-def _entries(rows: pa.Table) -> list[Entry]:
-    entries: list[Entry] = rows.to_pylist(maps_as_pydicts="strict")
-    return entries
 
 
 def _retyped_columns(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:

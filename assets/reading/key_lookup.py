@@ -39,6 +39,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.schemas.texts import parse_moment, text_form
+from dagster_adjunct.resources.schemas.values import contains_maps
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
@@ -404,7 +405,9 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
         elif pt.is_integer(column.type) or pt.is_floating(column.type):
             read = _numbers(column).__getitem__
     if read is None:
-        return lambda row: column[row].as_py(maps_as_pydicts="strict")
+        if contains_maps(column.type):
+            return lambda row: column[row].as_py(maps_as_pydicts="strict")
+        return lambda row: column[row].as_py()
     if column.null_count:
         return _with_nulls(column, read)
     return read

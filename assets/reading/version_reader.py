@@ -67,6 +67,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field, named_column, named_columns, quote_name
+from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, translate_spark_errors
 
@@ -720,7 +721,7 @@ class VersionReader:
         for rows, begin, end in files.scan(bucket, first, after):
             for at in range(begin, end, _ROWS_AT_ONCE):
                 part = rows.table.slice(at, min(_ROWS_AT_ONCE, end - at))
-                for row in part.to_pylist(maps_as_pydicts="strict"):
+                for row in python_rows(part):
                     yield tuple([row[name] for name in key]), files.id, row
 
 

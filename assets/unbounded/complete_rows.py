@@ -45,6 +45,7 @@ from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
@@ -173,7 +174,7 @@ class BucketCompletion:
         tied: list[int] = []
         for at in np.union1d(scattered, np.flatnonzero(known & groups.deciding)).tolist():
             numbers = np.arange(groups.starts[at], groups.ends[at])
-            changes = rows.take(numbers).to_pylist(maps_as_pydicts="strict")
+            changes = python_rows(rows.take(numbers))
             newest = stored.get(int(groups.keys[at]))
             if newest is not None and rule.is_newer(newest, changes[0]):
                 continue
@@ -225,8 +226,7 @@ class BucketCompletion:
         for of, found in self._iterate_stored(
             keys, asked, schema, positions=True, generations=generations
         ):
-            stored = found.to_pylist(maps_as_pydicts="strict")
-            for number, row in zip(of.tolist(), stored, strict=True):
+            for number, row in zip(of.tolist(), python_rows(found), strict=True):
                 before = newest.get(number)  # of a newer generation, which wins if they are equal
                 if before is None or row[POSITION] > before[POSITION]:
                     newest[number] = row

@@ -377,9 +377,13 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     for entry, shown in zip(differences.changed_sample, masked.changed_sample, strict=True):
         values = {}
         for column, value in entry.new.items():
-            before = entry.old.get(column, value)
-            if comparable_value(before) != comparable_value(value):
-                values[column] = f"{shown.old[column]} -> {shown.new[column]}"
+            if comparable_value(entry.old.get(column, value)) == comparable_value(value):
+                continue
+            before, now = (
+                output.format_value(each, own=True)
+                for each in (shown.old[column], shown.new[column])
+            )
+            values[column] = f"{before} -> {now}"
         output.show_facts(f"changed: {', '.join(map(str, shown.key.values()))}", values, own=True)
 
 

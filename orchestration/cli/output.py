@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagster_adjunct.resources.errors import ConditionsNotMetError
-from dagster_adjunct.resources.reports import to_json_value
+from dagster_adjunct.resources.reports import format_nested, to_json_value
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def format_value(value: Any, *, own: bool = False) -> str:
     as words.
 
     With `own`, the value is user data: numbers and booleans stay as they are, since a whole number
-    may be a year.
+    may be a year, and lists and mappings are JSON.
     """
     if value is None:
         return "-"
@@ -109,18 +108,20 @@ def format_value(value: Any, *, own: bool = False) -> str:
         return str(to_json_value(value))
     if isinstance(value, bool | int | float) and not own:
         return _format_number(value)
+    if own and isinstance(value, Mapping | list | tuple):
+        return format_nested(value)
     if isinstance(value, Mapping):
         separator = ", "
         parts = []
         for name, item in value.items():
-            parts.append(f"{name}: {format_value(item, own=own)}")
+            parts.append(f"{name}: {format_value(item)}")
             if isinstance(item, Mapping | list | tuple):
                 separator = "; "
         return separator.join(parts)
     if not isinstance(value, list | tuple):
         return str(value)
     if all(isinstance(item, Mapping) for item in value):
-        return "; ".join(map(partial(format_value, own=own), value))
+        return "; ".join(map(format_value, value))
     return ", ".join(map(str, value))
 
 

@@ -22,6 +22,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, translate_file_
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import to_json_value
+from dagster_adjunct.resources.schemas.values import python_rows
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.lazy_modules import pa as arrow
@@ -127,7 +128,7 @@ def _rows_of(table: arrow.Table) -> list[dict[str, Any]]:
     for name in table.schema.names:
         names.append(f"{name}_{seen[name]}" if seen[name] else name)
         seen[name] += 1
-    return table.rename_columns(names).to_pylist()  # type: ignore[no-any-return]
+    return python_rows(table.rename_columns(names))
 
 
 def _write_json(file: TextIO, tables: Iterator[arrow.Table]) -> int:
@@ -151,7 +152,7 @@ def _write_csv(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table]
 
     nested = [field.name for field in schema if pa.types.is_nested(field.type)]
     if nested:
-        problem = f"column {nested[0]!r} has lists or structures, which CSV does not hold."
+        problem = f"column {nested[0]!r} has arrays, structs or maps, which CSV does not hold."
         raise ConfigurationError(problem, "Give --format json or parquet.", setting="--format")
     count = 0
     for table in tables:

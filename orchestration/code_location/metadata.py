@@ -34,8 +34,9 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.reports import to_json_value
+from dagster_adjunct.resources.reports import format_nested, to_json_value
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
@@ -507,7 +508,8 @@ def stream_preview(
             for column in table.column_names:
                 if not column.startswith("__"):
                     names.append(column)
-            return _preview_table(table.select(names).to_pylist()[-rows:], names, hidden(names))
+            newest = python_rows(table.select(names))[-rows:]
+            return _preview_table(newest, names, hidden(names))
     return {}
 
 
@@ -529,6 +531,8 @@ def _preview_table(
 
 
 def _preview_value(value: object) -> str | int | float | bool | None:
+    if isinstance(value, Mapping | list):
+        return _cut(format_nested(value), _MAX_CELL_LENGTH)
     plain = to_json_value(value)
     if plain is None or isinstance(plain, bool | int | float):
         return plain

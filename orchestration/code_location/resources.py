@@ -34,6 +34,7 @@ from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import quote_name
+from dagster_adjunct.resources.schemas.values import python_rows, to_pandas
 from dagster_adjunct.resources.spark.in_process import (
     IN_PROCESS,
     has_running_session,
@@ -260,7 +261,7 @@ LOADER = "adjunct_loader"
 
 def _pandas(table: pa.Table) -> Any:
     whole = _engine("pandas").Int64Dtype()
-    frame = table.to_pandas()
+    frame = to_pandas(table)
     for name in table.column_names:
         column = table.column(name)
         if column.null_count and column.type == pa.int64():  # floats are inexact beyond 2**53
@@ -282,7 +283,7 @@ _FORMS: Mapping[str, Callable[[pa.Table], Any]] = {
     "polars.DataFrame": _polars,
     "polars.LazyFrame": lambda table: _polars(table).lazy(),
     "duckdb.DuckDBPyRelation": lambda table: _engine("duckdb").from_arrow(table),
-    "builtins.list": lambda table: table.to_pylist(),
+    "builtins.list": python_rows,
 }
 _SPARK = "pyspark.DataFrame"
 

@@ -38,7 +38,12 @@ from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
-from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
+from dagster_adjunct.resources.schemas.values import (
+    first_unreadable,
+    python_rows,
+    python_values,
+    readable_value,
+)
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -251,7 +256,7 @@ class _BatchCalls:
     def error(self, row: int, problem: str, step: str) -> errors.OperatorFailedError:
         """Return the error for a result that does not match the schema, with its record."""
         call = self.call
-        (record,) = _own_columns(self.batch).slice(row, 1).to_pylist(maps_as_pydicts="strict")
+        (record,) = python_rows(_own_columns(self.batch).slice(row, 1))
         position = record_position(self.batch, row, call.stream)
         error = operator_failed_error(
             f"{call.operator}: {problem}",
@@ -317,9 +322,9 @@ def _process_batch(calls: _BatchCalls, kept: Sequence[str]) -> Iterator[pa.Recor
     batch = calls.batch
     label = function_label(call.function)
     check_readable_records(batch, call.operator, label, call.stream, call.sensitive)
-    given = [_own_columns(batch).to_pylist(maps_as_pydicts="strict")]
+    given = [python_rows(_own_columns(batch))]
     if call.entry:
-        given.append(batch.column(call.entry).to_pylist(maps_as_pydicts="strict"))
+        given.append(python_values(batch.column(call.entry)))
     before: list[str | None] = [None] * batch.num_rows
     if call.several and ORDINAL in batch.schema.names:
         before = batch.column(ORDINAL).to_pylist()

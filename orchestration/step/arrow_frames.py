@@ -40,6 +40,7 @@ from dagster_adjunct.orchestration.step.planned_batch import (
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.checked_reads import read_table
@@ -92,8 +93,7 @@ class ArrowFrames:
         return table
 
     def to_rows(self, frame: pa.Table) -> Sequence[dict[str, Any]]:
-        rows: Sequence[dict[str, Any]] = frame.to_pylist(maps_as_pydicts="strict")
-        return rows
+        return python_rows(frame)
 
     # -- columns
 
@@ -191,7 +191,7 @@ class ArrowFrames:
         flagged = frame.filter(reduce(pc.or_, map(frame.column, flags)))
         order = (PARTITION, OFFSET, *tie_breakers(frame.column_names))
         first = flagged.sort_by([(name, "ascending") for name in order]).slice(0, 1)
-        return next(iter(first.to_pylist(maps_as_pydicts="strict")), None)
+        return next(iter(python_rows(first)), None)
 
     def count(self, frame: pa.Table) -> int:
         count: int = frame.num_rows

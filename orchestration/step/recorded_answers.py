@@ -29,7 +29,7 @@ from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_fa
 from dagster_adjunct.resources.schemas.arrow_values import cast_values
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import is_nested
-from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.schemas.values import first_unreadable, python_rows
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.user_code import function_failed_error
 
@@ -198,7 +198,7 @@ def _call_once(
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
         about = {
-            "record": records.slice(0, 1).to_pylist(maps_as_pydicts="strict")[0],
+            "record": python_rows(records.slice(0, 1))[0],
             "sensitive": call.sensitive,
             "among": records.num_rows,
         }

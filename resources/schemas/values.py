@@ -52,7 +52,7 @@ def readable_values(
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Return a column's values as Python objects, with dictionaries for maps at every depth."""
     values: list[Any]
-    if has_maps(column.type):
+    if contains_maps(column.type):
         values = column.to_pylist(maps_as_pydicts="strict")
     else:  # over twice as fast
         values = column.to_pylist()
@@ -61,7 +61,7 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 def python_rows(records: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """Return records as dictionaries of Python objects, as `python_values` returns them."""
-    if any(map(has_maps, records.schema.types)):
+    if any(map(contains_maps, records.schema.types)):
         columns = map(python_values, records.columns)
         names = records.schema.names
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -69,14 +69,26 @@ def python_rows(records: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     return rows
 
 
-def has_maps(kind: pa.DataType) -> bool:
+def to_pandas(records: pa.Table) -> Any:
+    """Return records as a pandas DataFrame, in which nested values are Python objects, as
+    `python_values` returns them.
+    """
+    nested = [name for name in records.column_names if pt.is_nested(records.column(name).type)]
+    frame = records.drop_columns(nested).to_pandas()
+    for name in nested:  # in NumPy's arrays, integers with nulls would be inexact
+        values = np.fromiter(python_values(records.column(name)), object, records.num_rows)
+        frame.insert(records.column_names.index(name), name, values)
+    return frame
+
+
+def contains_maps(kind: pa.DataType) -> bool:
     """Whether an Arrow type is a map, or has one at any depth."""
     if pt.is_dictionary(kind):
-        return has_maps(kind.value_type)
+        return contains_maps(kind.value_type)
     if not pt.is_nested(kind):
         return False
     return bool(pt.is_map(kind)) or any(
-        has_maps(kind.field(place).type) for place in range(kind.num_fields)
+        contains_maps(kind.field(place).type) for place in range(kind.num_fields)
     )
 
 

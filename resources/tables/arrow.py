@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.records import ArrowFrame, cast_column, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import repeated_names
-from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.schemas.values import first_unreadable, python_values
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -51,7 +51,7 @@ def to_python(column: Any) -> list[Any]:
         micros = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).to_pylist()
         return [v if v is None else _EPOCH + timedelta(microseconds=v) for v in micros]
     if not pa.types.is_struct(column.type):
-        return _to_pylist(column)
+        return python_values(column)
     names = [field.name for field in column.type]
     if not names:
         return [{} for _ in range(len(column))]
@@ -61,15 +61,6 @@ def to_python(column: Any) -> list[Any]:
         for place in np.flatnonzero(column.is_null()).tolist():
             records[place] = None
     return records
-
-
-def _to_pylist(column: Any) -> list[Any]:
-    values: list[Any]
-    if pa.types.is_nested(column.type):
-        values = column.to_pylist(maps_as_pydicts="strict")
-    else:
-        values = column.to_pylist()
-    return values
 
 
 @dataclass(frozen=True)

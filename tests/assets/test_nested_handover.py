@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
+from dagster_adjunct.assets.advance_dataset import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import FileSource, bounded_dataset
 from dagster_adjunct.assets.exchange.handover import (
     View,
     duckdb_view,
@@ -16,9 +20,12 @@ from dagster_adjunct.assets.exchange.handover import (
     stream_view,
 )
 from dagster_adjunct.assets.exchange.sql import query_lake
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.assets.nested_orders import ORDERS, ROWS, by_key
 from tests.assets.sealing import view_of
@@ -141,3 +148,31 @@ def test_sql_reads_parts_of_nested_values_and_hides_sensitive_columns(lake: Lake
             }
         )
     assert found == expected
+
+
+@pytest.mark.lengthy
+def test_equal_nested_values_of_adjacent_versions_are_one_interval(
+    lake: Lake, tmp_path: Path
+) -> None:
+    changed = {**ROWS[1], "attributes": {"a": [1, None], "b": []}}
+    versions = {2: ROWS, 3: ROWS, 4: [ROWS[0], changed, *ROWS[2:]]}
+    for number, rows in versions.items():
+        folder = tmp_path / "incoming" / f"2026-01-0{number}"
+        folder.mkdir(parents=True)
+        pq.write_table(to_arrow_table(rows, "rows", ORDERS), folder / "a.parquet")
+        (folder / "_SUCCESS").touch()
+    source = FileSource(str(tmp_path / "incoming"), "parquet", ORDERS)
+    spec = bounded_dataset("orders", input=source, key="k", partitions=2, valid_from="name")
+    advance_dataset(spec, lake=lake, systems={}, spark=IN_PROCESS, by="test")
+    first, last = (dt.datetime(2026, 1, day, tzinfo=dt.UTC) for day in (2, 4))
+    full = [(ROWS[1], first, last), (changed, last, None)]
+    expected = [(ROWS[0], first, None), *full, *((row, first, None) for row in ROWS[2:])]
+    with open_dataset(lake, "orders") as opened:
+        view = opened.over_time()
+        for rows in (duckdb_rows(view), by_key(polars_frame(view).collect().to_dicts())):
+            found = []
+            for row in rows:
+                start, end = row.pop("valid_from"), row.pop("valid_to")
+                assert row.pop("is_current") == (end is None)
+                found.append((row, start, end))
+            assert sorted(found, key=lambda each: (each[0]["k"], each[1])) == expected

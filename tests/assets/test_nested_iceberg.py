@@ -10,13 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.assets.advance_dataset import advance_dataset
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.exchange.handover import stream_view
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.exchange.iceberg_types import missing_fields, type_differences
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.assets.nested_orders import ORDERS, ROWS, by_key
 
@@ -147,3 +151,62 @@ def test_a_table_with_other_inner_types_is_refused_by_path(registered: Registere
         "c.more (int) is missing; c.id is int, expected string; l[].sku is string, expected int;"
         " m is map<string,int>, expected map<int, int>."
     )
+
+
+def order(number: int, change: int) -> dict[str, Any]:
+    """Return an order with nested values that no other number or change has, and some nulls."""
+    lines: list[Any] = [{"sku": f"{number}-{change}-{at}", "n": at} for at in range(number % 4)]
+    if number % 5 == 0:
+        lines.append(None)
+    notes = {f"k{at}": {"by": f"{number}/{change}"} for at in range(number % 3)}
+    return {
+        "k": f"{number:03}",
+        "c": None if number % 7 == 0 else {"id": number, "address": {"city": f"city {change}"}},
+        "l": lines,
+        "m": notes,
+        "n": [change, None],
+    }
+
+
+@pytest.mark.lengthy
+def test_superseded_and_deleted_rows_are_left_out_by_position_deletes(
+    registered: Registered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polars = pytest.importorskip("polars")
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    schema = Schema.of(
+        k="string",
+        c={"id": "int", "address": {"city": "string"}},
+        l=[{"sku": "string", "n": "int"}],
+        m="map<string,struct<by:string>>",
+        n="array<int>",
+    )
+    streams, lake = registered.streams, registered.lake
+    streams.create("changes", schema=schema, key=["k"], partitions=1)
+    spec = unbounded_dataset("orders", input="lake.changes", key="k", partitions=2)
+    expected = {}
+    for change, numbers in enumerate((range(200), range(0, 200, 3), range(190, 210))):
+        rows = [order(number, change) for number in numbers]
+        expected |= {row["k"]: row for row in rows}
+        gone = []
+        if change:
+            gone = [f"{number:03}" for number in range(change, 150, 31)]
+        for key in gone:
+            expected.pop(key, None)
+        kept = [{**row, "__tombstone": False} for row in rows if row["k"] not in gone]
+        deleted = [{"k": key, "__tombstone": True} for key in gone]
+        streams.append("changes", kept + deleted, producer="t", sequence=change + 1)
+        advance_dataset(spec, lake=lake, spark=IN_PROCESS)
+    with open_dataset(lake, "orders") as opened:
+        assert len(opened.sealed.generations) > 1
+        register_in_iceberg(opened, registered.catalog, TABLE)
+    table = registered.catalog.load_table(TABLE)
+    assert int(table.current_snapshot().summary["total-position-deletes"]) > 60
+    rows = [expected[key] for key in sorted(expected)]
+    assert by_key(python_rows(table.scan().to_arrow())) == rows
+    later = by_key(python_rows(table.scan(row_filter="k >= '100' and c.id < 180").to_arrow()))
+    assert later == [
+        row for row in rows if row["k"] >= "100" and row["c"] is not None and row["c"]["id"] < 180
+    ]
+    frame = polars.scan_iceberg(table.metadata_location, reader_override="native")
+    assert by_key(frame.collect().to_dicts()) == rows

@@ -17,6 +17,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, quote_name
 from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested
+from dagster_adjunct.resources.schemas.values import to_pandas
 from dagster_adjunct.resources.sql.types import INTEGERS, NUMBERS, sum_type
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
@@ -478,7 +479,7 @@ class Aggregate(Aggregation):
         if self.of:
             records = records.select(list(self.columns))
         if self.form == "pandas":
-            return self.function(records.to_pandas())
+            return self.function(to_pandas(records))
         return self.function(records)
 
 

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.schemas.types import (
     Type,
     write_name,
 )
+from dagster_adjunct.resources.schemas.values import python_values
 from dagster_adjunct.resources.streams.kafka import formats, schema_registry
 from dagster_adjunct.resources.streams.kafka.formats import FAIL, FormatReader, FormatWriter
 from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
@@ -448,7 +449,7 @@ class Protobuf:
         head = self._head(what, self.subject or subject)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
-            given = [column.to_pylist(maps_as_pydicts="strict") for column in columns]
+            given = [*map(python_values, columns)]
             made: list[bytes] = []
             for values in zip(*given, strict=True):
                 one = message()

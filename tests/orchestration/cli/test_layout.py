@@ -282,9 +282,9 @@ def test_a_key_that_is_not_there_has_an_exit_code_of_its_own(
         assert run_command(lambda line=line: root(line, standalone_mode=False)) == code
 
 
-def test_nested_values_of_users_are_displayed_as_they_are() -> None:
+def test_nested_values_of_users_are_displayed_as_json() -> None:
     assert (
         format_value({"x": 0.125, "years": [2019, 2020], "in": [{"y": 1234.5}]}, own=True)
-        == "x: 0.125; years: 2019, 2020; in: y: 1234.5"
+        == '{"x": 0.125, "years": [2019, 2020], "in": [{"y": 1234.5}]}'
     )
     assert format_value({"rows": 1234, "rate": 1234.5678}) == "rows: 1,234, rate: 1,234.5678"
