@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -135,6 +134,7 @@ def _scalar_type(field: Any) -> str:
     return kinds.get(field.cpp_type, "binary" if field.type == field.TYPE_BYTES else "string")
 
 
+@lru_cache(maxsize=1024)
 def _is_struct(message: Any, within: frozenset[str]) -> bool:
     """Return whether a message becomes a struct.
 
@@ -249,7 +249,8 @@ class FieldWriter:
         """Set a message's field to a value of its column. Raises SchemaMismatchError for a value
         that does not fit.
         """
-        self._check_choice(message, field)
+        if field.containing_oneof is not None:
+            self._check_choice(message, field)
         if _is_map(field):
             self._at("[*]")._add_entries(getattr(message, field.name), field, value)
         elif _is_repeated(field):
@@ -259,8 +260,7 @@ class FieldWriter:
             inner.SetInParent()
             self._fill(inner, value)
         else:
-            with self._fitting():
-                setattr(message, field.name, _scalar(field, value))
+            self._try(_set_scalar, message, field, value)
 
     def _at(self, step: str) -> FieldWriter:
         return replace(self, path=self.path + step)
@@ -269,13 +269,11 @@ class FieldWriter:
         parts = field.message_type.fields_by_name
         for text, part in value.items():
             self._check_present(part)
-            with self._fitting():
-                key = _key_from_text(parts["key"], text)
+            key = self._try(_key_from_text, parts["key"], text)
             if parts["value"].message_type is not None:
                 self._fill(entries[key], part)
             else:
-                with self._fitting():
-                    entries[key] = _scalar(parts["value"], part)
+                self._try(_set_entry, entries, key, parts["value"], part)
 
     def _add_elements(self, elements: Any, field: Any, value: Any) -> None:
         for part in value:
@@ -283,35 +281,26 @@ class FieldWriter:
             if field.message_type is not None:
                 self._fill(elements.add(), part)
             else:
-                with self._fitting():
-                    elements.append(_scalar(field, part))
+                self._try(_append_scalar, elements, field, part)
 
     def _fill(self, message: Any, value: Any) -> None:
         """Set what a message has to a value: a struct, a time, a wrapped value, or JSON text."""
         declared = message.DESCRIPTOR
-        if _is_struct(declared, self.within):
-            within = self.within | {declared.full_name}
-            for field in declared.fields:
-                if value[field.name] is not None:
-                    inner = replace(self._at(f".{write_name(field.name)}"), within=within)
-                    inner.set_field(message, field, value[field.name])
+        if not _is_struct(declared, self.within):
+            self._try(_fill_simple, message, value)
             return
-        with self._fitting():
-            if declared.full_name == _TIMESTAMP:
-                message.FromDatetime(value)
-            elif declared.full_name in _WRAPPERS:
-                message.value = _scalar(declared.fields_by_name["value"], value)
-            else:
-                _fill_from_json(message, value)
+        within = self.within | {declared.full_name}
+        for field in declared.fields:
+            if value[field.name] is not None:
+                inner = replace(self._at(f".{write_name(field.name)}"), within=within)
+                inner.set_field(message, field, value[field.name])
 
     def _check_choice(self, message: Any, field: Any) -> None:
         """Raise SchemaMismatchError if another field of this field's oneof is set already."""
-        choice = field.containing_oneof
-        other = None
-        if choice is not None:
-            other = message.WhichOneof(choice.name)
+        choice = field.containing_oneof.name
+        other = message.WhichOneof(choice)
         if other is not None:
-            problem = f"and {other!r} have values, but only one of the oneof {choice.name!r} can"
+            problem = f"and {other!r} have values, but only one of the oneof {choice!r} can"
             raise self._error(problem, "Set the others to null.")
 
     def _check_present(self, part: Any) -> None:
@@ -319,24 +308,21 @@ class FieldWriter:
             step = "Leave out null elements of arrays, and null values of maps."
             raise self._error("is null, which Protobuf can't represent there", step)
 
-    def _error(self, problem: str, step: str) -> SchemaMismatchError:
-        text = f"{self.what}: column {self.path!r} {problem}."
-        return SchemaMismatchError(text, step, column=self.column)
-
-    @contextmanager
-    def _fitting(self) -> Iterator[None]:
-        """Raise SchemaMismatchError for a value that Protobuf does not accept."""
-        from google.protobuf import json_format
-
+    def _try(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a call returns. Raises SchemaMismatchError if Protobuf rejects a value."""
         try:
-            yield
-        except (json_format.ParseError, ValueError, TypeError, LookupError) as error:
+            return call(*arguments)
+        except (ValueError, TypeError, LookupError) as error:
             problem = f"has a value that does not fit its Protobuf field ({type(error).__name__})"
             step = (
                 "Enums need the names of their values, keys of maps texts of their type, and JSON"
                 " text that of its message."
             )
             raise self._error(problem, step) from error
+
+    def _error(self, problem: str, step: str) -> SchemaMismatchError:
+        text = f"{self.what}: column {self.path!r} {problem}."
+        return SchemaMismatchError(text, step, column=self.column)
 
 
 def _scalar(field: Any, value: Any) -> Any:
@@ -361,10 +347,32 @@ def _key_from_text(field: Any, text: str) -> Any:
     return key
 
 
-def _fill_from_json(message: Any, text: str) -> None:
-    from google.protobuf import json_format
+def _set_scalar(message: Any, field: Any, value: Any) -> None:
+    setattr(message, field.name, _scalar(field, value))
 
-    json_format.ParseDict(json.loads(text), message)
+
+def _set_entry(entries: Any, key: Any, field: Any, value: Any) -> None:
+    entries[key] = _scalar(field, value)
+
+
+def _append_scalar(elements: Any, field: Any, value: Any) -> None:
+    elements.append(_scalar(field, value))
+
+
+def _fill_simple(message: Any, value: Any) -> None:
+    """Set a message to a time, a wrapped value, or what JSON text has."""
+    declared = message.DESCRIPTOR
+    if declared.full_name == _TIMESTAMP:
+        message.FromDatetime(value)
+    elif declared.full_name in _WRAPPERS:
+        message.value = _scalar(declared.fields_by_name["value"], value)
+    else:
+        from google.protobuf import json_format
+
+        try:
+            json_format.ParseDict(json.loads(value), message)
+        except json_format.ParseError as error:
+            raise ValueError(str(error)) from error
 
 
 @validated

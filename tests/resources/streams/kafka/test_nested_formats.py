@@ -734,6 +734,24 @@ def test_nested_columns_go_through_spark_and_a_broker(
     assert found(streams.read(spark, later).select(*schema.names).toArrow()) == moved
 
 
+@pytest.mark.spark
+@pytest.mark.server
+def test_a_created_topic_has_nested_columns_and_a_simple_key(
+    spark: SparkSession, kafka: KafkaServer, lake: Lake
+) -> None:
+    prefix = f"{kafka.new_topic(1)}-"
+    streams = KafkaStreams(lake, KafkaSettings("kafka", kafka.bootstrap, prefix=prefix))
+    streams.create("orders", schema=ORDERS, partitions=1, key=("id",))
+    table = fit_to_schema(to_arrow_table(ROWS, "rows", ORDERS), ORDERS, "rows")
+    streams.append("orders", table, producer="here", sequence=1)
+    ends = streams.upcoming(streams.partitions("orders"))
+    frame = streams.read(spark, {ssp: OffsetRange("0", end) for ssp, end in ends.items()})
+    assert found(frame.select(*ORDERS.names).toArrow()) == ROWS
+    with pytest.raises((ConfigurationError, SchemaMismatchError)) as caught:
+        streams.create("wrong", schema=ORDERS, partitions=1, key=("customer",))
+    assert "customer" in str(caught.value)
+
+
 def found(records: pa.Table) -> list[dict[str, Any]]:
     """Return the records in the order of their ids."""
     rows = records.to_pylist(maps_as_pydicts="strict")
