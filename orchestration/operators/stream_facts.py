@@ -139,6 +139,12 @@ class Columns:
                     f" {', '.join(self.known)}."
                 )
                 step = did_you_mean(name, tuple(self.known)) + next_step
+                if name.partition(".")[0] in self.known:
+                    made = name.replace(".", "_")
+                    step = (
+                        f'Make a column of the nested value first: .with_columns({made}="{name}"),'
+                        f" and name {made!r}."
+                    )
                 raise PlanningError(problem, step, operator=operator, column=name)
 
     def check_added(

@@ -320,7 +320,7 @@ def test_a_stream_that_can_not_be_of_the_declared_form_is_refused_with_the_datas
         (lambda: DebeziumEnvelope("id BIGINT", format="avro", avro_schema="{"), "is not JSON"),
         (
             lambda: DebeziumEnvelope("id BIGINT, price DECIMAL(10,2)"),
-            "declares 'price' as a DECIMAL, but not how",
+            "declares 'price' as decimal(10,2), but not how",
         ),
         (lambda: DebeziumEnvelope("id BIGINT", timestamps="days"), "expected 'millis' or 'micros'"),
         (lambda: DebeziumEnvelope("id BIGINT", transactions="lake.tx"), "collection=None"),
