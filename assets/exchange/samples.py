@@ -92,7 +92,7 @@ def find_files(urls: Sequence[str], format: FileFormat | None = None) -> list[Sa
 
 
 def _local(url: str) -> list[tuple[FileTree, ListedFile]]:
-    path = Path(url.removeprefix("file://")).expanduser().absolute()
+    path = Path(url.removeprefix("file://")).expanduser().resolve()
     with translate_file_errors(path, "a sample"):
         if path.is_file():
             tree = LocalTree(str(path.parent))

@@ -1,21 +1,31 @@
 """`adjunct new NAME`: a small project that runs at once, to be changed into one's own.
 
 It is a copy of `examples/new_project` under the new name; with --yaml, the application is that of
-`examples/component.yaml`.
+`examples/component.yaml`. With --from, it is a copy of `examples/new_project_from_files` with the
+columns of these files.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from dagster_adjunct.assets.exchange.samples import SampledFile, find_files, infer_from_files
 from dagster_adjunct.orchestration.cli import options, output
+from dagster_adjunct.orchestration.cli.schema import describe_sample
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.package_files import read_package_file, read_package_folder
+from dagster_adjunct.resources.schemas.declarations import write_python
+from dagster_adjunct.resources.schemas.inference import InferredSchema
+from dagster_adjunct.resources.schemas.schema import Schema
 
 _MODULE = "new_project"
 _TITLE = "new-project"
@@ -23,6 +33,18 @@ _COMPONENT = "defs/orders/defs.yaml"
 # YAML reads these as booleans or null
 _IN_YAML = frozenset({"on", "off", "yes", "no", "true", "false", "null"})
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+# What the template of --from has in the place of the stream, its columns and its files.
+_STREAM = "sample-records"
+_COLUMNS = """# KEY is a guess.
+KEY = ["record_id"]
+SCHEMA = Schema.of(record_id="bigint")
+"""
+_RECORD = 'RECORD = {"record_id": 1}'
+_FILES = "append sample-records FILES"
+_DESCRIPTION = "Orders joined with products and customers"
+_ROWS = 10_000
+_LIKE_ID = re.compile(r"(^|[a-z0-9_-])(id|key|uuid|guid|number|code)$", re.IGNORECASE)
+_MOST_FILES = 5
 
 
 @click.command()
@@ -33,23 +55,126 @@ _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
     is_flag=True,
     help="Declare the application in YAML, as a component for dg.",
 )
+@click.option(
+    "--from",
+    "files",
+    multiple=True,
+    metavar="FILES",
+    help=(
+        "Begin with a stream of the records of these files (JSON lines, CSV or Parquet; local or"
+        " s3://…), whose columns and key are inferred. May be repeated."
+    ),
+)
 @options.output_options
-def new(name: str, in_yaml: bool) -> None:
+def new(name: str, in_yaml: bool, files: tuple[str, ...]) -> None:
     """Make a small project in the folder NAME: two datasets, an application, sample data, tests,
     Dagster's settings.
 
     It runs at once, without a server and without Java. Its README says how.
     """
-    folder = create_project(name, in_yaml=in_yaml)
+    if files and in_yaml:
+        problem = "--from makes a project in Python, and --yaml one in YAML."
+        step = "Leave out --yaml; `adjunct schema infer --yaml` prints the columns for YAML."
+        raise ConfigurationError(problem, step, setting="--yaml")
+    beginning = infer_beginning(files) if files else None
+    folder = create_project(name, in_yaml=in_yaml, beginning=beginning)
     module = name.replace("-", "_")
+    commands = [f"cd {name}", f"python -m {module}.deliver", f"adjunct run {module}.pipeline:app"]
     output.show_line(f"{name}: created. Next:")
-    for line in (f"cd {name}", f"python -m {module}.deliver", f"adjunct run {module}.pipeline:app"):
+    if beginning is not None:
+        commands.insert(2, f"adjunct stream append {beginning.stream} {beginning.files}")
+    for line in commands:
         output.show_line(f"  {line}")
-    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    output.show_json({"folder": str(folder), "files": files})
+    facts: dict[str, object] = {"folder": str(folder)}
+    if beginning is not None:
+        facts |= {"stream": beginning.stream, "key": beginning.key}
+        output.show_line(beginning.describe_key())
+        for line in describe_sample(beginning.inferred):
+            output.show_line(line)
+    made = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    output.show_json({**facts, "files": made})
 
 
-def create_project(name: str, *, in_yaml: bool = False) -> Path:
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The stream with which a project begins: its name, what was inferred, its key, and the files
+    to append, for a shell.
+    """
+
+    stream: str
+    inferred: InferredSchema
+    key: str | None
+    files: str
+
+    def describe_key(self) -> str:
+        """Return why this is the key."""
+        if self.key is None:
+            return "No column might be a key: none is simple, never null and unique in the sample."
+        return (
+            f"The key {self.key!r} is a guess: no value occurred twice in"
+            f" {self.inferred.records:,} records. Change it in columns.py before you create the"
+            " stream."
+        )
+
+    def replacements(self) -> Mapping[str, str]:
+        """Return the texts of the template with those that take their places."""
+        sentences = self.describe_key().replace(". ", ".\n").splitlines()
+        comments = [f"# {line}" for line in (*describe_sample(self.inferred), *sentences)]
+        key = "[]" if self.key is None else f"[{_literal(self.key)}]"
+        columns = [*comments, f"KEY = {key}", f"SCHEMA = {write_python(self.inferred.schema)}"]
+        return {
+            _COLUMNS: "\n".join([*columns, ""]),
+            _RECORD: f"RECORD = {_example(self.inferred.schema, self.key)}",
+            _FILES: f"append {self.stream} {self.files}",
+            _STREAM: self.stream,
+            _DESCRIPTION: "Records of files, and an application that reads them",
+        }
+
+
+def infer_beginning(urls: Sequence[str]) -> Beginning:
+    """Return the stream, the columns and the key that fit these files. Raises as
+    `infer_from_files`.
+    """
+    inferred = infer_from_files(urls, rows=_ROWS)
+    files = find_files(urls)
+    stem = files[0].file.path.rsplit("/", 1)[-1].split(".")[0]
+    stream = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-").lower()[:80]
+    return Beginning(stream or "records", inferred, guess_key(inferred), _for_shell(files))
+
+
+def guess_key(inferred: InferredSchema) -> str | None:
+    """Return the column that is most likely the key, None if none might be: of those that are
+    unique in the sample, one with a name like `id`, else the first.
+    """
+    names = [name for name in inferred.unique if "`" not in name]
+    for name in names:
+        if _LIKE_ID.search(name):
+            return name
+    return next(iter(names), None)
+
+
+def _for_shell(files: Sequence[SampledFile]) -> str:
+    """Return the files as arguments of `adjunct stream append`, which takes local ones."""
+    is_local = all(isinstance(each.tree, LocalTree) for each in files)
+    if is_local and len(files) <= _MOST_FILES:
+        return " ".join(shlex.quote(each.url) for each in files)
+    return "FILE..."
+
+
+def _example(schema: Schema, key: str | None) -> str:
+    """Return a record for the project's test, as source: with only a key."""
+    if key is None:
+        return f"{{{_literal(schema.names[0])}: None}}"
+    value = '"a"' if schema.field(key).type == "string" else "1"
+    return f"{{{_literal(key)}: {value}}}"
+
+
+def _literal(text: str) -> str:
+    """Return a text as a literal of Python."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def create_project(name: str, *, in_yaml: bool = False, beginning: Beginning | None = None) -> Path:
     """Create a project in the working directory and return its folder.
 
     Raises ConfigurationError for a name that can't be that of a module, and for one that a module
@@ -94,6 +219,8 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
         texts |= dict(_template("new_project_in_yaml"))
         texts[f"{_MODULE}/{_COMPONENT}"] = component.replace("    orders:\n", f"    {_TITLE}:\n")
         texts["README.md"] = re.sub(r"\bpipeline\.py", _COMPONENT, texts["README.md"])
+    if beginning is not None:
+        texts = _texts_over_files(texts, beginning)
     with translate_file_errors(folder, "the new project"):
         for place, text in texts.items():
             target = folder / place.replace(_MODULE, module)
@@ -101,6 +228,17 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
             target.write_text(text.replace(_MODULE, module).replace(_TITLE, name), encoding="utf-8")
     prepare_dagster_home(folder)
     return folder
+
+
+def _texts_over_files(texts: Mapping[str, str], beginning: Beginning) -> dict[str, str]:
+    """Return the files of a project over a stream of records."""
+    over = {**texts, **dict(_template("new_project_from_files"))}
+    replacements = beginning.replacements()
+    for place, text in over.items():
+        for old, new in replacements.items():
+            text = text.replace(old, new)  # noqa: PLW2901
+        over[place] = text
+    return over
 
 
 def _template(name: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,106 @@
+"""`adjunct new NAME --from FILES`: a project over a stream of the files' records."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dagster_adjunct import Schema, open_lake
+from dagster_adjunct.assets.exchange.file_appends import append_files
+from dagster_adjunct.errors import ConfigurationError
+from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.new import guess_key
+from dagster_adjunct.resources.schemas.inference import infer_schema
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.testing import TestApplication
+
+CSV = "sensor,value,reading_id\na,1.5,r1\nb,2,r2\na,3,r3\n"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def made(*arguments: str) -> Any:
+    result = CliRunner().invoke(root, ["new", *arguments, "--json"])
+    assert result.exit_code == 0, result.exception
+    return json.loads(result.output)
+
+
+def test_the_project_has_the_columns_and_a_key_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "My readings.csv").write_text(CSV)
+    project = made("measured", "--from", "My readings.csv")
+    assert (project["stream"], project["key"]) == ("my-readings", "reading_id")
+    folder = tmp_path / "measured"
+    for file in project["files"]:
+        text = (folder / file).read_text(encoding="utf-8")
+        assert not re.search("new.project|sample-records|record_id", f"{file} {text}"), file
+    assert "3 records" in (folder / "measured/columns.py").read_text()
+    monkeypatch.syspath_prepend(folder)
+    columns = import_module("measured.columns")
+    assert Schema.of(sensor="string", value="double", reading_id="string") == columns.SCHEMA
+    assert columns.KEY == ["reading_id"]
+    deliver = import_module("measured.deliver")
+    deliver.create()
+    lake = open_lake()
+    appended = append_files(lake, "my-readings", [tmp_path / "My readings.csv"])
+    assert [each.appended for each in appended] == [3]
+    assert LakeStreams(lake).info("my-readings").partitions == 2
+    assert f"append my-readings '{tmp_path}/My readings.csv'" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "text"), [("keyed", CSV), ("keyless", "a\n1\n1\n")])
+def test_its_application_keeps_the_record_of_its_test(
+    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "records.csv").write_text(text)
+    made(name, "--from", "records.csv")
+    folder = tmp_path / name
+    monkeypatch.syspath_prepend(folder)
+    own: dict[str, Any] = {}
+    exec((folder / "tests/test_pipeline.py").read_text(), own)
+    own["test_it_can_be_planned"]()
+    with TestApplication(own["app"], own["STREAMS"]) as test:
+        test.input("lake.records", [own["RECORD"]])
+        kept = test.run().output("lake.records-kept")
+    assert len(kept) == 1
+
+
+def test_a_nested_sample_is_declared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "orders.jsonl").write_text('{"id": 1, "lines": [{"sku": "a"}]}\n')
+    assert made("nested", "--from", "orders.jsonl")["key"] == "id"
+    monkeypatch.syspath_prepend(tmp_path / "nested")
+    declared = import_module("nested.columns").SCHEMA
+    assert declared == Schema.of(id="bigint", lines=[{"sku": "string"}])
+
+
+@pytest.mark.parametrize(
+    ("records", "key"),
+    [
+        ([{"a": 1, "orderId": "x"}, {"a": 2, "orderId": "y"}], "orderId"),
+        ([{"a": 1, "paid": 1}, {"a": 2, "paid": 1}], "a"),
+        ([{"id": 1}, {"id": 1}], None),
+        ([{"id": 1}, {"id": None}], None),
+        ([{"x": {"id": 1}}, {"x": {"id": 2}}], None),
+    ],
+)
+def test_the_key_is_unique_and_simple_with_a_name_like_id(
+    records: list[dict[str, Any]], key: str | None
+) -> None:
+    assert guess_key(infer_schema(records)) == key
+
+
+def test_from_files_and_yaml_exclude_each_other(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(CSV)
+    error = CliRunner().invoke(root, ["new", "both", "--yaml", "--from", "a.csv"]).exception
+    assert isinstance(error, ConfigurationError)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
