@@ -46,6 +46,7 @@ from dagster_adjunct.resources.schemas.values import (
 )
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.sql.checking import check_expression
+from dagster_adjunct.resources.sql.nested_types import type_of_elements
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import (
     check_plain_function,
@@ -425,8 +426,9 @@ class Explode(Spec):
         if columns.types is not None and not has_elements:
             raise self._no_elements(context.operator, kind)
         made = self._as_columns.derive_columns(context, arriving)
-        if kind.startswith("array<") and "…" not in kind:
-            return made.add({self.name: replace(made.known[self.name], type=kind[6:-1])})
+        element = type_of_elements(kind)
+        if element is not None:
+            return made.add({self.name: replace(made.known[self.name], type=element)})
         return made
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:

@@ -22,13 +22,20 @@ from typing import Any, TypeAlias
 from dagster_adjunct.resources.lazy_modules import exp, pa, pc, pt
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.types import is_storable
+from dagster_adjunct.resources.schemas.types import Array, Map, Struct, is_nested, is_storable
+from dagster_adjunct.resources.sql import arrow_nested
 from dagster_adjunct.resources.sql.expression import (
     QUOTED,
     UNSURE,
     doubt_about_syntax,
     parse_expression,
     unknown_functions,
+)
+from dagster_adjunct.resources.sql.nested_types import (
+    describe_missing_field,
+    known_type,
+    struct_type,
+    type_of_field,
 )
 from dagster_adjunct.resources.sql.types import (
     INTEGERS,
@@ -166,9 +173,18 @@ def _has_rule(node: exp.Expr) -> bool:
     _, *arguments = _RULES.get(name, (None,))
     if name not in _RULES or not given <= {*_OF_EACH_NODE, *arguments}:
         return False
+    if name == "Bracket":
+        return len(node.expressions) == 1
+    if isinstance(node, exp.Column):
+        return not _has_number_as_name(node)
     if name == "Is":
         return "this" in given and type(node.expression).__name__ in ("Null", "Boolean")
     return name != "In" or "expressions" in given
+
+
+def _has_number_as_name(column: exp.Column) -> bool:
+    """Whether a part of a name begins with a digit: the parser reads `x2.5` as a field of x2."""
+    return any(part.name[:1].isdigit() and not part.args.get("quoted") for part in column.parts)
 
 
 def _has_words_of(text: str, nodes: Sequence[exp.Expr], alias: str | None) -> bool:
@@ -259,7 +275,9 @@ class _Compiler:
         column = found[0]
         if len(found) > 1 or (column != name and not name.isascii()):
             raise _NotCompiled(f"the ambiguous column {name}")
-        kind = self._types[column].replace(" ", "")
+        kind = self._types[column]
+        if not is_nested(kind):
+            kind = kind.replace(" ", "")
         if not is_storable(kind):
             raise _NotCompiled(f"a column of type {kind}")
         self.columns[column] = None
@@ -553,6 +571,8 @@ def _cast(value: _Value, kind: str) -> _Value:
         return value
     if value.type == "void":
         return _constant(None, kind)
+    if is_nested(kind) or is_nested(value.type):
+        raise _NotCompiled(f"a cast of {value.type} to {kind}")
     if isinstance(value.literal, str) and kind in ("date", "timestamp"):
         return _constant(_moment(value.literal, kind), kind)
     if type(value.literal) is int and kind in INTEGERS:
@@ -589,7 +609,10 @@ def _cast_node(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _compared(function: Function, *values: _Value) -> _Value:
-    return _call(function, "boolean", *_cast_together(values, "a comparison")[1])
+    kind, values_of_one_type = _cast_together(values, "a comparison")
+    if is_nested(kind):
+        raise _NotCompiled(f"a comparison of {kind}")
+    return _call(function, "boolean", *values_of_one_type)
 
 
 def _comparison_rule(name: str) -> Rule:
@@ -862,16 +885,136 @@ def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _by_name(compiler: _Compiler, node: exp.Expr) -> _Value:
-    name = {"isnull": "is_null", "isnotnull": "is_valid"}.get(node.name.lower())
+    called = node.name.lower()
+    if called == "get" and len(node.expressions) == 2:
+        array, index = map(compiler.value, node.expressions)
+        return _element(array, _literal_index(index), or_null=True)
+    if called == "cardinality" and len(node.expressions) == 1:
+        return _size_of(compiler.value(node.expressions[0]))
+    name = {"isnull": "is_null", "isnotnull": "is_valid"}.get(called)
     if name is None or len(node.expressions) != 1:
         raise _NotCompiled(_describe(node))
     return _call(kernel(name), "boolean", compiler.value(node.expressions[0]))
 
 
 def _column(compiler: _Compiler, node: exp.Expr) -> _Value:
-    if type(node.this).__name__ != "Identifier":
+    if not isinstance(node, exp.Column) or type(node.this).__name__ != "Identifier":
         raise _NotCompiled(_describe(node))
-    return compiler.column(node.name)
+    if _has_number_as_name(node):
+        raise _NotCompiled(UNSURE)
+    names = [part.name for part in node.parts]
+    value = compiler.column(names[0])
+    for name in names[1:]:
+        value = _field(value, name)
+    return value
+
+
+# Parts of nested values
+
+
+def _field(value: _Value, name: str) -> _Value:
+    """Return `value.name` of a struct, an array of structs or a map."""
+    type_ = known_type(value.type)
+    found = type_of_field(type_, name) if type_ is not None else None
+    if type_ is None or found is None:
+        missing = describe_missing_field(type_, name) if type_ is not None else None
+        raise _NotCompiled(missing or f"a field of {value.type}")
+    if isinstance(type_, Map):
+        return _call(arrow_nested.value_of(name), str(found), value)
+    owner = type_.element if isinstance(type_, Array) else type_
+    if not name.isascii() or not isinstance(owner, Struct):
+        raise _NotCompiled(f"a field of {value.type}")
+    spelled = next(item.name for item in owner.members if item.name.lower() == name.lower())
+    kind = str(found)
+    return _call(arrow_nested.field_of(spelled, arrow_type(kind)), kind, value)
+
+
+def _dot(compiler: _Compiler, node: exp.Expr) -> _Value:
+    if type(node.expression).__name__ != "Identifier":
+        raise _NotCompiled(_describe(node))
+    return _field(compiler.value(node.this), node.expression.name)
+
+
+def _bracket(compiler: _Compiler, node: exp.Expr) -> _Value:
+    """Return `values[index]`, or `element_at(values, index)`: this has the offset 1."""
+    if len(node.expressions) != 1:
+        raise _NotCompiled(_describe(node))
+    value = compiler.value(node.this)
+    index = compiler.value(node.expressions[0])
+    is_map = isinstance(known_type(value.type), Map)
+    if index.is_text_literal and (is_map or not node.args.get("offset")):
+        return _field(value, index.literal)
+    place = _literal_index(index)
+    if not node.args.get("offset"):
+        return _element(value, place, or_null=False)
+    if place == 0:
+        raise _NotCompiled("the index 0, which element_at does not have")
+    if place > 0:
+        place -= 1
+        return _element(value, place, or_null=bool(node.args.get("safe")))
+    return _element(value, place, or_null=bool(node.args.get("safe")), from_end=True)
+
+
+def _literal_index(index: _Value) -> int:
+    if index.type != "int" or type(index.literal) is not int:
+        raise _NotCompiled("an index that is not a literal")
+    return index.literal
+
+
+def _element(value: _Value, place: int, *, or_null: bool, from_end: bool = False) -> _Value:
+    type_ = known_type(value.type)
+    if not isinstance(type_, Array):
+        raise _NotCompiled(f"an index of {value.type}")
+    if place < 0 and not from_end:
+        raise _NotCompiled("a negative index")
+    return _call(arrow_nested.element_at(place, or_null=or_null), str(type_.element), value)
+
+
+def _size(compiler: _Compiler, node: exp.Expr) -> _Value:
+    return _size_of(compiler.value(node.this))
+
+
+def _size_of(value: _Value) -> _Value:
+    if not isinstance(known_type(value.type), Array | Map):
+        raise _NotCompiled(f"the size of {value.type}")
+    return _call(arrow_nested.size, "int", value)
+
+
+def _array_contains(compiler: _Compiler, node: exp.Expr) -> _Value:
+    array, wanted = compiler.sides(node)
+    type_ = known_type(array.type)
+    if not isinstance(type_, Array) or is_nested(str(type_.element)):
+        raise _NotCompiled(f"a search in {array.type}")
+    element = str(type_.element)
+    same = _common_type([_Value(element, array.compute), wanted], "a search")
+    if same != element or wanted.type == "void" or element in ("float", "double"):
+        raise _NotCompiled(f"a search for {wanted.type} in {array.type}")
+    return _call(arrow_nested.contains, "boolean", array, _cast(wanted, element))
+
+
+def _struct(compiler: _Compiler, node: exp.Expr) -> _Value:
+    named: list[tuple[str, _Value]] = []
+    for item in node.expressions:
+        if type(item).__name__ != "PropertyEQ" or type(item.this).__name__ != "Identifier":
+            raise _NotCompiled("a struct with fields that have no names")
+        if re.fullmatch(r"col\d+", item.this.name):  # perhaps named by the parser
+            raise _NotCompiled("a struct with fields that have no names")
+        named.append((item.this.name, compiler.value(item.expression)))
+    kind = struct_type([(name, value.type) for name, value in named])
+    if not is_storable(kind):
+        raise _NotCompiled(f"a struct of type {kind}")
+    members = list(arrow_type(kind))
+
+    def compute(batch: _Batch) -> Any:
+        columns = []
+        for _, value in named:
+            column = value.compute(batch)
+            if isinstance(column, pa.Scalar):
+                column = pa.repeat(column, batch.table.num_rows)
+            columns.append(column)
+        return pa.StructArray.from_arrays(columns, fields=members)
+
+    return _Value(kind, compute)
 
 
 def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -882,7 +1025,13 @@ def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
 # and expressions.
 _OF_EACH_NODE = ("this", "expression", "expressions")
 _RULES: dict[str, tuple[Any, ...]] = {
-    "Column": (_column,),
+    "Column": (_column, "table", "db", "catalog"),
+    "Dot": (_dot,),
+    "Bracket": (_bracket, "offset", "safe"),
+    "ArraySize": (_size,),
+    "ArrayContains": (_array_contains,),
+    "Struct": (_struct,),
+    "PropertyEQ": (_dot,),
     "Literal": (_literal, "is_string"),
     "Null": (lambda compiler, node: _NULL,),
     "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),),

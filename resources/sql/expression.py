@@ -107,7 +107,7 @@ _DOUBTS = {
     ),
     UNSURE: re.compile(
         r"[^\w"
-        r" \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)"
+        r" \t\r\n.,()\[\]=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<![\w\]`])\.|\.(?![\w`])"
         r"|\btry_cast\b|\bunknown\b"
         r"|\b(?:both|leading|trailing)\s+(?!from\b)"
         r"|\b(?!(?:and|or|not|when|then|else|case|like|between|div|from|for)\b)[a-z_]\w*\s+\d",
@@ -164,6 +164,11 @@ def _is_certain(plain: str, tree: exp.Expr, alias: str | None) -> bool:
     return _has_nodes_of_signs(plain, tree) and not any(map(_has_unsure_operand, tree.walk()))
 
 
+def _is_in_brackets(node: exp.Expr) -> bool:
+    """Whether a node is `values[index]`; the parser reads element_at(values, index) alike."""
+    return type(node).__name__ == "Bracket" and node.args.get("offset") is None
+
+
 def _has_nodes_of_signs(plain: str, tree: exp.Expr) -> bool:
     """Whether a tree has as many nodes of operators and parentheses as the text has signs."""
     names = [type(node).__name__ for node in tree.walk()]
@@ -173,6 +178,8 @@ def _has_nodes_of_signs(plain: str, tree: exp.Expr) -> bool:
         if word in _KEYWORDS or not word.isidentifier():
             groups += 1
     if groups != names.count("Paren"):
+        return False
+    if plain.count("[") != sum(map(_is_in_brackets, tree.walk())):
         return False
     for sign, nodes in _SIGNS.items():
         if len(re.findall(sign, plain, re.IGNORECASE)) != sum(map(names.count, nodes)):

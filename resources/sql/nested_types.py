@@ -40,6 +40,13 @@ def element_type(text: str | None) -> str | None:
     return None
 
 
+def type_of_elements(text: str | None) -> str | None:
+    """Return the type of the elements of an array, or of the entries of a map."""
+    if key_type(text) is not None:
+        return struct_type([("key", key_type(text)), ("value", element_type(text))])
+    return element_type(text)
+
+
 def key_type(text: str | None) -> str | None:
     """Return the type of a map's keys."""
     if isinstance(known_type(text), Map):

@@ -217,7 +217,7 @@ def test_a_reason_is_a_noun_phrase(text: str, reason: str) -> None:
         "'a' 'b' = s", "'it''s'", "s = 'a\\n'", "s = '${x}'", "int '5'", "1e3", "1.5D", ". 5", "2.", "! t",
         "cast(a as varchar(3))", "try_cast(s as int)", "coalesce(a, )", "substring(s)", "p * 1L", "p * (-1L)", "a.b",
         "9223372036854775808", "s like 'a_'", "s in (s)", "x in (1, 2)", "if(null, 1, 2)", "a\u00a0+ 1", "trim('x', s)",
-        "a = s", "d = s", "d > v", "p / 2", "d + 1", "-null", "xs[0]", "transform(xs, y -> y)", "a is distinct from b",
+        "a = s", "d = s", "d > v", "p / 2", "d + 1", "-null", "xs[-1]", "transform(xs, y -> y)", "a is distinct from b",
         "a is unknown", "n + 9223372036854775807 + 1", "n + (cast('9223372036854775807' as bigint) + n) + 1L",
         "a = 5 and a + 2147483647 > 0", "s = 'x' and (t or cast(s as int) > 1)",
         # functions of other engines
