@@ -111,18 +111,22 @@ def format_value(value: Any, *, own: bool = False) -> str:
     if own and isinstance(value, Mapping | list | tuple):
         return format_nested(value)
     if isinstance(value, Mapping):
-        separator = ", "
-        parts = []
-        for name, item in value.items():
-            parts.append(f"{name}: {format_value(item)}")
-            if isinstance(item, Mapping | list | tuple):
-                separator = "; "
-        return separator.join(parts)
+        return _format_mapping(value)
     if not isinstance(value, list | tuple):
         return str(value)
     if all(isinstance(item, Mapping) for item in value):
         return "; ".join(map(format_value, value))
     return ", ".join(map(str, value))
+
+
+def _format_mapping(value: Mapping[Any, Any]) -> str:
+    separator = ", "
+    parts = []
+    for name, item in value.items():
+        parts.append(f"{name}: {format_value(item)}")
+        if isinstance(item, Mapping | list | tuple):
+            separator = "; "
+    return separator.join(parts)
 
 
 def _format_number(value: bool | float) -> str:
