@@ -139,13 +139,19 @@ class Columns:
                     f" {', '.join(self.known)}."
                 )
                 step = did_you_mean(name, tuple(self.known)) + next_step
-                if name.partition(".")[0] in self.known:
+                if self._is_path(name):
                     made = name.replace(".", "_")
                     step = (
                         f'Make a column of the nested value first: .with_columns({made}="{name}"),'
                         f" and name {made!r}."
                     )
                 raise PlanningError(problem, step, operator=operator, column=name)
+
+    def _is_path(self, name: str) -> bool:
+        """Whether a name is a path to a part of a struct."""
+        first, _, inner = name.partition(".")
+        kind = self.type_of(first) or ""
+        return bool(inner) and kind.startswith("struct<")
 
     def check_added(
         self, operator: str, added: Iterable[str], other: str, prefix: str, **about: Any
