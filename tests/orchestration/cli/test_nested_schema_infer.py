@@ -5,19 +5,25 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import requests
 import yaml
 from click.testing import CliRunner
+from confluent_kafka import Producer
 
 from dagster_adjunct import Schema
 from dagster_adjunct.assets.exchange.samples import find_files, infer_from_files
-from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError, StreamNotFoundError
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.resources.files.formats import DeclaredFiles
+
+if TYPE_CHECKING:
+    from tests.servers.kafka import KafkaServer
 
 ORDERS = [
     {"id": 1, "customer": {"id": 7, "zip code": "89073"}, "lines": [{"sku": "a", "price": 2}]},
@@ -131,3 +137,29 @@ def test_files_that_are_no_sample_are_rejected(tmp_path: Path) -> None:
             infer_from_files(urls, rows=10)
     with pytest.raises(SchemaMismatchError):
         infer_from_files([str(tmp_path / "a.jsonl")], rows=10)
+
+
+@pytest.mark.server
+def test_the_schema_of_a_topic_is_that_of_its_newest_records(kafka: KafkaServer) -> None:
+    topic = kafka.new_topic(2)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number, order in enumerate([{"old": True}, *ORDERS, *ORDERS]):
+        producer.produce(topic, json.dumps(order), partition=0 if number < 3 else 1)
+    producer.produce(topic, None, "7", partition=1)  # a tombstone has no columns
+    producer.flush(30)
+    assert evaluated(printed(topic, "--kafka", kafka.bootstrap, "--rows", "4")) == SCHEMA
+    assert "old" in evaluated(printed(topic, "--kafka", kafka.bootstrap))
+    arguments = ["schema", "infer", "no-such-topic", "--kafka", kafka.bootstrap]
+    assert isinstance(CliRunner().invoke(root, arguments).exception, StreamNotFoundError)
+
+
+@pytest.mark.server
+def test_the_schema_of_a_topic_is_the_registered_one(registry_url: str) -> None:
+    topic = f"orders-{uuid4().hex[:8]}"
+    customer = {"type": "record", "name": "C", "fields": [{"name": "id", "type": "long"}]}
+    fields = [{"name": "id", "type": "long"}, {"name": "customer", "type": ["null", customer]}]
+    schema = json.dumps({"type": "record", "name": "O", "fields": fields})
+    url = f"{registry_url}/subjects/{topic}-value/versions"
+    requests.post(url, json={"schema": schema}, timeout=10).raise_for_status()
+    found = evaluated(printed(topic, "--registry", registry_url))
+    assert found == Schema.of(id="bigint", customer={"id": "bigint"})
