@@ -149,7 +149,8 @@ class Inference:
         """Return the schema of what was added. Raises SchemaMismatchError if there is none."""
         if not self._columns:
             problem = f"{self._what}: there are no records with columns in the sample."
-            raise SchemaMismatchError(problem, "Give files or a topic with records.")
+            step = "Give files or a topic with records."
+            raise SchemaMismatchError(problem, step, argument="records")
         doubts: list[Doubt] = []
         fields = []
         self._check_names()
@@ -184,7 +185,7 @@ class Inference:
         if width > _MOST_NAMES:
             problem = f"{self._what}: {what} have more than {_MOST_NAMES:,} different columns."
             step = "Put what has names of its own into an object, which becomes a map."
-            raise SchemaMismatchError(problem, step)
+            raise SchemaMismatchError(problem, step, argument="records")
 
     def _follow_distinct(self, name: str, value: Any) -> None:
         """Keep the values of a column while no value has occurred twice."""
@@ -414,7 +415,7 @@ def read_text(text: str) -> Any:
 def _observe_decimal(seen: _Seen, value: Decimal) -> None:
     _, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
-        raise SchemaMismatchError(f"{value} is no number.", "Use null for it.")
+        raise SchemaMismatchError(f"{value} is no number.", "Use null for it.", argument="records")
     seen.scale = max(seen.scale, -exponent)
     seen.digits = max(seen.digits, len(digits) + exponent)
 

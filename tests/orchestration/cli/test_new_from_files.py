@@ -77,9 +77,9 @@ def test_its_application_keeps_the_record_of_its_test(
 
 def test_a_nested_sample_is_declared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "orders.jsonl").write_text('{"id": 1, "lines": [{"sku": "a"}]}\n')
-    assert made("nested_orders", "--from", "orders.jsonl")["key"] == "id"
-    monkeypatch.syspath_prepend(tmp_path / "nested_orders")
-    declared = import_module("nested_orders.columns").SCHEMA
+    assert made("orders_in_spring", "--from", "orders.jsonl")["key"] == "id"
+    monkeypatch.syspath_prepend(tmp_path / "orders_in_spring")
+    declared = import_module("orders_in_spring.columns").SCHEMA
     assert declared == Schema.of(id="bigint", lines=[{"sku": "string"}])
 
 

@@ -220,6 +220,18 @@ planned(
     lambda app, visits: visits.filter("upper(shop) = 'A'").map("visitor", "upper(shop) as shop")
 )
 
+rejected(
+    lambda app, visits: visits.with_columns(shops="named_struct('first', shop)").partition_by(
+        "shops"
+    )
+)
+planned(
+    lambda app, visits: (
+        visits.with_columns(first_shop="named_struct('first', shop).first")
+        .partition_by("first_shop")
+        .send_to(app.output_stream("lake.out", partitions=2, key="shop"))
+    )
+)
 rejected(lambda app, visits: visits.flat_map("shop as place"))
 planned(lambda app, visits: visits.flat_map("split(shop, ',') as place"))
 
