@@ -1,4 +1,4 @@
-"""Operators name columns: where a part of one is named, the error says how to make a column of it."""
+"""Nested columns in plans: operators name columns, and the types of nested expressions are known."""
 
 from __future__ import annotations
 
@@ -34,3 +34,18 @@ def test_what_is_no_part_of_a_struct_gets_no_such_advice(name: str) -> None:
     with pytest.raises(PlanningError) as failure:
         planned(name, {})
     assert "with_columns" not in failure.value.next_step
+
+
+@pytest.mark.parametrize("made", [None, "summed"])
+def test_an_aggregate_of_an_array_is_no_condition(made: str | None) -> None:
+    app = Application("app")
+    orders = app.input_stream("lake.orders")
+    condition = "aggregate(array(id), 0L, (sum, each) -> sum + each)"
+    if made is not None:
+        orders = orders.with_columns(**{made: condition})
+        condition = made
+    kept = orders.filter(condition)
+    kept.send_to(app.output_stream("lake.out", partitions=2, key="id"))
+    with pytest.raises(PlanningError, match="is bigint: expected boolean") as failure:
+        build_plan(app, {"lake.orders": StreamFacts("lake.orders", 1, schema=ORDERS)})
+    assert failure.value.operator == kept.operator
