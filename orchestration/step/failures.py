@@ -254,7 +254,7 @@ def _bisect_records(
     if not _fails(probe(found), same):
         return None
     row = found.first()
-    return None if row is None else (*places[0], row.asDict())
+    return None if row is None else (*places[0], row.asDict(recursive=True))
 
 
 def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFrame:

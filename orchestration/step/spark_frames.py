@@ -71,7 +71,7 @@ class SparkFrames:
         return small_frame(self.session, table)
 
     def to_rows(self, frame: DataFrame) -> Sequence[dict[str, Any]]:
-        return [row.asDict() for row in frame.collect()]
+        return [row.asDict(recursive=True) for row in frame.collect()]
 
     # -- columns
 
@@ -168,7 +168,7 @@ class SparkFrames:
             return None
         flagged = frame.where(reduce(or_, [F.col(name) for name in flags]))
         row = flagged.orderBy(PARTITION, OFFSET, *tie_breakers(frame.columns)).first()
-        return None if row is None else row.asDict()
+        return None if row is None else row.asDict(recursive=True)
 
     def count(self, frame: DataFrame) -> int:
         return frame.count()

@@ -241,3 +241,17 @@ def test_functions_of_joins_get_and_return_nested_values(world: StepWorld) -> No
         (1, {"price": 1.5, "tags": ["x", "y"]}, {"a": 1.0, "x": 1.5, "y": 2.5, "zz": None}),
         (2, {"price": None, "tags": []}, {"a": 1.0, "zz": None}),
     ]
+
+
+def test_the_record_of_a_failure_shows_parts_by_their_names(world: StepWorld) -> None:
+    schema = Schema.of(k="string", who={"home": {"city": "string"}}, n="string")
+    create(world, "people", schema)
+    append(world, "people", [{"k": "a", "who": {"home": {"city": "Ulm"}}, "n": "many"}])
+    app = Application("app")
+    people = app.input_stream("lake.people", default_offset="oldest")
+    people.with_columns(number="cast(n as int)").send_to(
+        app.output_stream("lake.out", partitions=2, key="k")
+    )
+    with pytest.raises(AdjunctError) as failure:
+        world.run(app)
+    assert "'city': 'Ulm'" in str(failure.value)

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.files.formats import DeclaredFiles
 
 if TYPE_CHECKING:
     from tests.servers.kafka import KafkaServer
+    from tests.servers.s3 import S3Server
 
 ORDERS = [
     {"id": 1, "customer": {"id": 7, "zip code": "89073"}, "lines": [{"sku": "a", "price": 2}]},
@@ -163,3 +164,19 @@ def test_the_schema_of_a_topic_is_the_registered_one(registry_url: str) -> None:
     requests.post(url, json={"schema": schema}, timeout=10).raise_for_status()
     found = evaluated(printed(topic, "--registry", registry_url))
     assert found == Schema.of(id="bigint", customer={"id": "bigint"})
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("names", [["day/a.jsonl"], ["day"], ["day/"]])
+def test_the_schema_of_files_in_s3_is_inferred(
+    versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    versitygw.set_in(monkeypatch)
+    bucket = versitygw.bucket()
+    put = versitygw.client().put_object
+    lines = "".join(json.dumps(order) + "\n" for order in ORDERS)
+    put(Bucket=bucket, Key="in/day/a.jsonl", Body=lines.encode())
+    put(Bucket=bucket, Key="in/day/a.jsonl.old", Body=b"a neighbour")
+    if names != ["day/a.jsonl"]:
+        versitygw.client().delete_object(Bucket=bucket, Key="in/day/a.jsonl.old")
+    assert evaluated(printed(*(f"s3://{bucket}/in/{name}" for name in names))) == SCHEMA
