@@ -75,6 +75,23 @@ class InferredSchema:
 
 
 @dataclass(slots=True)
+class _Numbers:
+    """The range of whole numbers, and the digits of Decimals before and after the point."""
+
+    smallest: int = 0
+    largest: int = 0
+    digits: int = 0
+    scale: int = 0
+
+    def merge(self, other: _Numbers) -> None:
+        """Add what was found at another path."""
+        self.smallest = min(self.smallest, other.smallest)
+        self.largest = max(self.largest, other.largest)
+        self.digits = max(self.digits, other.digits)
+        self.scale = max(self.scale, other.scale)
+
+
+@dataclass(slots=True)
 class _Seen:
     """What was found at one path."""
 
@@ -83,10 +100,7 @@ class _Seen:
     kinds: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     looks: Counter[str] = field(default_factory=Counter)  # as what texts could be read
-    smallest: int = 0
-    largest: int = 0
-    digits: int = 0  # of Decimals before the point
-    scale: int = 0
+    numbers: _Numbers = field(default_factory=_Numbers)
     empty: int = 0
     members: dict[str, _Seen] = field(default_factory=dict)
     inner: _Seen | None = None  # the elements of arrays
@@ -213,8 +227,8 @@ class Inference:
         elif kind == "array":
             self._observe_array(seen, value, path)
         elif kind == "whole number":
-            seen.smallest = min(seen.smallest, value)
-            seen.largest = max(seen.largest, value)
+            seen.numbers.smallest = min(seen.numbers.smallest, value)
+            seen.numbers.largest = max(seen.numbers.largest, value)
         elif kind == "decimal":
             _observe_decimal(seen, value)
         elif kind == "text":
@@ -416,25 +430,25 @@ def _observe_decimal(seen: _Seen, value: Decimal) -> None:
     _, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise SchemaMismatchError(f"{value} is no number.", "Use null for it.", argument="records")
-    seen.scale = max(seen.scale, -exponent)
-    seen.digits = max(seen.digits, len(digits) + exponent)
+    seen.numbers.scale = max(seen.numbers.scale, -exponent)
+    seen.numbers.digits = max(seen.numbers.digits, len(digits) + exponent)
 
 
 def _number_type(seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
     if seen.kinds["decimal"]:
-        whole = len(str(max(seen.largest, -seen.smallest)))
-        digits = max(seen.digits, whole if seen.kinds["whole number"] else 0, 0)
-        precision = max(digits + seen.scale, 1)
+        whole = len(str(max(seen.numbers.largest, -seen.numbers.smallest)))
+        digits = max(seen.numbers.digits, whole if seen.kinds["whole number"] else 0, 0)
+        precision = max(digits + seen.numbers.scale, 1)
         if precision <= _MOST_DIGITS:
-            return Simple(f"decimal({precision},{seen.scale})")
+            return Simple(f"decimal({precision},{seen.numbers.scale})")
         doubts.append(Doubt(path, f"decimals of {precision} digits", "double: they are rounded"))
         return Simple("double")
     if seen.kinds["fraction"]:
         _doubt_fractions(seen, path, doubts)
         return Simple("double")
-    if seen.smallest in _BIGINT and seen.largest in _BIGINT:
+    if seen.numbers.smallest in _BIGINT and seen.numbers.largest in _BIGINT:
         return Simple("bigint")
-    digits = len(str(max(seen.largest, -seen.smallest)))
+    digits = len(str(max(seen.numbers.largest, -seen.numbers.smallest)))
     found = f"whole numbers of up to {digits} digits, more than a bigint holds"
     if digits <= _MOST_DIGITS:
         doubts.append(Doubt(path, found, "decimal(38,0)"))
@@ -447,7 +461,7 @@ def _doubt_fractions(seen: _Seen, path: str, doubts: list[Doubt]) -> None:
     if not seen.kinds["whole number"]:
         return
     declared = "double"
-    if max(seen.largest, -seen.smallest) > _EXACT_IN_DOUBLE:
+    if max(seen.numbers.largest, -seen.numbers.smallest) > _EXACT_IN_DOUBLE:
         declared = "double, which does not hold all of these whole numbers"
     doubts.append(Doubt(path, _mixture(seen), declared))
 
@@ -477,10 +491,7 @@ def _merge(into: _Seen, other: _Seen) -> None:
     into.kinds += other.kinds
     into.looks += other.looks
     into.examples = {**other.examples, **into.examples}
-    into.smallest = min(into.smallest, other.smallest)
-    into.largest = max(into.largest, other.largest)
-    into.digits = max(into.digits, other.digits)
-    into.scale = max(into.scale, other.scale)
+    into.numbers.merge(other.numbers)
     if other.inner is not None:
         into.inner = into.inner or _Seen()
         _merge(into.inner, other.inner)
