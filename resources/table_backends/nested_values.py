@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from typing import Any
 
+from dagster_adjunct.resources.schemas.paths import split_path
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -266,33 +266,14 @@ class InnerName(str):
     names: tuple[str, ...]
 
 
-_STEP = re.compile(r"`((?:[^`]|``)+)`|([^`.]+)")
-
-
 def parse_inner_name(text: str) -> InnerName | None:
-    """Return the path that a text names, as `address.city`, with odd names in backticks; None if
-    it has one step only or is no path.
-    """
-    if "." not in text:
-        return None
-    steps = []
-    at = 0
-    while True:
-        step = _STEP.match(text, at)
-        if step is None:
-            return None
-        steps.append(step[1].replace("``", "`") if step[1] else step[2])
-        at = step.end()
-        if at == len(text):
-            break
-        if text[at] != ".":
-            return None
-        at += 1
+    """Return the path that a text names; None if it has one step only or is no path."""
+    steps = split_path(text)
     if len(steps) < 2:
         return None
     name = InnerName(text)
     name.root = steps[0]
-    name.names = tuple(steps[1:])
+    name.names = steps[1:]
     return name
 
 
