@@ -368,7 +368,7 @@ class TableLookups(Generic[Frame]):
         frames = self.frames
         frame = frames.materialize(operator, frame)
         sensitive = bool(self.planned.sensitive(operator, frames.names(frame)))
-        asked = lookups.describe_lookup(lookup, frames.types(frame))
+        asked = lookups.describe_lookup(lookup, frames.columns(frame))
         record = self.planned.recorded_answers(operator, asked)
         table = context.app.tables[lookup.table]
         reader = context.open_tables.reader(table, context.spark, frames.session)

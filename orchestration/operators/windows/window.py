@@ -257,8 +257,7 @@ class Window(PassThroughSpec):
             return (self.name, f"{self.name}-records")
         return (self.name,)
 
-    @property
-    def ordered_by(self) -> Sequence[str]:
+    def ordered_by(self, arriving: Sequence[Columns]) -> Sequence[str]:
         # An update of an earlier window may come after the results of a later one.
         if self.emits_updates:
             return (*self.by, START)
