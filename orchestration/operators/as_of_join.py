@@ -122,7 +122,7 @@ def _describe(record: Mapping[str, Any], name: str, hidden: Collection[str]) -> 
     value = value_of(record, name)
     if isinstance(value, datetime):
         value = value.replace(tzinfo=None)  # the time is in UTC
-    is_hidden = not hidden.isdisjoint((name.lower(), column_of(name, record).lower()))
+    is_hidden = name.lower() in hidden or column_of(name, record).lower() in hidden
     return f"{name} = {MASKED if is_hidden else truncate_text(str(value))}"
 
 

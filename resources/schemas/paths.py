@@ -66,6 +66,14 @@ class Path:
         return write_path(self.steps)
 
 
+def value_name(name: str, names: Collection[str]) -> str:
+    """Return the name of a column with the value that a name means: the last step of a path;
+    `names` are those of the columns.
+    """
+    steps = split_path(name)
+    return name if len(steps) < 2 or name in names else steps[-1]
+
+
 def flat_name(name: str) -> str:
     """Return a name for a column with the value that a path names: "customer_id"; that of a column
     unchanged.
