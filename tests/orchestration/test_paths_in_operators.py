@@ -46,8 +46,10 @@ def world(step_world: StepWorld) -> StepWorld:
     return step_world
 
 
-def fill(world: StepWorld, name: str, schema: Schema, rows: Rows, **options: Any) -> None:
-    world.streams.create(name, schema=schema, key=["id"], partitions=2)
+def fill(
+    world: StepWorld, name: str, schema: Schema, rows: Rows, partitions: int = 2, **options: Any
+) -> None:
+    world.streams.create(name, schema=schema, key=["id"], partitions=partitions)
     world.streams.append(name, rows, producer="test", sequence=1, **options)
 
 
@@ -115,7 +117,7 @@ def event_rows(offset: int = 0) -> Rows:
 
 @pytest.mark.parametrize("engine", ["tasks", "small"])
 def test_a_window_names_its_key_times_and_values_by_paths(world: StepWorld, engine: str) -> None:
-    fill(world, "events", EVENTS, event_rows())
+    fill(world, "events", EVENTS, event_rows(), partitions=1)
     app = Application("app", auto_repartition=True)
     events = app.input_stream("lake.events", event_time="meta.at", delay=dt.timedelta(seconds=5))
     made = {
