@@ -53,7 +53,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import simple_value_advice
+from dagster_adjunct.resources.schemas.paths import simple_value_advice, write_path
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.sql.checking import (
@@ -592,7 +592,7 @@ class PartitionBy(PassThroughSpec):
                     f"{context.operator}: column {name!r} is {kind}: expected a simple value to"
                     " partition by."
                 )
-                step = simple_value_advice(name)
+                step = simple_value_advice(write_path((name,)), kind)
                 raise PlanningError(problem, step, operator=context.operator, column=name)
         return arriving[0]
 

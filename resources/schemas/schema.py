@@ -15,6 +15,7 @@ from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMisma
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.models import columns_of_model
+from dagster_adjunct.resources.schemas.paths import simple_value_advice, write_path
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -311,22 +312,19 @@ def repeated_names(names: Iterable[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
+def is_key_type(kind: str) -> bool:
+    """Whether values of this type can be compared exactly, so that they can be a key."""
+    return kind in _KEY_TYPES or decimal_digits(kind) is not None
+
+
 def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
     """Raise SchemaMismatchError for key columns whose type can't be compared exactly."""
     for name in columns:
         kind = schema.field(name, what).type
-        if kind not in _KEY_TYPES and decimal_digits(kind) is None:
+        if not is_key_type(kind):
             expected = "a string, integer, date, timestamp, decimal or binary column"
             problem = f"{what}: key column {name!r} is {kind}: expected {expected}."
             step = f"Cast {name!r} before it becomes a key."
             if is_nested(kind):
-                step = simple_value_advice(name)
+                step = simple_value_advice(write_path((name,)), kind, is_key_type)
             raise SchemaMismatchError(problem, step, column=name)
-
-
-def simple_value_advice(name: str) -> str:
-    """Return what to do where a simple value is expected and a nested column was named."""
-    return (
-        f"Name a simple value within it instead, for example {name + '.id'!r}, or compute one as a"
-        " column."
-    )
