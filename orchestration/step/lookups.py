@@ -20,6 +20,7 @@ from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.paths import read_path
 from dagster_adjunct.resources.schemas.schema import value_column
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.table_backends.columns import arrow_column_from_records
@@ -219,7 +220,7 @@ def _build_answers(
     for one in lookup.answers:
         column = one.value.column
         values = arrow_column_from_records(what, wanted, records, column, one.column_type, known)
-        columns.append(one.value.read(pa.table({column: values})))
+        columns.append(read_path(pa.table({column: values}), one.value.steps))
     return pa.table(columns, names=_answers_schema(keys, lookup).names)
 
 

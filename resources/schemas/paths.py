@@ -11,7 +11,7 @@ Where a path becomes a column, this has the name of the last step, or another on
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +53,7 @@ class Path:
     @property
     def expression(self) -> str:
         """The Spark SQL expression of the value."""
-        return ".".join(f"`{step.replace('`', '``')}`" for step in self.steps)
-
-    def read(self, records: pa.Table) -> pa.ChunkedArray:
-        """Return the values of the path in records."""
-        values = records.column(self.column)
-        for step in self.steps[1:]:
-            values = pc.struct_field(values, [step])
-        return values
+        return path_expression(self.steps)
 
     def __str__(self) -> str:
         return write_path(self.steps)
@@ -104,7 +97,52 @@ def read_values(records: pa.Table, name: str) -> pa.ChunkedArray:
     steps = split_path(name)
     if len(steps) < 2 or name in records.column_names:
         return records.column(name)
-    return Path(steps, "").read(records)
+    return read_path(records, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPath:
+    """A path that becomes a column: the `steps` to the value, and the `name` of the column."""
+
+    name: str
+    steps: tuple[str, ...]
+
+    @property
+    def renames(self) -> bool:
+        """Whether it is anything but a column under its own name."""
+        return self.steps != (self.name,)
+
+    def __str__(self) -> str:
+        path = write_path(self.steps)
+        if self.name == self.steps[-1]:
+            return path
+        return f"{path} as {write_name(self.name)}"
+
+
+def read_named_path(text: str, columns: Container[str] = ()) -> NamedPath:
+    """Return the column that a text means where it becomes one: "customer.id" is stored as "id",
+    "customer.id as customer" as "customer".
+
+    The name of one of these `columns` means this column. A text that is no path is a plain name.
+    """
+    if text in columns:
+        return NamedPath(text, (text,))
+    source, name = split_alias(text)
+    steps = split_path(source) or (source,)
+    return NamedPath(steps[-1] if name is None else name, steps)
+
+
+def path_expression(steps: Sequence[str]) -> str:
+    """Return the Spark SQL expression of the value at these steps."""
+    return ".".join(f"`{step.replace('`', '``')}`" for step in steps)
+
+
+def read_path(records: pa.Table, steps: Sequence[str]) -> pa.ChunkedArray:
+    """Return the values at these steps; null where a struct on the way is null."""
+    values = records.column(steps[0])
+    for step in steps[1:]:
+        values = pc.struct_field(values, [step])
+    return values
 
 
 def write_path(steps: Sequence[str]) -> str:
