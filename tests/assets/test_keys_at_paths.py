@@ -23,6 +23,7 @@ from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.validation.validators import no_null_keys, no_nulls, unique_keys
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     BadChangeError,
@@ -606,3 +607,13 @@ def test_columns_made_of_sensitive_values_are_sensitive(
     )
     world.advance(spec)
     assert set(world.view(spec).sealed.columns.sensitive) == hidden
+
+
+@pytest.mark.parametrize("key", ["customer.id", "customer"])
+def test_a_local_table_has_a_column_for_its_key(key: str) -> None:
+    app = Application("totals")
+    schema = Schema.of(customer={"name": "string", "id": "bigint"}, total="double")
+    with pytest.raises(ConfigurationError) as caught:
+        app.local_table("t", key=key, schema=schema, partitions=2)
+    assert caught.value.argument == "key"
+    assert ".with_columns(" in str(caught.value.next_step)
