@@ -727,7 +727,7 @@ def _made_field(column: NamedPath, entries: Schema, what: str) -> Field:
             column=text,
         )
     path = require_value(write_path(column.steps), entries.types, what)
-    return Field(column.name, path.type)
+    return Field(column.name, path.type, entries.field(path.column).sensitive)
 
 
 def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> None:
