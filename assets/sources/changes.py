@@ -207,7 +207,7 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
         given = F.struct(*[named_column(name) for name in source.records.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
     readable = with_read_paths(spec, schema)
-    read = _read_paths(readable, schema)
+    read = list_read_paths(readable, schema)
     order_by = [split_path(name)[0] if name in read else name for name in following.ordering]
     rows = following.changes.decode(
         records,
@@ -217,9 +217,14 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
         order_by=tuple(dict.fromkeys(order_by)),
         comparable=bool(order_by) or len(source.ssps) == 1,
     )
-    for name in read:
-        rows = rows.withColumn(name, F.expr(path_expression(split_path(name))))
-    return _reject_unreadable(rows, readable)
+    return _reject_unreadable(add_read_paths(rows, read), readable)
+
+
+def add_read_paths(rows: DataFrame, paths: Sequence[str]) -> DataFrame:
+    """Return the rows with the values of these paths as columns of their names."""
+    for path in paths:
+        rows = rows.withColumn(path, F.expr(path_expression(split_path(path))))
+    return rows
 
 
 def relevant_schema(source: OpenedChanges) -> Schema:
@@ -234,7 +239,7 @@ def readable_schema(source: OpenedChanges) -> Schema:
     return with_read_paths(source.spec, relevant_schema(source))
 
 
-def _read_paths(readable: Schema, rows: Schema) -> list[str]:
+def list_read_paths(readable: Schema, rows: Schema) -> list[str]:
     """Return the names of those columns that are paths into the rows."""
     return [name for name in readable.names if name not in rows]
 
@@ -264,7 +269,7 @@ def decode_changes(
     if following.history is not None:
         rows = _add_valid_from(rows, following.valid_from)
     schema = relevant_schema(source)
-    rows = rows.drop(*_read_paths(readable_schema(source), schema))
+    rows = rows.drop(*list_read_paths(readable_schema(source), schema))
     if spec.extractor is not None:
         made = extracted_columns(spec, source.schema, schema)
         entries = _extract_entries(spec, rows, made, describe_input(spec))
@@ -493,7 +498,7 @@ def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
         records = _set_column(records, RAW, records_to_json(records, source.records))
     rows = following.changes.decode_arrow(records, schema)
     readable = with_read_paths(source.spec, schema)
-    for name in _read_paths(readable, schema):
+    for name in list_read_paths(readable, schema):
         rows = rows.append_column(name, read_path(rows, split_path(name)))
     return _reject_unreadable_in_arrow(rows, readable)
 
@@ -540,7 +545,7 @@ def decode_arrow_changes(
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
     relevant = relevant_schema(source)
-    rows = rows.drop_columns(_read_paths(readable_schema(source), relevant))
+    rows = rows.drop_columns(list_read_paths(readable_schema(source), relevant))
     if spec.extractor is not None:
         made_of = extracted_columns(spec, schema, relevant)
         entries = _extract_entries_in_arrow(spec, rows, made_of, describe_input(spec))

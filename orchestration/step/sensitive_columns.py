@@ -35,7 +35,9 @@ def list_sensitive_columns(
         if isinstance(dataset.input, OwnedBy):
             own |= _sensitive_names(dataset.input.schema)
         elif dataset.stream:
-            own |= of_stream(dataset.stream)
+            names = of_stream(dataset.stream)
+            made = [path.name for path in dataset.paths if path.steps[0].lower() in names]
+            own |= names | frozenset(map(str.lower, made))
         found[LineageNode("dataset", dataset.name)] = own
     for operator in app.operators:  # results of functions: matched by column name
         names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))

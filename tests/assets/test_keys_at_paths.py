@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
@@ -18,6 +20,7 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
@@ -588,6 +591,35 @@ def test_orders_and_times_are_simple_values(world: World, argument: str, path: s
     with pytest.raises(SchemaMismatchError) as caught:
         world.advance(spec)
     assert caught.value.column == path
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("over_time", [False, True])
+def test_rows_of_a_snapshot_are_placed_by_paths(
+    sparkling: World, tmp_path: Path, over_time: bool
+) -> None:
+    sparkling.stream("s", ORDERS, [], 1)
+    rows = []
+    for customer in (1, 2, 3):
+        meta = order(0, customer, seq=5)["meta"]
+        rows.append({"id": customer, "no": 100 + customer, "meta": meta})
+    schema = Schema.of(id="bigint", no="int", meta=ORDERS.field("meta").type)
+    pq.write_table(arrow_rows(rows, schema), tmp_path / "rows.parquet")
+    options: dict[str, Any] = {"order_by": "meta.seq"}
+    if over_time:
+        options = {"history": "all", "valid_from": "meta.at"}
+    spec = unbounded_dataset(
+        "d",
+        input="lake.s",
+        key="customer.id",
+        columns=["no", "meta"],
+        partitions=2,
+        initial=ParquetSnapshot(str(tmp_path), position={"lake.s.0": "0"}),
+        **options,
+    )
+    append(sparkling, [order(1, 1, seq=3), order(2, 2, seq=9)])
+    sparkling.advance(spec)
+    assert {key: entry["no"] for key, entry in entries(sparkling).items()} == {1: 101, 2: 2, 3: 103}
 
 
 # Extractors, and values that are hidden.
