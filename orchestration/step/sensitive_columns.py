@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from dagster_adjunct.assets.declaration.dataset import OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources import errors
@@ -35,9 +35,7 @@ def list_sensitive_columns(
         if isinstance(dataset.input, OwnedBy):
             own |= _sensitive_names(dataset.input.schema)
         elif dataset.stream:
-            names = of_stream(dataset.stream)
-            made = [path.name for path in dataset.paths if path.steps[0].lower() in names]
-            own |= names | frozenset(map(str.lower, made))
+            own |= _with_made_columns(dataset, of_stream(dataset.stream))
         found[LineageNode("dataset", dataset.name)] = own
     for operator in app.operators:  # results of functions: matched by column name
         names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))
@@ -46,6 +44,14 @@ def list_sensitive_columns(
     for node, names in found.items():
         columns |= {(node, name) for name in names}
     return frozenset(columns)
+
+
+def _with_made_columns(dataset: AdjunctDataset, sensitive: frozenset[str]) -> frozenset[str]:
+    """Return the sensitive columns of a dataset's input, and those that the dataset makes of
+    them.
+    """
+    made = [path.name.lower() for path in dataset.paths if path.steps[0].lower() in sensitive]
+    return sensitive.union(made)
 
 
 def _sensitive_names(schema: Schema | None) -> frozenset[str]:
