@@ -1,7 +1,7 @@
 """`DynamoDbTable`: records as items of a DynamoDB table.
 
 `dynamodb_items.py` defines how values are stored, `dynamodb_requests.py` what conditions store with
-a record, `dynamodb_run_count.py` the item that `create` adds.
+a record, `dynamodb_bookkeeping.py` the epochs and the count of runs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import dynamodb_requests
 from dagster_adjunct.resources.table_backends.columns import check_not_reserved, parse_known_column
+from dagster_adjunct.resources.table_backends.dynamodb_bookkeeping import (
+    NAME,
+    FencedWrites,
+    RunCount,
+)
 from dagster_adjunct.resources.table_backends.dynamodb_connection import (
     Connection,
     error_code,
     problem_from_boto_error,
 )
-from dagster_adjunct.resources.table_backends.dynamodb_epochs import NAME, FencedWrites
 from dagster_adjunct.resources.table_backends.dynamodb_items import ItemCodec, key_attribute_type
 from dagster_adjunct.resources.table_backends.dynamodb_requests import Problems, TableRequests
-from dagster_adjunct.resources.table_backends.dynamodb_run_count import RunCount
 from dagster_adjunct.resources.table_backends.store import StoreTable
 from dagster_adjunct.resources.table_backends.write_plan import (
     Entry,
@@ -42,7 +46,6 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     State,
 )

@@ -27,6 +27,7 @@ from urllib.parse import quote, urlsplit
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_backends.store import check_variable_name, read_variable
 from dagster_adjunct.resources.table_backends.write_plan import Key, Record
@@ -41,7 +42,6 @@ from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
     Outcomes,
-    PerLoop,
     Problem,
     RowEntries,
     State,

@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_backends import redis_records
@@ -71,7 +72,6 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     State,
 )

@@ -14,6 +14,7 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.tables.compact import CompactLayer, as_put
 from dagster_adjunct.resources.tables.functions import TableFunction, is_retryable
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -23,7 +24,6 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     RowEntries,
     are_same_args,
