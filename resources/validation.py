@@ -64,6 +64,11 @@ T = TypeVar("T")
 
 Seconds = Annotated[float, Field(gt=0, lt=MAX_SECONDS)]
 """A finite number of seconds above 0."""
+SecondsOrZero = Annotated[float, Field(ge=0, lt=MAX_SECONDS)]
+"""A finite number of seconds from 0 on."""
+
+WholeSeconds = Annotated[int, Field(gt=0, lt=MAX_SECONDS)]
+"""A whole number of seconds above 0."""
 
 
 def validated(item: T) -> T:
