@@ -35,7 +35,6 @@ from dagster_adjunct.assets.reading.version_reader import (
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import check_seconds
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableUse, check_args
@@ -47,7 +46,7 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     key_reorderer,
 )
-from dagster_adjunct.resources.validation import validated, validated_methods
+from dagster_adjunct.resources.validation import SecondsOrZero, validated, validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -394,14 +393,12 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         dataset: str,
         *,
         version: str | None = None,
-        refresh_every: float | None = 5.0,
+        refresh_every: SecondsOrZero | None = 5.0,
     ) -> None:
         self.lake = lake
         self.dataset = dataset
         self.version = version
         self.refresh_every = refresh_every
-        what = f"the table of dataset {dataset!r} has refresh_every={refresh_every!r}"
-        check_seconds(refresh_every, what, argument="refresh_every", none=True, zero=True)
         self._reset()
 
     def _reset(self) -> None:
