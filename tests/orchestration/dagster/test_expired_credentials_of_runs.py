@@ -4,7 +4,7 @@ with fresh credentials ends what they have begun.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from dagster import DagsterInstance
@@ -13,23 +13,15 @@ from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_data
 from dagster_adjunct.errors import StoreUnavailableError
 from dagster_adjunct.orchestration.code_location import metadata
 from tests.clocks import on_clock
+from tests.orchestration.dagster.test_restart_sensor import Clock
 from tests.orchestration.dagster.ticking import Ticker
 from tests.orchestration.test_credentials_expire_in_runs import Expiring, expiring
 from tests.rounds import rounds
 from tests.servers.s3 import S3Server
 
 __all__ = ["expiring"]
-pytestmark = [pytest.mark.server, pytest.mark.lengthy]
+pytestmark = [pytest.mark.server, pytest.mark.lengthy, pytest.mark.rounds]
 RECORDS = 5
-
-
-class Clock:
-    """The machine's clock, so much ahead."""
-
-    passed = timedelta(0)
-
-    def __call__(self) -> datetime:
-        return datetime.now(UTC) + self.passed
 
 
 def copying() -> Application:
