@@ -7,10 +7,12 @@ finds (`st.randoms(use_true_random=False)`).
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import json
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from random import Random
@@ -26,6 +28,7 @@ from dagster_adjunct.resources.schemas.types import (
     Type,
     decimal_digits,
     parse_type,
+    write_name,
 )
 
 BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -43,13 +46,15 @@ _EXACT = Context(prec=60)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a path can hold: names of fields, simple types, numbers that are finite, and, of arrays
-    and maps, those that Protobuf has, which are never null, nor within each other, nor have nulls.
+    """What a path can hold: names of fields, simple types, numbers that are finite, maps with an
+    empty key, and, of arrays and maps, those that Protobuf has, which are never null, nor within
+    each other, nor have nulls.
     """
 
     names: Sequence[str] = NAMES
     simple: Sequence[str] = SIMPLE
     finite: bool = False
+    empty_keys: bool = True
     like_protobuf: bool = False
 
 
@@ -92,8 +97,10 @@ def draw_value(random_: Random, type_: Type, limits: Limits = ANYTHING) -> Any:
     count = random_.randint(0, 3)
     if isinstance(type_, Array):
         return [_draw_element(random_, type_.element, limits) for _ in range(count)]
-    names = {_draw_text(random_) for _ in range(count)}
-    return {name: _draw_element(random_, type_.value, limits) for name in sorted(names, key=len)}
+    names = dict.fromkeys(_draw_text(random_) for _ in range(count))
+    if not limits.empty_keys:
+        names.pop("", None)
+    return {name: _draw_element(random_, type_.value, limits) for name in names}
 
 
 def _draw_element(random_: Random, type_: Type, limits: Limits) -> Any:
@@ -193,3 +200,84 @@ def comparable_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in sorted(rows, key=lambda row: repr(row["k"])):
         own.append({name: comparable(row[name]) for name in row if not name.startswith("__")})
     return own
+
+
+def write_json(value: Any, omit: bool = False) -> str:
+    """Return a value as JSON in Adjunct's forms; with `omit`, objects lack the members that are null."""
+    if isinstance(value, dict):
+        members = []
+        for name, member in value.items():
+            if not (omit and member is None):
+                members.append(f"{json.dumps(name)}: {write_json(member, omit)}")
+        return f"{{{', '.join(members)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(write_json(item, omit) for item in value)}]"
+    if isinstance(value, dt.date):
+        return f'"{value.isoformat()}"'
+    if isinstance(value, bytes):
+        return f'"{base64.b64encode(value).decode()}"'
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+Steps = tuple[tuple[str, Any], ...]
+"""The way to a part of a nested value: the text that each step adds to the path, and what finds it
+in Python: a name, a place or a key.
+"""
+
+
+def parts_of(type_: Type, value: Any, steps: Steps = ()) -> Iterator[tuple[Steps, Type]]:
+    """Yield the way to each part of a value, and its type."""
+    yield steps, type_
+    if value is None or isinstance(type_, Simple):
+        return
+    if isinstance(type_, Struct):
+        for member in type_.members:
+            step = (f".{write_name(member.name)}", member.name)
+            yield from parts_of(member.type, value[member.name], (*steps, step))
+        return
+    if isinstance(type_, Array):
+        inner = [(("[]", place), type_.element, item) for place, item in enumerate(value)]
+    else:
+        inner = [(("[*]", key), type_.value, item) for key, item in value.items()]
+    for step, part, item in inner:
+        yield from parts_of(part, item, (*steps, step))
+
+
+def spoil(random_: Random, row: dict[str, Any], column: str, type_: Type) -> tuple[Any, str]:
+    """Return a row whose column has a part of another kind, and the path of the part."""
+    ways = [*parts_of(type_, row[column])]
+    steps, part = random_.choice(ways)
+    wrong: Any = "no"
+    if not isinstance(part, Simple) or part.name in ("string", "binary"):
+        wrong = 5
+    path = column + "".join(text for text, _ in steps)
+    return {**row, column: _with_part(row[column], [place for _, place in steps], wrong)}, path
+
+
+def _with_part(value: Any, places: Sequence[Any], part: Any) -> Any:
+    if not places:
+        return part
+    first, *rest = places
+    if isinstance(value, list):
+        return [*value[:first], _with_part(value[first], rest, part), *value[first + 1 :]]
+    return {**value, first: _with_part(value[first], rest, part)}
+
+
+def spoil_type(random_: Random, type_: Type, path: str) -> tuple[Type, str]:
+    """Return a type that has another one at a drawn place, and the path of that place."""
+    if isinstance(type_, Simple) or random_.random() < 0.2:
+        return Simple("date" if str(type_) == "boolean" else "boolean"), path
+    if isinstance(type_, Array):
+        element, path = spoil_type(random_, type_.element, f"{path}[]")
+        return Array(element), path
+    if isinstance(type_, Map):
+        value, path = spoil_type(random_, type_.value, f"{path}[*]")
+        return Map(value), path
+    members = [*type_.members]
+    place = random_.randrange(len(members))
+    name = members[place].name
+    changed, path = spoil_type(random_, members[place].type, f"{path}.{write_name(name)}")
+    members[place] = Member(name, changed)
+    return Struct(tuple(members)), path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import datetime as dt
 import json
 from decimal import Decimal
@@ -27,7 +26,7 @@ from dagster_adjunct.resources.files.formats import (
 from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
-from tests.nested import Limits, comparable_rows, draw_rows, draw_schema
+from tests.nested import Limits, comparable_rows, draw_rows, draw_schema, write_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,25 +67,6 @@ def read(folder: Path, format: FileFormat, schema: Schema) -> list[dict[str, Any
     assert table.select(schema.names).schema == schema.to_arrow()
     rows: list[dict[str, Any]] = table.select(schema.names).to_pylist(maps_as_pydicts="strict")
     return rows
-
-
-def write_json(value: Any, omit: bool) -> str:
-    """Return a value as JSON; with `omit`, objects lack the members that are null."""
-    if isinstance(value, dict):
-        members = []
-        for name, member in value.items():
-            if not (omit and member is None):
-                members.append(f"{json.dumps(name)}: {write_json(member, omit)}")
-        return f"{{{', '.join(members)}}}"
-    if isinstance(value, list):
-        return f"[{','.join(write_json(item, omit) for item in value)}]"
-    if isinstance(value, dt.date):
-        return f'"{value.isoformat()}"'
-    if isinstance(value, bytes):
-        return f'"{base64.b64encode(value).decode()}"'
-    if isinstance(value, Decimal):
-        return f"{value:f}"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def has_null_entry(value: Any, kind: str) -> bool:
