@@ -90,10 +90,10 @@ if TYPE_CHECKING:
     from tests.servers.kafka import KafkaServer
 
 Rows = list[dict[str, Any]]
-pytestmark = pytest.mark.rounds
+pytestmark = [pytest.mark.rounds, pytest.mark.lengthy]
 QUICK = range(rounds(3, 60))
 """The seeds of paths that neither start Spark nor ask a server."""
-SLOW = range(rounds(1, 25))
+SLOW = range(rounds(1, 8))
 FINITE = Limits(finite=True)
 IN_AVRO = Limits(
     names=PLAIN_NAMES, simple=[kind for kind in SIMPLE if kind not in ("tinyint", "smallint")]
@@ -162,7 +162,6 @@ def read(streams: LakeStreams, name: str) -> Rows:
 # -- streams and files
 
 
-@pytest.mark.lengthy
 def test_records_of_streams(drawn: Draw) -> None:
     for each in drawn(QUICK):
         streams = LakeStreams(lake_in(InMemoryStore()))
@@ -201,7 +200,6 @@ def files_of(tree: LocalTree) -> Any:
     return [file for file in tree.list() if not file.path.endswith("_SUCCESS")]
 
 
-@pytest.mark.lengthy
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 def test_records_of_files(drawn: Draw, format: FileFormat) -> None:
     for each in drawn(QUICK, FINITE):
@@ -323,7 +321,6 @@ def test_entries_that_a_function_returns(
         check_entries(each, each.rows, session)
 
 
-@pytest.mark.lengthy
 def test_records_and_entries_in_other_engines(drawn: Draw) -> None:
     duckdb = pytest.importorskip("duckdb")
     pytest.importorskip("polars")
@@ -424,7 +421,6 @@ def seeds_of(engine: type[BatchEngine]) -> range:
     return QUICK if engine is WithoutSpark else SLOW
 
 
-@pytest.mark.lengthy
 @pytest.mark.parametrize("engine", [WithoutSpark, *BY_SPARK])
 def test_records_that_are_joined_sent_and_looked_up(
     drawn: Draw, engine: type[BatchEngine], request: pytest.FixtureRequest
@@ -503,7 +499,6 @@ FORMATS = [
 ]
 
 
-@pytest.mark.lengthy
 @pytest.mark.parametrize(("form", "limits"), FORMATS)
 def test_records_of_messages(drawn: Draw, form: Any, limits: Limits) -> None:
     for each in drawn(QUICK, limits):
@@ -535,7 +530,6 @@ def test_records_of_topics(
 # -- remote tables
 
 
-@pytest.mark.lengthy
 @pytest.mark.parametrize("backend", WHOLE_STORES)
 def test_records_of_remote_tables(
     drawn: Draw, backend: Any, request: pytest.FixtureRequest
@@ -579,7 +573,6 @@ def spoilt(each: Drawn) -> tuple[dict[str, Any], str, str]:
     return wrong, column, path
 
 
-@pytest.mark.lengthy
 def test_a_part_that_does_not_fit_is_rejected_by_its_path(drawn: Draw) -> None:
     for each in drawn(range(rounds(25, 500)), FINITE):
         wrong, column, path = spoilt(each)
@@ -616,7 +609,6 @@ def check_failure(error: AdjunctError, column: str, path: str) -> None:
     assert repr(path) in error.problem
 
 
-@pytest.mark.lengthy
 def test_a_part_of_another_type_is_rejected_by_its_path(drawn: Draw) -> None:
     for each in drawn(range(rounds(25, 500))):
         column, path, table = with_other_type(each)
