@@ -36,10 +36,10 @@ from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.arrow_types import has_maps
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.schemas.texts import parse_moment, text_form
-from dagster_adjunct.resources.schemas.values import contains_maps
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
@@ -405,7 +405,7 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
         elif pt.is_integer(column.type) or pt.is_floating(column.type):
             read = _numbers(column).__getitem__
     if read is None:
-        if contains_maps(column.type):
+        if has_maps(column.type):
             return lambda row: column[row].as_py(maps_as_pydicts="strict")
         return lambda row: column[row].as_py()
     if column.null_count:
