@@ -189,7 +189,8 @@ class Columns:
                 problem = (
                     f"{operator}: {name!r} is a value within a column of {side}: expected a column."
                 )
-                step = f'Make it a column: .with_columns(**{{"{name}": "{name}"}}). {next_step}'
+                made = f'.with_columns(**{{"{name}": "{name}"}})'
+                step = f"Make it a column of this name: {made}. {next_step}"
                 raise PlanningError(problem, step, operator=operator, column=name)
 
     def require_simple(self, operator: str, names: Iterable[str], use: str) -> None:
