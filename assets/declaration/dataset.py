@@ -45,7 +45,13 @@ from dagster_adjunct.resources.schemas.paths import (
     write_path,
 )
 from dagster_adjunct.resources.schemas.records import ArrowFrame
-from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types, repeated_names
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    check_flat_key,
+    check_key_types,
+    repeated_names,
+)
 from dagster_adjunct.resources.schemas.types import path_column, write_name
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.validation import validated
@@ -721,7 +727,7 @@ def _made_field(column: NamedPath, entries: Schema, what: str) -> Field:
             column=text,
         )
     path = require_value(write_path(column.steps), entries.types, what)
-    return Field(column.name, path.type)
+    return Field(column.name, path.type, entries.field(path.column).sensitive)
 
 
 def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> None:
@@ -941,7 +947,7 @@ def local_table(
     """
     what = f"local table {name!r}"
     try:
-        check_key_types(owned.schema, key, what)
+        check_flat_key(owned.schema, key, what, "a local table")
     except SchemaMismatchError as error:
         raise ConfigurationError(
             error.problem, error.next_step, argument="key", dataset=name

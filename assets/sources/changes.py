@@ -206,17 +206,18 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
     if following.on_bad_change != "fail":
         given = F.struct(*[named_column(name) for name in source.records.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
-    order_by = following.ordering
+    readable = with_read_paths(spec, schema)
+    read = _read_paths(readable, schema)
+    order_by = [split_path(name)[0] if name in read else name for name in following.ordering]
     rows = following.changes.decode(
         records,
         schema,
         describe_input(spec),
         key=tuple(spec.source_of(name) for name in spec.key if spec.steps_to(name)[0] in schema),
-        order_by=order_by,
+        order_by=tuple(dict.fromkeys(order_by)),
         comparable=bool(order_by) or len(source.ssps) == 1,
     )
-    readable = with_read_paths(spec, schema)
-    for name in _read_paths(readable, schema):
+    for name in read:
         rows = rows.withColumn(name, F.expr(path_expression(split_path(name))))
     return _reject_unreadable(rows, readable)
 

@@ -473,13 +473,18 @@ def declaration_from_spec(
         partitions=spec.partitions,
         input_partitions=input_partitions,
         columns=spec.columns,
-        paths={path.name: write_path(path.steps) for path in spec.paths},
+        paths=paths_of(spec),
         bootstrap=spec.bootstrap,
         discard=spec.discard,
         position_type=position_type,
         placed=placed,
         **_kind_facts(spec),
     )
+
+
+def paths_of(spec: AdjunctDataset) -> dict[str, str]:
+    """Return what the stored columns that are made of paths, or renamed, are made of."""
+    return {column.name: write_path(column.steps) for column in spec.paths}
 
 
 def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.evolution import evolve_schema, incompatible_changes
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
+from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -424,7 +424,7 @@ def _check_written(
         return []
     with _as_column_error(operator.id, target):  # an unknown type counts as string
         schema = Schema.of({name: kind or "string" for name, kind in written.items()})
-        check_key_types(schema, context.app.outputs[target].key, "there")
+        check_flat_key(schema, context.app.outputs[target].key, "there", "a stream")
     unknown = [repr(name) for name, kind in written.items() if kind is None]
     if not unknown:
         return []

@@ -251,11 +251,20 @@ def simple_value_advice(
     """Return what to do where a simple value is expected, and a path to a value of this nested type
     was given; `fits` says of which types the value may be.
     """
+    inner = find_simple_value(path, kind, fits)
+    if inner is None:
+        return "Compute a simple value of it as a column of its own, and name that."
+    return f"Name a simple value within it instead, for example {inner!r}."
+
+
+def find_simple_value(path: str, kind: str, fits: Callable[[str], bool]) -> str | None:
+    """Return the path of the first simple value that fits, through structs, in a value of this type
+    at this path; None if there is none.
+    """
     within = _first_simple(parse_type(kind), fits)
     if within is None:
-        return "Compute a simple value of it as a column of its own, and name that."
-    inner = write_path((*split_path(path), *within))
-    return f"Name a simple value within it instead, for example {inner!r}."
+        return None
+    return write_path((*split_path(path), *within))
 
 
 def _first_simple(type_: Type, fits: Callable[[str], bool]) -> tuple[str, ...] | None:

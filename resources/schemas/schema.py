@@ -15,7 +15,14 @@ from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMisma
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.models import columns_of_model
-from dagster_adjunct.resources.schemas.paths import simple_value_advice, split_path, write_path
+from dagster_adjunct.resources.schemas.paths import (
+    column_of,
+    find_simple_value,
+    flat_name,
+    simple_value_advice,
+    split_path,
+    write_path,
+)
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -341,3 +348,30 @@ def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
             if is_nested(kind):
                 step = simple_value_advice(write_path((name,)), kind, is_key_type)
             raise SchemaMismatchError(problem, step, column=name)
+
+
+def check_flat_key(schema: Schema, key: Sequence[str], what: str, keyed: str) -> None:
+    """Raise SchemaMismatchError for a key of what can't be keyed by values inside columns: streams
+    and local tables store records as they are. `keyed` is "a stream", for example.
+    """
+    for name in key:
+        column = column_of(name, schema.names)
+        if column not in schema or not is_nested(schema.field(column).type):
+            continue
+        path: str | None = name
+        if name in schema:
+            path = find_simple_value(write_path((name,)), schema.field(name).type, is_key_type)
+        step = "Give the records a simple column of their own for it."
+        if path is not None:
+            flat = write_name(flat_name(path))
+            step = (
+                f"Give the records a column with the value, and name that: key={flat!r}, after"
+                f' .with_columns({flat}="{path}") in an application.'
+            )
+        kind = schema.field(column).type
+        problem = (
+            f"{what}: the key is {name!r}, and {column!r} is {kind}: the key of {keyed} is made of"
+            " simple columns."
+        )
+        raise SchemaMismatchError(problem, step, column=name)
+    check_key_types(schema, key, what)

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
+from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
@@ -291,7 +291,7 @@ def build_declaration(
     if len(set(key)) != len(key):
         problem = f"{what}: key columns {list(key)} contain a column twice."
         raise errors.ConfigurationError(problem, argument="key", stream=stream)
-    check_key_types(schema, key, what)
+    check_flat_key(schema, key, what, "a stream")
     if not key and partitions != 1:
         problem = (
             f"{what} has no key and {partitions} partitions: without a key it can only have one."

@@ -23,6 +23,7 @@ from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.validation.validators import no_null_keys, no_nulls, unique_keys
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     BadChangeError,
@@ -37,6 +38,7 @@ from dagster_adjunct.resources.schemas.types import Member, Simple, Struct, Type
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.nested import NAMES, comparable, draw_type, draw_value
+from tests.orchestration.cli.commands import document
 
 Rows = list[dict[str, Any]]
 ORDERS = Schema.of(
@@ -360,15 +362,71 @@ def test_the_columns_of_a_query_win_over_paths(world: World) -> None:
     assert entries(world) == {1: {"a.b": 2, "the.key": 1}}
 
 
-def test_another_path_of_the_key_needs_a_rebuild(world: World) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "buyer.id"},
+        {"key": "id"},
+        {"key": "customer.id as customer_id"},
+        {"columns": ["buyer.name"]},
+    ],
+)
+def test_other_paths_of_a_table_need_a_rebuild(world: World, options: dict[str, Any]) -> None:
     world.spark = IN_PROCESS
-    world.stream("s", Schema.of(buyer="struct<id:int>", customer="struct<id:int>"), [], 1)
-    append(world, [{"buyer": {"id": 1}, "customer": {"id": 2}}])
-    world.advance(unbounded_dataset("d", input="lake.s", key="customer.id", partitions=1))
-    with pytest.raises(DatasetError) as caught:
-        world.advance(unbounded_dataset("d", input="lake.s", key="buyer.id", partitions=1))
-    assert "buyer.id" in str(caught.value)
-    assert "customer.id" in str(caught.value)
+    kind = "struct<id:int,name:string>"
+    world.stream("s", Schema.of(buyer=kind, customer=kind, other="int"), [], 1)
+    who = {"id": 2, "name": "x"}
+    append(world, [{"buyer": who, "customer": who, "other": 1}])
+    declared: dict[str, Any] = {"input": "lake.s", "partitions": 1, "columns": ["customer.name"]}
+    world.advance(unbounded_dataset("d", key="customer.id", **declared))
+    changed = {"key": "customer.id", **declared, **options}
+    if options == {"key": "id"}:
+        changed["columns"] = ["other as id", "customer.name"]
+        changed["key"] = "other as id"
+    spec = unbounded_dataset("d", **changed)
+    for use in (world.advance, world.view):
+        with pytest.raises(DatasetError) as caught:
+            use(spec)
+        assert "customer." in str(caught.value)
+
+
+def test_versions_may_be_built_with_other_paths(world: World) -> None:
+    world.spark = IN_PROCESS
+    world.stream("s", ORDERS, [], 1)
+    for value, path in (("c1", "customer.name"), ("Ulm", "customer.address.city")):
+        append(world, [order(1, 1)], end_of_dataset=value)
+        spec = bounded_dataset(
+            "d", input="lake.s", key="customer.id", columns=[f"{path} as value"], partitions=1
+        )
+        world.advance(spec)
+        assert entries(world) == {1: {"id": 1, "value": value}}
+
+
+def test_commands_take_the_values_at_the_path(world: World) -> None:
+    world.spark = IN_PROCESS
+    world.stream("s", ORDERS, [], 1)
+    for number in (1, 2):
+        append(world, [order(number, 7), order(3, 8)], end_of_dataset=f"v{number}")
+        world.advance(bounded_dataset("d", input="lake.s", key="customer.id", partitions=2))
+    got = document(world, "dataset", "get", "d", "7")
+    assert [entry["entry"]["no"] for entry in got] == [2]
+    diff = document(world, "dataset", "diff", "d", "v1", "v2")
+    assert [change["key"] for change in diff["changed_sample"]] == [{"id": 7}]
+    document(world, "dataset", "erase", "d", "7", "--reason", "asked", "--by", "ada", "--yes")
+    assert set(entries(world)) == {8}
+
+
+def test_the_sensitive_columns_of_a_stream_stay_so_in_columns_made_of_them(world: World) -> None:
+    world.spark = IN_PROCESS
+    query = QuerySource(
+        lambda spark, computation: arrow_rows([order(1, 1)], ORDERS),
+        schema=ORDERS.with_sensitive("customer"),
+    )
+    spec = bounded_dataset(
+        "d", input=query, key="no", columns=["no", "customer.name"], partitions=1
+    )
+    world.advance(spec)
+    assert world.view(spec).sealed.columns.sensitive == ("name",)
 
 
 # Null keys, deletions, orders and times.
@@ -606,3 +664,13 @@ def test_columns_made_of_sensitive_values_are_sensitive(
     )
     world.advance(spec)
     assert set(world.view(spec).sealed.columns.sensitive) == hidden
+
+
+@pytest.mark.parametrize("key", ["customer.id", "customer"])
+def test_a_local_table_has_a_column_for_its_key(key: str) -> None:
+    app = Application("totals")
+    schema = Schema.of(customer={"name": "string", "id": "bigint"}, total="double")
+    with pytest.raises(ConfigurationError) as caught:
+        app.local_table("t", key=key, schema=schema, partitions=2)
+    assert caught.value.argument == "key"
+    assert ".with_columns(" in str(caught.value.next_step)

@@ -395,9 +395,21 @@ def test_an_unreadable_key_of_a_map_is_rejected(orders: LakeStreams) -> None:
     assert "'attributes, the keys,'" in failure.value.problem
 
 
-def test_keys_and_times_are_simple_values(streams: LakeStreams) -> None:
-    for options in ({"key": ["customer"]}, {"key": ["k"], "timestamp": "lines"}):
-        with pytest.raises(SchemaMismatchError) as failure:
-            streams.create("s", schema=ORDERS, partitions=1, **options)  # type: ignore[arg-type]
-        assert failure.value.column in ("customer", "lines")
+@pytest.mark.parametrize(
+    ("options", "column", "advice"),
+    [
+        ({"key": ["customer"]}, "customer", '.with_columns(customer_id="customer.id")'),
+        ({"key": ["customer.id"]}, "customer.id", '.with_columns(customer_id="customer.id")'),
+        ({"key": ["lines"]}, "lines", "a simple column of their own"),
+        ({"key": ["k"], "timestamp": "lines"}, "lines", "Cast it"),
+        ({"key": ["k"], "timestamp": "customer.id"}, "customer.id", "__timestamp"),
+    ],
+)
+def test_keys_and_times_are_simple_columns(
+    streams: LakeStreams, options: dict[str, Any], column: str, advice: str
+) -> None:
+    with pytest.raises(SchemaMismatchError) as failure:
+        streams.create("s", schema=ORDERS, partitions=1, **options)
+    assert failure.value.column == column
+    assert advice in str(failure.value.next_step)
     assert streams.list_streams() == []
