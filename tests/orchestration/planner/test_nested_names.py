@@ -242,13 +242,28 @@ def test_the_key_of_unmatched_right_records_needs_a_column(how: Any) -> None:
 
     error = refusal(lambda app, orders: joined(app, orders, "customer.id"))
     assert error.column == "customer.id"
-    advised = re.search(r'\*\*({"[^}]+})', error.next_step)
+    advised = re.search(r'\.with_columns\((\w+)="([^"]+)"\), and name \'(\w+)\'', error.next_step)
     assert advised is not None
-    made = dict([advised[1].strip('{}"').split('": "')])
+    made = {advised[1]: advised[2]}
     plan(
-        lambda app, orders: joined(app, orders.with_columns(**made), "customer.id"),
+        lambda app, orders: joined(app, orders.with_columns(**made), advised[3]),
         auto_repartition=True,
     )
+
+
+@pytest.mark.parametrize("stream", ["lake.keyed", "kafka.keyed"])
+def test_the_key_of_an_output_stream_is_a_column(stream: str) -> None:
+    def sent(make: Callable[[Any], Any], key: str) -> None:
+        app = Application("app")
+        orders = make(app.input_stream("lake.orders"))
+        orders.send_to(app.output_stream(stream, partitions=2, key=key))
+        build_plan(app, FACTS)
+
+    with pytest.raises(PlanningError) as failure:
+        sent(lambda orders: orders, "customer.id")
+    assert failure.value.column == "customer.id"
+    assert '.with_columns(customer_id="customer.id")' in failure.value.next_step
+    sent(lambda orders: orders.with_columns(customer_id="customer.id"), "customer_id")
 
 
 @pytest.mark.parametrize("made", [None, "summed"])
