@@ -165,8 +165,17 @@ def parse_selection(
             )
             step = "Compute other values with map() after the join."
             raise ConfigurationError(problem, step, argument="select", operator=operator)
+        kind = None
+        if isinstance(select, Mapping):
+            kind = Field(steps[-1], select[item]).type
+            if name is None:
+                problem = f"{operator}: select gives a type to {item!r}, a value within a column."
+                step = (
+                    f'Give the type of its column, {{"{steps[0]}": "struct<…>"}}, and make columns'
+                    " of its parts after the join; or declare the table's columns."
+                )
+                raise ConfigurationError(problem, step, argument="select", operator=operator)
         default = prefix + steps[-1]
-        kind = Field(default, select[item]).type if isinstance(select, Mapping) else None
         chosen.append(SelectedColumn(name or what, alias or default, kind))
     double = first_duplicate([item.name for item in chosen])
     if double:

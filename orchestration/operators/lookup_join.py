@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, LineageNode
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.schemas.paths import Path, find_path, flat_name
+from dagster_adjunct.resources.schemas.paths import Path, column_of, find_path, flat_name
 from dagster_adjunct.resources.table_backends.columns import Kind, parse_column, to_spark_type
 from dagster_adjunct.resources.tables.table import AnyTable
 
@@ -159,6 +159,7 @@ def lookup_columns(
     for item in chosen:
         value = find_path(item.column, types)
         if value is None:
+            _require_part(operator, table, item, types)
             problems = _selection_problems(item, declared)
             raise_first_problem(operator, table, problems, column=item.column)
             value = Path((item.column,), str(item.type or types[item.column]))
@@ -168,15 +169,26 @@ def lookup_columns(
     return tuple(columns)
 
 
+def _require_part(
+    operator: str, table: AnyTable, item: SelectedColumn, types: Mapping[str, str | None]
+) -> None:
+    """Raise PlanningError for the path of a value that a declared column does not have."""
+    if item.column not in types and column_of(item.column, ()) in types:
+        columns = Columns({name: ColumnFacts(kind) for name, kind in types.items()})
+        columns.require(operator, (item.column,), "Correct select=.", side=f"table {table.name}")
+
+
 def _selection_problems(item: SelectedColumn, declared: dict[str, str] | None) -> Problems:
     """Yield why a column can't be looked up; `declared` are those of the table, if it says so."""
     column = item.column
     if declared is None:
         if item.type is None:
+            given = f'select={{"{column}": "string"}}'
+            if column_of(column, ()) != column:
+                given = f'select={{"{column_of(column, ())}": "struct<…>"}}, of the whole column'
             yield (
                 f" declares no columns, so the type of {column!r} is not known.",
-                f'Give the type: select={{"{column}": "string"}}; or declare the columns of its'
-                " function.",
+                f"Give the type: {given}; or declare the columns of its function.",
             )
         return
     yield from _missing_problems(column, declared)

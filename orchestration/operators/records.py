@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     list_hidden_columns,
     ordinal_column,
     plain_column,
+    plain_path,
     split_alias,
     validate_column_names,
     validate_partition_count,
@@ -643,9 +644,10 @@ def build_select(after: str, columns: Sequence[str]) -> Select:
         raise ConfigurationError(problem, "Name those to keep.", argument="columns")
     for item in columns:
         what, name = split_alias(item)
-        if not item.strip() or (name or plain_column(what)) is None:
+        is_named = name or plain_column(what) or plain_path(what)
+        if not item.strip() or not is_named:
             found = f"select after {after} got {item!r}"
-            expected = "a column, 'column as name', or 'expression as name'"
+            expected = "a column, a path such as customer.id, or 'expression as name'"
             step = (
                 'Give the expression a name, "upper(shop) as shop"; to keep all columns, use'
                 " with_columns()."

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.paths import (
     find_path,
+    flat_name,
     require_value,
     simple_value_advice,
     split_path,
@@ -189,8 +190,9 @@ class Columns:
                 problem = (
                     f"{operator}: {name!r} is a value within a column of {side}: expected a column."
                 )
-                step = f'Make it a column: .with_columns(**{{"{name}": "{name}"}}). {next_step}'
-                raise PlanningError(problem, step, operator=operator, column=name)
+                made = flat_name(name)
+                step = f'Make it a column, .with_columns({made}="{name}"), and name {made!r}.'
+                raise PlanningError(problem, f"{step} {next_step}", operator=operator, column=name)
 
     def require_simple(self, operator: str, names: Iterable[str], use: str) -> None:
         """Raise PlanningError if one of these names means an array, a map or a struct; `use` says

@@ -313,16 +313,15 @@ def test_records_stay_partitioned_by_a_path_while_its_column_is_kept(
     fill(world, "customers", CUSTOMERS, CUSTOMER_ROWS, end_of_dataset="v1")
     customers = bounded_dataset("customers", input="lake.customers", key="id", partitions=2)
     app = Application("app")
+    known = app.table(customers)
     orders = app.input_stream("lake.orders").partition_by("customer.id")
     one = orders.filter("id < 4").select("customer as buyer", "id", "upper('a') as side")
     other = orders.filter("id >= 4").with_columns(side="lower('B')", buyer="customer")
     merged = one.merge(other.partition_by("buyer.id").select("buyer", "id", "side"))
-    joined = merged.join(
-        app.table(customers), on={"buyer.id": "id"}, how="left", select=["name"]
-    ).with_columns(more="id + 1")
-    again = joined.join(
-        app.table(customers), on={"buyer.id": "id"}, select=["address.city"], name="again"
+    joined = merged.join(known, on={"buyer.id": "id"}, how="left", select=["name"]).with_columns(
+        more="id + 1"
     )
+    again = joined.join(known, on={"buyer.id": "id"}, select=["address.city"], name="again")
     again.send_to(app.output_stream("lake.out", partitions=2, key="id"))
     run(world, app, engine)
     expected = []
