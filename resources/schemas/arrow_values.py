@@ -52,6 +52,20 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def rename_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the table with the names of this schema, at every depth; its columns, and the members
+    of structs, have the same order and types.
+    """
+    columns = []
+    for column, field in zip(table.columns, schema, strict=True):
+        if column.type == field.type:
+            columns.append(column)
+        else:  # the names of members are part of Arrow's types
+            chunks = [chunk.view(field.type) for chunk in column.chunks]
+            columns.append(pa.chunked_array(chunks, field.type))
+    return pa.table(columns, schema=schema)
+
+
 def _cast_simple(values: Any, to: pa.DataType) -> Any:
     fitted = values.cast(to, safe=True)
     if pt.is_float32(to) and pt.is_float64(values.type):
