@@ -24,8 +24,10 @@ from dagster_adjunct.resources.schemas.types import (
     Type,
     write_name,
 )
+from dagster_adjunct.resources.validation import validated
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
     """The renames and removals that a user declares.
@@ -41,6 +43,26 @@ class ColumnChanges:
     def __bool__(self) -> bool:
         return bool(self.renamed or self.drop)
 
+    def unknown(self, schema: Schema, names: StoredNames) -> list[str]:
+        """Return the paths that neither are in the schema, nor have been renamed or dropped as
+        declared: typing errors in a change that is requested once.
+        """
+        paths = _find_paths(schema)
+        unknown = []
+        for path, name in self.renamed.items():
+            parent = path[: max(path.rfind("."), 0)]
+            target = f"{parent}.{write_name(name)}" if parent else name
+            if path not in paths and target not in paths:
+                unknown.append(path)
+        retired = {steps[-1] for steps in names.retired}
+        for path in self.drop:
+            if path not in paths and path.rpartition(".")[2].strip("`") not in retired:
+                unknown.append(path)
+        return unknown
+
+
+NO_CHANGES = ColumnChanges()
+
 
 @dataclass(frozen=True, slots=True)
 class FixedColumns:
@@ -48,6 +70,9 @@ class FixedColumns:
 
     names: Collection[str] = ()
     what: str = "the key"
+
+
+NONE_FIXED = FixedColumns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +93,8 @@ def evolve(
     stored: Schema,
     names: StoredNames,
     declared: Schema | None,
-    changes: ColumnChanges = ColumnChanges(),
-    fixed: FixedColumns = FixedColumns(),
+    changes: ColumnChanges = NO_CHANGES,
+    fixed: FixedColumns = NONE_FIXED,
     *,
     ordered: bool = False,
 ) -> Evolution:
@@ -146,7 +171,9 @@ class _Request:
             if path in paths:
                 self.renames[paths[path]] = name
         self.drops = {paths[path] for path in changes.drop if path in paths}
-        self._texts = {steps: text for text, steps in reversed(paths.items())}
+        self._texts: dict[Steps, str] = {}
+        for text, steps in paths.items():
+            self._texts.setdefault(steps, text)
 
     def text(self, steps: Steps) -> str:
         """Return how a user writes the path of a stored column or member."""

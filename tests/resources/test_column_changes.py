@@ -12,7 +12,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     evolve,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
 
 _CUSTOMER = "struct<id:bigint,mail:string>"
 _STORED = Schema.of(id="bigint", note="string", customer=_CUSTOMER)
@@ -22,7 +22,7 @@ def _changed(
     schema: Schema,
     declared: Schema | None = None,
     *,
-    names: StoredNames = StoredNames(),
+    names: StoredNames = AS_NAMED,
     renamed: dict[str, str] | None = None,
     drop: tuple[str, ...] = (),
     ordered: bool = False,
@@ -128,7 +128,7 @@ def test_changes_that_would_lose_or_mix_up_values_are_refused(
     declared = Schema.of(columns) if columns else None
     after = _changed(_STORED, declared, renamed=renamed, drop=drop)
     assert after.problems
-    assert (after.schema, after.names) == (_STORED, StoredNames())
+    assert (after.schema, after.names) == (_STORED, AS_NAMED)
 
 
 def test_what_is_removed_is_told_with_what_to_declare() -> None:
@@ -139,7 +139,7 @@ def test_what_is_removed_is_told_with_what_to_declare() -> None:
 
 
 def test_stored_names_come_back_from_json() -> None:
-    assert StoredNames.from_json(StoredNames().to_json()) == StoredNames()
+    assert StoredNames.from_json(AS_NAMED.to_json()) == AS_NAMED
     after = _changed(_STORED, renamed={"customer.mail": "email"}, drop=("note",))
     assert StoredNames.from_json(after.names.to_json()) == after.names
 
