@@ -115,7 +115,7 @@ def evolve_declaration(
     system.check_same_declaration(
         f"lake.{name}",
         stored,
-        wanted,
+        wanted.model_copy(update={"names": stored.names}),
         list(evolution.problems),
         "Declare the stream as it exists, or use another name. Columns of a lake stream can be"
         " added and widened, and with renamed= and drop= also renamed and dropped. Change policies"
