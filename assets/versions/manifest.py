@@ -359,6 +359,11 @@ class BoundedManifest(CommonManifest):
         return self
 
     @property
+    def named_columns(self) -> NamedColumns | None:
+        """The columns that the dataset has had, with their names of now; None without a version."""
+        return None if self.known_columns is None else self.known_columns.named_columns
+
+    @property
     def chosen(self) -> str | None:
         """The id of the version to serve: the pinned one, else the head."""
         if self.pin is not None:
@@ -550,6 +555,11 @@ class UnboundedManifest(CommonManifest):
     pin: ClassVar[None] = None
     awaited: ClassVar[None] = None
     lost: ClassVar[tuple[Lost, ...]] = ()
+
+    @property
+    def named_columns(self) -> NamedColumns | None:
+        """The columns of the table with their names of now; None without a version."""
+        return None if self.version is None else self.version.named_columns
 
     @property
     def is_settled(self) -> bool:
