@@ -37,6 +37,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.files.formats import FileFormat, check_format
 from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
 from dagster_adjunct.resources.schemas.types import path_column
@@ -211,13 +212,15 @@ class DescriptionOptions(TypedDict, total=False):
 class Presentation:
     """What Dagster shows about a dataset, and when it materializes it by itself.
 
-    `freshness` is the age at which Dagster warns, None if it never does.
+    `freshness` is the age at which Dagster warns, None if it never does. Values of `sensitive`
+    columns are masked.
     """
 
     description: str = ""
     owners: tuple[str, ...] = ()
     group: str | None = None
     column_descriptions: tuple[tuple[str, str], ...] = ()
+    sensitive: tuple[str, ...] = ()
     automation_condition: Condition | None = field(default=None, repr=False)
     freshness: timedelta | None = None
 
@@ -232,6 +235,7 @@ def _presentation(shown: DescriptionOptions, freshness: timedelta | None = None)
         owners=to_name_tuple(shown.get("owners", ())),
         group=shown.get("group"),
         column_descriptions=tuple(described.items()),
+        sensitive=to_name_tuple(shown.get("sensitive", ())),
         automation_condition=shown.get("automation_condition"),
         freshness=freshness,
     )
@@ -254,7 +258,8 @@ class AdjunctDataset:
     It is a BoundedDataset, an UnboundedDataset or a LocalTable. `key` names the columns that
     identify an entry. `partitions` is the number of buckets, None for one broadcast copy.
     `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns`
-    are the stored columns, None for all of the input's. `extractor` turns records into entries.
+    are the stored columns, None for all of the input's. `evolution` says which stored columns were
+    renamed or dropped. `extractor` turns records into entries.
     `bootstrap` makes applications wait until the dataset is first readable. `discard` says which
     versions are retained. Dagster masks values of `sensitive` columns; the path of a part of a
     nested column, "customer.email", masks the whole column. `declared_at` is the line of
@@ -270,9 +275,9 @@ class AdjunctDataset:
     partitions: int | None
     bootstrap: bool = True
     columns: tuple[str, ...] | None = None
+    evolution: ColumnChanges = field(default_factory=ColumnChanges)
     extractor: KeyValueExtractor | None = None
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
-    sensitive: tuple[str, ...] = ()
     presentation: Presentation = field(default_factory=Presentation)
     declared_at: CodeLine | None = field(default=None, compare=False, repr=False)
 
@@ -353,6 +358,11 @@ class AdjunctDataset:
                 )
                 step = "Partition by columns of the key only, or add the column to the key."
                 yield "partition_by", problem, step
+
+    @property
+    def sensitive(self) -> tuple[str, ...]:
+        """The names and paths of the columns whose values are masked, as declared."""
+        return self.presentation.sensitive
 
     @property
     def masked(self) -> tuple[str, ...]:
@@ -593,6 +603,8 @@ def bounded_dataset(  # noqa: PLR0913
     broadcast: bool = False,
     bootstrap: bool = True,
     columns: Sequence[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    drop: str | Sequence[str] = (),
     extractor: KeyValueExtractor | None = None,
     duplicates: Literal["last", "error"] = "last",
     validators: Sequence[Validator] = (),
@@ -625,6 +637,7 @@ def bounded_dataset(  # noqa: PLR0913
         partitions=partitions,
         bootstrap=bootstrap,
         columns=None if columns is None else to_name_tuple(columns),
+        evolution=ColumnChanges(renamed or {}, to_name_tuple(drop)),
         extractor=extractor,
         duplicates=duplicates,
         validators=tuple(validators),
@@ -632,7 +645,6 @@ def bounded_dataset(  # noqa: PLR0913
         discard=discard,
         on_damage=on_damage,
         valid_from=valid_from,
-        sensitive=to_name_tuple(shown.get("sensitive", ())),
         presentation=_presentation(shown),
     )
 
@@ -648,6 +660,8 @@ def unbounded_dataset(  # noqa: PLR0913
     broadcast: bool = False,
     bootstrap: bool = True,
     columns: Sequence[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    drop: str | Sequence[str] = (),
     extractor: KeyValueExtractor | None = None,
     changes: ChangeFormat | None = None,
     order_by: str | Sequence[str] | None = None,
@@ -702,10 +716,10 @@ def unbounded_dataset(  # noqa: PLR0913
         partitions=partitions,
         bootstrap=bootstrap,
         columns=None if columns is None else to_name_tuple(columns),
+        evolution=ColumnChanges(renamed or {}, to_name_tuple(drop)),
         extractor=extractor,
         discard=discard or DiscardPolicy(),
         following=following,
-        sensitive=to_name_tuple(shown.get("sensitive", ())),
         presentation=presentation,
     )
 
@@ -753,6 +767,8 @@ class LocalTableOptions(DescriptionOptions, total=False):
 
     compaction: DeltaCompaction
     discard: DiscardPolicy
+    renamed: Mapping[str, str]
+    drop: str | Collection[str]
 
 
 def local_table(
@@ -781,8 +797,8 @@ def local_table(
         key=key,
         partition_by=partition_by or key,
         partitions=partitions,
+        evolution=ColumnChanges(options.get("renamed", {}), to_name_tuple(options.get("drop", ()))),
         discard=options.get("discard", DiscardPolicy()),
         compaction=options.get("compaction", DeltaCompaction()),
-        sensitive=to_name_tuple(options.get("sensitive", ())),
         presentation=_presentation(options),
     )

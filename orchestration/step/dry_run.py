@@ -331,7 +331,7 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
         views[dataset.name] = None
         is_stored = dataset.persistent and not isinstance(dataset, LocalTable)
         if lake_exists and is_stored:
-            views[dataset.name] = StoredVersions(runtime.lake, dataset).current()
+            views[dataset.name] = StoredVersions(runtime.lake, dataset, named_now=True).current()
     _analyze_projections(runtime, app)
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
 

@@ -139,7 +139,8 @@ class BucketLayout:
     there is one bucket. `key` are the columns that identify a row and by which each file is
     ordered; it may end in hidden columns, and is empty for streams. Keys have no nulls, and are
     unique within one file, or once the files of a bucket are merged. Files have the columns under
-    their stored names (`names`): see `stored`.
+    their stored names (`names`): see `stored`. With `projected`, the layout has other columns than
+    the files of a version were written with.
     """
 
     schema: Schema
@@ -148,6 +149,7 @@ class BucketLayout:
     key: tuple[str, ...] = ()
     hidden: tuple[tuple[str, str], ...] = ()
     names: StoredNames = AS_NAMED
+    projected: bool = False
 
     def __post_init__(self) -> None:
         if not self.bucket_by and self.partitions != 1:
@@ -367,10 +369,10 @@ def _check_files(
 def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
     """Return why a file's columns can't be read as those of the layout, "" if they can.
 
-    If the layout has hidden columns, as for streams and unbounded datasets, files may be older than
-    the layout: they may lack columns, have narrower ones, except in the key, and have dropped ones.
-    A version of a bounded dataset is written at once, so its files must have exactly the layout's
-    columns.
+    If the layout is projected or has hidden columns, as for streams and unbounded datasets, files
+    may be older than the layout: they may lack columns, have narrower ones, except in the key, and
+    have dropped ones. A version of a bounded dataset is written at once, so its files must have
+    exactly its own layout's columns.
     """
     wanted = layout.stored.arrow_schema()
     if stored.remove_metadata().equals(wanted) or _fits_later_layout(stored, layout.stored):
@@ -382,11 +384,12 @@ def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
     """Return whether the columns are those of a layout to which columns were added, or whose
     columns were widened or dropped since; both have stored names.
 
-    Files of a layout without hidden columns are never older than it.
+    Files of a layout without hidden columns are never older than it, unless it is projected.
     """
     names = set(found.names)
     fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)}
-    if not layout.hidden or len(names) < len(found.names) or not fixed <= names:
+    is_later = layout.hidden or layout.projected
+    if not is_later or len(names) < len(found.names) or not fixed <= names:
         return False
     types = layout.types
     for each in found:

@@ -1,0 +1,96 @@
+"""Columns of versions that are renamed, dropped, added again, reordered and widened: each version
+has the names of its time, and joins give every version the names of now.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset, QuerySource, bounded_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.verification import verify_version
+from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
+from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from tests.assets.conftest import World
+from tests.assets.evolving import Evolving, Part, named_now, shown
+
+Entries = dict[int, dict[str, Any]]
+
+
+def spec_of(
+    schema: Schema,
+    entries: Entries,
+    renamed: dict[str, str] | None = None,
+    drop: list[str] | None = None,
+    **options: Any,
+) -> BoundedDataset:
+    rows = [{"k": key, **entry} for key, entry in entries.items()]
+    table = pa.Table.from_pylist(rows, schema.to_arrow())
+    source = QuerySource(lambda spark, asked: table, schema, allow_empty=True)
+    return bounded_dataset(
+        "planes", input=source, key="k", partitions=2, renamed=renamed, drop=drop or (), **options
+    )
+
+
+def read_by_arrow(view: VersionReader) -> Entries:
+    rows = read_entries(view, None).to_pylist()
+    found = {row.pop("k"): row for row in rows}
+    for key, entry in found.items():
+        assert view.get(key) == {"k": key, **entry}
+    return found
+
+
+def read_by_spark(view: VersionReader, spark: Any) -> Entries:
+    rows = [row.asDict(recursive=True) for row in view.frame(spark).collect()]
+    return {row.pop("k"): row for row in rows}
+
+
+def seal(world: World, evolving: Evolving, values: dict[int, dict[int, Any]]) -> str:
+    entries = {key: shown(held, evolving.columns) for key, held in values.items()}
+    report = world.advance(spec_of(evolving.schema, entries, evolving.renamed, evolving.drop))
+    assert report.version is not None
+    return report.version
+
+
+def check_history(world: World, seed: int, read: Any) -> None:
+    """Draw versions and changes between them, and compare every version with plain Python."""
+    evolving = Evolving(Random(seed))
+    history: dict[str, tuple[list[Part], dict[int, dict[int, Any]]]] = {}
+    for _ in range(6):
+        values = {key: evolving.draw_values() for key in range(5)}
+        version = seal(world, evolving, values)
+        history.setdefault(version, (deepcopy(evolving.columns), values))
+        then = StoredVersions(world.lake, "planes")
+        now = StoredVersions(world.lake, "planes", named_now=True)
+        for version_then, (columns, held) in history.items():
+            assert read(then.version(version_then)) == {
+                key: shown(each, columns) for key, each in held.items()
+            }
+            current = named_now(columns, evolving.columns)
+            assert read(now.version(version_then)) == {
+                key: shown(each, current) for key, each in held.items()
+            }
+            assert verify_version(then.version(version_then), deep=True).damaged == ()
+        evolving.step()
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("seed", range(25))
+def test_every_version_has_the_names_of_then_and_joins_those_of_now(
+    world: World, seed: int
+) -> None:
+    world.spark = IN_PROCESS
+    check_history(world, seed, read_by_arrow)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("seed", range(100, 103))
+def test_spark_reads_every_version_as_plain_python_does(sparkling: World, seed: int) -> None:
+    check_history(sparkling, seed, lambda view: read_by_spark(view, sparkling.spark()))
