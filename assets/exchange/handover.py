@@ -46,8 +46,9 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
 from dagster_adjunct.resources.streams.lake.manifest import (
     HIDDEN_COLUMNS,
@@ -350,6 +351,12 @@ class ViewFiles:
             return self.view.layout
         reader = self.view.reader
         return reader.sealed.layout if isinstance(reader, VersionReader) else reader.layout
+
+    @property
+    def named_columns(self) -> NamedColumns:
+        """The columns that engines see, with the names that files have; hidden ones have theirs."""
+        fields = tuple(Field(name, kind) for name, kind in self.view.schema.types.items())
+        return NamedColumns(Schema(fields), self.layout.names)
 
     @property
     def is_renamed(self) -> bool:
