@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.tables.table import AnyTable
 
 
 class DeclaredOutput(Protocol):
-    """A declared output stream: its name, partition count, and partitioning columns."""
+    """A declared output stream: its name, partition count, partitioning columns, and which of its
+    columns were renamed or dropped.
+    """
 
     @property
     def name(self) -> str: ...
@@ -18,6 +21,8 @@ class DeclaredOutput(Protocol):
     def partitions(self) -> int: ...
     @property
     def key(self) -> tuple[str, ...]: ...
+    @property
+    def changes(self) -> ColumnChanges: ...
 
 
 class DeclaredApplication(Protocol):

@@ -230,7 +230,10 @@ class WrittenOutputs(Generic[Frame]):
         look = append.find_previous if is_cut or evolves else lambda: None
         sent: AppendResult | None = self.before_output(stream, look)
         schema = self.frames.schema(frame)
+        changes = self.planned.app.outputs[stream].changes
         create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
+        if changes and evolves:
+            create = partial(create, changes=changes)
         if sent is None:
             create()
             result = self.writes.append(operator, frame, append)
@@ -239,7 +242,10 @@ class WrittenOutputs(Generic[Frame]):
             self.frames.count(frame)  # counts upstream complete once their records are consumed
         else:
             # The first run may have sent before the columns changed: change them only if the append
-            # is a repeat.
+            # is a repeat. Declared renames and removals come first: they tell which columns of the
+            # first append these records still have.
+            if changes:
+                create()
             result = self.writes.append(operator, frame, append)
             create()
         self._sent[operator] = append, result

@@ -62,7 +62,9 @@ from dagster_adjunct.orchestration.step.spark_state import (
 )
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import evolve
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,
@@ -157,13 +159,15 @@ class CheckedOutputs(Generic[Frame]):
         system = require_writer(self.planned.system_of(stream))
         name = split_stream_name(stream)[1]
         sent = self.frames.schema(frame)
-        system.check_create(name, schema=sent, key=key, partitions=partitions)
+        changes = app.outputs[stream].changes
+        system.check_create(name, schema=sent, key=key, partitions=partitions, changes=changes)
         if system.capabilities.evolves and any(
             dataset.stream == stream for dataset in app.datasets
         ):
             stored = system.info(name).schema
             if stored is not None:
-                check_fed_datasets(app, operator, stream, stored, sent)
+                changed = evolve(stored, AS_NAMED, sent, changes)
+                check_fed_datasets(app, operator, stream, stored, changed)
         self.inspect(operator, frame, placed=bool(key))
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:

@@ -58,12 +58,15 @@ def rename_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """
     columns = []
     for column, field in zip(table.columns, schema, strict=True):
-        if column.type == field.type:
-            columns.append(column)
-        else:  # the names of members are part of Arrow's types
-            chunks = [chunk.view(field.type) for chunk in column.chunks]
-            columns.append(pa.chunked_array(chunks, field.type))
+        columns.append(rename_values(column, field.type))
     return pa.table(columns, schema=schema)
+
+
+def rename_values(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    """Return a column as one of a type that differs only in the names of members."""
+    if column.type == to:
+        return column
+    return pa.chunked_array([chunk.view(to) for chunk in column.chunks], to)
 
 
 def _cast_simple(values: Any, to: pa.DataType) -> Any:

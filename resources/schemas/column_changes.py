@@ -4,7 +4,7 @@ at every depth, and what is not allowed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.schemas.evolution import is_widening
@@ -123,6 +123,39 @@ def evolve(
         fields.append(Field(member.name, str(member.type), member.name in sensitive))
     after = StoredNames(sorted_names(walk.names), names.retired | walk.retired)
     return Evolution(Schema(tuple(fields)), after, tuple(walk.changes))
+
+
+def describe_former(
+    earlier: Sequence[tuple[Schema, StoredNames]], now: Schema, names: StoredNames
+) -> dict[str, str]:
+    """Return what became of columns and members that `now` does not have under their former names:
+    "renamed to email", "dropped", by former name or path. `earlier` are columns of before, oldest
+    first.
+    """
+    there = _find_paths(now)
+    renamed: dict[Steps, str] = {}
+    for text, stored in _stored_paths(now, names).items():
+        renamed.setdefault(stored, text)
+    former: dict[str, str] = {}
+    for schema, before in earlier:
+        for text, stored in _stored_paths(schema, before).items():
+            if text in there:
+                continue
+            former[text] = "dropped"
+            if stored in renamed:
+                former[text] = f"renamed to {renamed[stored]}"
+    return former
+
+
+def _stored_paths(schema: Schema, names: StoredNames) -> dict[str, Steps]:
+    """Return the stored steps of each column and member by the texts that users write for it."""
+    paths = {}
+    for text, steps in _find_paths(schema).items():
+        stored: Steps = ()
+        for step in steps:
+            stored = (*stored, names.of(stored, step))
+        paths[text] = stored
+    return paths
 
 
 def _find_paths(schema: Schema) -> dict[str, Steps]:

@@ -10,7 +10,7 @@ have one part. *Stored steps* are made of stored names.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
@@ -161,6 +161,22 @@ StoredNamesField = Annotated[
     StoredNames, PlainValidator(_validate_names), PlainSerializer(StoredNames.to_json)
 ]
 """Stored names as a field of a stored document."""
+
+
+def list_steps(schema: Schema) -> set[Steps]:
+    """Return the steps of all columns and members."""
+    return set(_iter_steps(schema_struct(schema), ()))
+
+
+def _iter_steps(type_: Type, parent: Steps) -> Iterator[Steps]:
+    if isinstance(type_, Array):
+        yield from _iter_steps(type_.element, parent)
+    elif isinstance(type_, Map):
+        yield from _iter_steps(type_.value, parent)
+    elif isinstance(type_, Struct):
+        for member in type_.members:
+            yield (*parent, member.name)
+            yield from _iter_steps(member.type, (*parent, member.name))
 
 
 def schema_struct(schema: Schema) -> Struct:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -28,7 +28,11 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
-from dagster_adjunct.resources.schemas.arrow_values import cast_values
+from dagster_adjunct.resources.schemas.arrow_values import (
+    cast_values,
+    rename_columns,
+    rename_values,
+)
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.records import (
     ArrowFrame,
@@ -40,6 +44,7 @@ from dagster_adjunct.resources.schemas.records import (
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.spark_types import tree_from_spark, types_from_spark
 from dagster_adjunct.resources.schemas.spark_values import fitted_value_sql
+from dagster_adjunct.resources.schemas.stored_names import Steps, list_steps
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -323,6 +328,78 @@ def _fits(given: Any, kind: str) -> bool:
     return is_same_family(given, arrow_type(kind))
 
 
+@dataclass(frozen=True, slots=True)
+class _Repeat:
+    """The columns of an append that is repeated, and those that the repeated records have.
+
+    Both are the same columns of files, which may have been renamed in between.
+    """
+
+    before: LakeStreamDeclaration
+    given: LakeStreamDeclaration
+
+    def lost(self, retired: Collection[Steps]) -> bool:
+        """Whether the records lack what they had at first, and has been dropped since: then
+        the two can't be compared.
+        """
+        stored = self.given.names.store(self.given.columns)
+        first = self.before.names.store(self.before.columns)
+        missing = list_steps(first) - list_steps(stored)
+        return not missing.isdisjoint(retired)
+
+    def translate(self, data: Any, order_by: Sequence[str], what: str) -> Any:
+        """Return the records with the columns, and their names, of the first append.
+
+        If a value does not fit the earlier type, a Spark frame gets null for it; in an Arrow table
+        the whole column stays as it is, and fails when it is written.
+        """
+        if self.before.names == self.given.names:
+            return select_earlier_columns(data, self.before.columns, self.given.columns, order_by)
+        stored = self.given.names.store(self.given.columns)
+        first = self.before.names.store(self.before.columns)
+        if _is_table(data):
+            return self._translate_table(data, stored, first, what)
+        return self._translate_frame(data, stored, first, order_by)
+
+    def _translate_table(self, data: pa.Table, stored: Schema, first: Schema, what: str) -> Any:
+        own = [name for name in data.column_names if name not in OPTIONAL_META]
+        table = fit_to_schema(data.select(own), self.given.columns, what)
+        table = rename_columns(table, stored.to_arrow())
+        table = _narrow_table(table.select([n for n in first.names if n in stored]), first, stored)
+        names = dict(zip(first.names, self.before.columns.names, strict=True))
+        for place, name in enumerate(table.column_names):
+            column = table.column(place)
+            kind = self.before.columns.field(names[name]).type
+            if column.type == arrow_type(first.field(name).type):
+                column = rename_values(column, arrow_type(kind))
+            table = table.set_column(place, names[name], column)
+        for name in data.column_names:
+            if name in OPTIONAL_META:
+                table = table.append_column(name, data.column(name))
+        return table
+
+    def _translate_frame(
+        self, data: DataFrame, stored: Schema, first: Schema, order_by: Sequence[str]
+    ) -> DataFrame:
+        types = {field.name: tree_from_spark(field.dataType) for field in data.schema.fields}
+        columns = []
+        for now, here in zip(self.given.columns.fields, stored.fields, strict=True):
+            if here.name not in first:
+                continue
+            earlier = first.field(here.name)
+            name = self.before.columns.names[first.names.index(here.name)]
+            wanted = self.before.columns.field(name).type
+            value = fitted_value_sql(quote_name(now.name), types[now.name], parse_type(now.type))
+            value = f"CAST({value} AS {here.type})"  # renames members by their places
+            kinds = (parse_type(here.type), parse_type(earlier.type))
+            value = fitted_value_sql(value, *kinds, "TRY_CAST")
+            columns.append(F.expr(f"CAST({value} AS {wanted})").alias(name))
+        for name in types:
+            if name in OPTIONAL_META or (name in order_by and name not in self.given.columns):
+                columns.append(named_column(name))
+        return data.select(*columns)
+
+
 def select_earlier_columns(data: Any, before: Schema, now: Schema, order_by: Sequence[str]) -> Any:
     """Return the records with the columns `before` of their first append, so that the two can be
     compared. `now` are the stream's columns.
@@ -538,6 +615,9 @@ class LakeAppends(StreamStates):
         if end_of_dataset is not None:
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
         while True:
+            repeated = self._find_incomparable(state, data, producer, sequence, stream, options)
+            if repeated is not None:
+                return repeated
             append = Append(
                 stream,
                 producer,
@@ -580,8 +660,9 @@ class LakeAppends(StreamStates):
         else:
             columns = min(sent.columns, len(state.earlier))
             declaration = state.with_columns_at(columns)
-            now = state.declaration.columns
-            data = select_earlier_columns(data, declaration.columns, now, given.order_by)
+            given_columns = state.with_columns_at(match_columns(state, data, given.order_by))
+            repeat = _Repeat(declaration, given_columns)
+            data = repeat.translate(data, given.order_by, what)
             if sent.partitions:
                 declaration = declaration.model_copy(update={"partitions": sent.partitions})
                 given = replace(given, partitioned=False)
@@ -635,6 +716,27 @@ class LakeAppends(StreamStates):
             chained=any(file.stats.get("differing") for file in files),
         )
         return written, [f"{folder}/{file.name}" for file in files]
+
+    def _find_incomparable(
+        self,
+        state: StreamState,
+        data: Any,
+        producer: str,
+        sequence: int,
+        stream: str,
+        options: AppendOptions,
+    ) -> AppendResult | None:
+        """Return the result of the first append of this sequence if the records lack columns that
+        it had, and that were dropped since, so that the two can't be compared; else None.
+        """
+        sent = find_sequence(state.producers, producer, sequence, stream)
+        if sent is None or not state.declaration.names.retired:
+            return None
+        before = state.with_columns_at(min(sent.columns, len(state.earlier)))
+        given = state.with_columns_at(match_columns(state, data, options.order_by))
+        if not _Repeat(before, given).lost(state.declaration.names.retired):
+            return None
+        return result_from_sequence(sent, duplicate=True)
 
     def append_markers(
         self,

@@ -34,10 +34,11 @@ from dagster_adjunct.resources.schemas.column_changes import (
     ColumnChanges,
     Evolution,
     FixedColumns,
+    describe_former,
     evolve,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import schema_struct
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, schema_struct
 from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import manifest
@@ -115,7 +116,7 @@ def evolve_declaration(
     system.check_same_declaration(
         f"lake.{name}",
         stored,
-        wanted,
+        wanted.model_copy(update={"names": stored.names}),
         list(evolution.problems),
         "Declare the stream as it exists, or use another name. Columns of a lake stream can be"
         " added and widened, and with renamed= and drop= also renamed and dropped. Change policies"
@@ -163,8 +164,17 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
         ended = tuple(map(str, rewritten.ended))
         repartitioned = Repartitioning(rewritten.id, ended, tuple(map(str, rewritten.next)))
     facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
+    former = {}
+    if declared.names != AS_NAMED:
+        earlier = [(each.columns, each.names) for each in state.earlier]
+        former = describe_former(earlier, declared.columns, declared.names)
     return StreamInfo(
-        name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned
+        name,
+        *facts,
+        default_offset="oldest",
+        identity=state.id,
+        repartitioned=repartitioned,
+        former=former,
     )
 
 

@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
+from dagster_adjunct.resources.errors import (
+    ProducerConflictError,
+    SchemaMismatchError,
+    StreamExistsError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 COLUMNS = Schema.of(
@@ -46,6 +55,11 @@ def _start(lake: Lake) -> LakeStreams:
     streams.create("s", schema=COLUMNS, key=["k"], partitions=2)
     streams.append("s", [ROW], producer="p", sequence=0)
     return streams
+
+
+def _table(row: dict[str, Any]) -> pa.Table:
+    """Return a record with the columns of before."""
+    return to_arrow_table([row], "rows", COLUMNS)
 
 
 def _rows(streams: LakeStreams) -> list[dict[str, Any]]:
@@ -75,6 +89,126 @@ def test_records_from_before_have_the_new_names(lake: Lake) -> None:
     ]
     assert streams.change_columns("s", renamed=renamed, drop=["lines[].n"]) == ()
     assert streams.log("s").current().number == 3
+
+
+def test_a_repeated_append_is_found_under_the_new_names(lake: Lake) -> None:
+    streams = _start(lake)
+    streams.change_columns(
+        "s", renamed={"note": "remark", "customer.mail": "email", "lines[].sku": "item"}
+    )
+    again = {
+        "k": 1,
+        "remark": "a",
+        "customer": {"id": 7, "email": "x@y"},
+        "lines": [{"item": "s", "n": 2}, None],
+    }
+    assert streams.append("s", [again], producer="p", sequence=0).duplicate
+    assert streams.append("s", _table(ROW), producer="p", sequence=0).duplicate
+    other = {**again, "customer": {"id": 7, "email": "other"}}
+    with pytest.raises(ProducerConflictError):
+        streams.append("s", [other], producer="p", sequence=0)
+    assert len(_rows(streams)) == 1
+
+
+def test_a_repeated_append_without_a_dropped_column_adds_nothing(lake: Lake) -> None:
+    streams = _start(lake)
+    streams.change_columns("s", drop=["note", "customer.mail"])
+    without = {"k": 1, "customer": {"id": 7}, "lines": [{"sku": "s", "n": 2}, None]}
+    assert streams.append("s", [without], producer="p", sequence=0).duplicate
+    assert streams.append("s", _table(ROW), producer="p", sequence=0).duplicate
+    with pytest.raises(ProducerConflictError):
+        streams.append("s", _table({**ROW, "note": "b"}), producer="p", sequence=0)
+    assert streams.append("s", [without], producer="p", sequence=1).rows == 1
+    assert _rows(streams) == [without, without]
+
+
+def test_a_producer_with_the_columns_of_before_keeps_working(lake: Lake) -> None:
+    streams = _start(lake)
+    streams.change_columns("s", renamed={"note": "remark"}, drop=["lines"])
+    old = _table({**ROW, "k": 2, "note": "b"})
+    streams.append("s", old, producer="old", sequence=0)
+    kept = {"customer": {"id": 7, "mail": "x@y"}}
+    assert _rows(streams) == [{"k": 1, "remark": "a", **kept}, {"k": 2, "remark": "b", **kept}]
+
+
+def test_spark_repeats_an_append_of_before_a_change(tmp_path: Path, spark: SparkSession) -> None:
+    streams = _start(open_lake(str(tmp_path), create=True))
+    streams.change_columns("s", renamed={"note": "remark", "lines[].sku": "item"})
+    after = Schema.of(
+        k="bigint",
+        remark="string",
+        customer={"id": "int", "mail": "string"},
+        lines=[{"item": "string", "n": "int"}],
+    )
+    row = (1, "a", (7, "x@y"), [("s", 2), None])
+    frame = spark.createDataFrame([row], after.ddl())
+    assert streams.append("s", frame, producer="p", sequence=0).duplicate
+    other = spark.createDataFrame([(1, "b", (7, "x@y"), [("s", 2), None])], after.ddl())
+    with pytest.raises(ProducerConflictError):
+        streams.append("s", other, producer="p", sequence=0)
+
+
+def test_an_append_from_before_a_change_commits_after_it(lake: Lake) -> None:
+    streams = _start(lake)
+    changing = LakeStreams(lake)
+    wrote = streams._commit
+
+    def commit_late(*given: Any) -> Any:
+        changing.change_columns("s", renamed={"note": "remark"}, drop=["customer"])
+        streams._commit = wrote  # type: ignore[method-assign]
+        return wrote(*given)
+
+    streams._commit = commit_late  # type: ignore[method-assign]
+    streams.append("s", [{**ROW, "k": 2, "note": "b"}], producer="late", sequence=0)
+    lines = ROW["lines"]
+    assert _rows(streams) == [
+        {"k": 1, "remark": "a", "lines": lines},
+        {"k": 2, "remark": "b", "lines": lines},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("renamed", "drop"),
+    [({"k": "key"}, []), ({}, ["k"]), ({"missing": "x"}, []), ({}, ["missing"])],
+)
+def test_keys_and_unknown_columns_can_not_be_changed(
+    lake: Lake, renamed: dict[str, str], drop: list[str]
+) -> None:
+    streams = _start(lake)
+    with pytest.raises(SchemaMismatchError) as caught:
+        streams.change_columns("s", renamed=renamed, drop=drop)
+    assert caught.value.stream == "lake.s"
+    assert streams.info("s").schema == COLUMNS
+
+
+def test_columns_are_not_removed_while_a_checksum_covers_them(lake: Lake) -> None:
+    streams = _start(lake)
+    checksum = arrow_checksum(to_arrow_table([ROW], "rows", COLUMNS), COLUMNS)
+    streams.append_markers("s", "v1", producer="p", sequence=1, checksum=checksum)
+    with pytest.raises(SchemaMismatchError):
+        streams.change_columns("s", drop=["note"])
+    streams.change_columns("s", renamed={"note": "remark", "customer.mail": "email"})
+    read = streams.read_arrow(streams.all_ranges("s"))
+    assert arrow_checksum(read, streams.info("s").schema) == checksum
+
+
+def test_a_dry_run_tells_the_changes_and_makes_none(lake: Lake) -> None:
+    streams = _start(lake)
+    done = streams.change_columns("s", renamed={"note": "remark"}, drop=["lines"], dry_run=True)
+    assert len(done) == 2
+    assert streams.info("s").schema == COLUMNS
+
+
+def test_create_applies_declared_changes_once(lake: Lake) -> None:
+    streams = _start(lake)
+    declared = Schema.of(k="bigint", remark="string", lines=[{"sku": "string", "n": "int"}])
+    changes = ColumnChanges({"note": "remark"}, ("customer",))
+    for _ in range(2):
+        info = streams.create("s", schema=declared, key=["k"], partitions=2, changes=changes)
+        assert info.schema == declared
+    assert streams.log("s").current().number == 3
+    with pytest.raises(StreamExistsError):
+        streams.create("s", schema=COLUMNS, key=["k"], partitions=2, changes=changes)
 
 
 # -- drawn sequences of changes, against dictionaries by column
@@ -231,6 +365,10 @@ def _check_rounds(
         declared = model.change()
         streams.change_columns("s", **declared)
         assert streams.info("s").schema == model.schema()
+        if model.draw.random() < 0.2:
+            compaction = CompactionPolicy(min_segments=2)
+            streams.configure("s", retention=None, compaction=compaction)
+            streams.maintain("s")
         expected = [model.shown(row) for row in model.rows]
         assert _rows(streams) == expected
         if spark is not None:
