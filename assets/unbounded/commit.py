@@ -369,7 +369,7 @@ def evolve_table(advance: Advance) -> Advance:
     version = advance.manifest.version
     source = advance.source
     assert version is not None, "only a served version evolves"
-    evolution = evolve_columns(advance.spec, version, source.schema)
+    evolution = evolve_columns(advance.spec, version.named_columns, source.schema)
     changes = [*evolution.changes]
     history = describe_history_length(version.history)
     declared = describe_history_length(history_from_spec(advance.spec))

@@ -308,7 +308,7 @@ def _find_version_before(
         names = served.names
         if declared is not None:
             columns = columns_of_local_table(declared)
-            names = _evolve_names(declared, served)
+            names = AS_NAMED
         return served.after(
             columns=columns,
             names=names,

@@ -61,7 +61,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_com
 from dagster_adjunct.resources.schemas.column_changes import Evolution, FixedColumns, evolve
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
-from dagster_adjunct.resources.schemas.version_columns import adopt_columns
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns, adopt_columns
 from dagster_adjunct.resources.streams.system import order_keys_step
 
 
@@ -369,7 +369,7 @@ def plan_recovery(
 def _check_served(dataset: str, served: SealedVersion, source: OpenedChanges) -> None:
     """Raise DatasetError where the served version can't continue as the dataset is declared."""
     declared = source.declaration
-    evolve_columns(source.spec, served, source.schema)
+    evolve_columns(source.spec, served.named_columns, source.schema)
     order = rename_names(source.spec, served.order_by)
     if (order, served.position_type) != (declared.order_by, declared.position_type):
         raise order_change_error(dataset, served.order_by, declared.order_by)
@@ -502,14 +502,14 @@ def _restore_or_rebuild(what: str, dataset: str) -> str:
     )
 
 
-def evolve_columns(spec: AdjunctDataset, stored: SealedVersion, declared: Schema) -> Evolution:
+def evolve_columns(spec: AdjunctDataset, stored: NamedColumns, declared: Schema) -> Evolution:
     """Return what the declared columns make of the stored ones, in the order of the declaration.
 
     Raises DatasetError, which lists the differences, unless columns are only added, widened,
     reordered, and renamed or dropped as declared; those of the key stay.
     """
     fixed = FixedColumns(spec.key)
-    after = evolve(stored.columns, stored.names, declared, spec.evolution, fixed, ordered=True)
+    after = evolve(stored.schema, stored.names, declared, spec.evolution, fixed, ordered=True)
     if after.problems:
         raise DatasetError(
             f"dataset {spec.name!r} is stored with other columns than declared:"

@@ -263,13 +263,14 @@ class SealedVersion(VersionFacts, RowForm):
         """Its columns with their stored names."""
         return NamedColumns(self.columns, self.names)
 
-    def named_as(self, other: NamedColumns) -> Self:
+    def named_as(self, other: NamedColumns, *, keep_others: bool = False) -> Self:
         """Return this version with the names that its columns have among `other` columns of the
         dataset.
 
-        Those that are not among these, because they were dropped, are left out.
+        Those that are not among these, because they were dropped, are left out; with `keep_others`
+        only if another column has their name now.
         """
-        named = self.named_columns.named_as(other)
+        named = self.named_columns.named_as(other, keep_others=keep_others)
         if named == self.named_columns:
             return self
         history = self.history

@@ -92,12 +92,12 @@ def _merge_types(known: Type, declared: Type) -> tuple[Type, Type]:
 
 
 def names_in_files(columns: Schema, names: StoredNames) -> StoredNames:
-    """Return the stored names of just these columns and their members, for files that have exactly
-    these.
+    """Return the stored names of just these columns and their members, and the dropped ones, for
+    files that have exactly these columns.
     """
     found: list[tuple[Steps, str]] = []
     _collect_names(schema_struct(columns), (), names, found)
-    return StoredNames(sorted_names(found))
+    return StoredNames(sorted_names(found), names.retired)
 
 
 def _collect_names(
