@@ -336,7 +336,9 @@ def test_every_widening_within_nested_types_is_read_without_a_change(
 def test_other_changes_within_nested_types_are_rejected(streams: LakeStreams, kind: str) -> None:
     streams.create("s", schema=ORDERS, key=["k"], partitions=2)
     changed = Schema.of({**ORDERS.types, "customer": kind})
-    with pytest.raises(StreamExistsError, match=r"customer(\.id|\.address(\.city)?)? (is|\(\S+\) is)"):
+    with pytest.raises(
+        StreamExistsError, match=r"customer(\.id|\.address(\.city)?)? (is|\(\S+\) is)"
+    ):
         streams.create("s", schema=changed, key=["k"], partitions=2)
     assert streams.info("s").schema == ORDERS
 
