@@ -528,7 +528,7 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
             new = VersionReader(lake.store, member.name, version)
             current = None
             if served is not None:
-                served = served.named_as(version.named_columns)
+                served = served.named_as(version.named_columns, keep_others=True)
                 current = VersionReader(lake.store, member.name, served)
             compared = Candidate(new, current, member.context.spark)
             verdicts = evaluate(member.spec.validators, compared, member.spec.masked)

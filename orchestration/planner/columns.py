@@ -8,7 +8,7 @@ run before a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -110,22 +110,40 @@ def add_location(error: PlanningError, operator: Operator) -> PlanningError:
     return located
 
 
-def explain_former_column(error: PlanningError, catalog: Catalog) -> PlanningError:
-    """Return the error for a column with what became of it, if a stream had it under this name."""
-    for facts in catalog.values():
-        became = facts.former.get(error.column or "")
-        if became is None or (facts.schema is not None and error.column in facts.schema):
-            continue
-        step = "Leave it out, or send it to the stream again."
+def explain_former_column(
+    error: PlanningError, catalog: Catalog, datasets: Iterable[AdjunctDataset]
+) -> PlanningError:
+    """Return the error for a column with what became of it, if a stream had it under this name, or
+    a dataset declares that it had.
+    """
+    for owner, became in _iter_former(error.column or "", catalog, datasets):
+        step = "Leave it out."
         if became != "dropped":
             step = f"Write {became.removeprefix('renamed to ')}."
         explained = error.reworded(
-            f"{error.problem} In stream {facts.name}, {error.column} was {became}.",
-            f"{step} {error.next_step}",
+            f"{error.problem} In {owner}, {error.column} was {became}.", f"{step} {error.next_step}"
         )
         explained.__cause__ = error.__cause__
         return explained
     return error
+
+
+def _iter_former(
+    column: str, catalog: Catalog, datasets: Iterable[AdjunctDataset]
+) -> Iterator[tuple[str, str]]:
+    """Yield the streams and datasets that had a column of this name or path, and what became of
+    it.
+    """
+    for dataset in datasets:
+        changes = dataset.evolution
+        if column in changes.renamed:
+            yield f"dataset {dataset.name!r}", f"renamed to {changes.renamed[column]}"
+        elif column in changes.drop:
+            yield f"dataset {dataset.name!r}", "dropped"
+    for facts in catalog.values():
+        became = facts.former.get(column)
+        if became is not None and (facts.schema is None or column not in facts.schema):
+            yield f"stream {facts.name}", became
 
 
 def note_unless_strict(
@@ -147,7 +165,7 @@ def visit_operators(app: Application, catalog: Catalog, visit: Callable[[Operato
     PlanningError.
 
     After all calls, raises that error, or one PlanningError that lists all of them. Errors for
-    columns say what became of these in the streams of the catalog.
+    columns say what became of these in streams and datasets.
     """
     errors: list[PlanningError] = []
     skipped: set[str] = set()
@@ -157,7 +175,9 @@ def visit_operators(app: Application, catalog: Catalog, visit: Callable[[Operato
                 visit(operator)
                 continue
         except PlanningError as error:
-            errors.append(add_location(explain_former_column(error, catalog), operator))
+            errors.append(
+                add_location(explain_former_column(error, catalog, app.datasets), operator)
+            )
         skipped.add(operator.id)
     if len(errors) > 1:
         first = errors[0]
@@ -276,7 +296,7 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
                     about[field.name] = error.facts[field.name]
             about |= {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
             planning = PlanningError(error.problem, error.next_step, **about)
-            raise explain_former_column(planning, catalog) from None
+            raise explain_former_column(planning, catalog, app.datasets) from None
 
 
 def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Catalog) -> None:

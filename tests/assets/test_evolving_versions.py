@@ -24,6 +24,7 @@ from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
+from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
