@@ -168,6 +168,43 @@ def list_steps(schema: Schema) -> set[Steps]:
     return set(_iter_steps(schema_struct(schema), ()))
 
 
+def keep_steps(schema: Schema, names: StoredNames, kept: Collection[Steps]) -> Schema:
+    """Return the schema with only those columns and members whose stored steps are among `kept`,
+    without structs of which nothing is left.
+    """
+    struct = _keep_members(schema_struct(schema), (), names, kept)
+    fields = []
+    for member in struct.members:
+        is_sensitive = schema.field(member.name).sensitive
+        fields.append(Field(member.name, str(member.type), is_sensitive))
+    return Schema(tuple(fields))
+
+
+def _keep_members(type_: Type, parent: Steps, names: StoredNames, kept: Collection[Steps]) -> Any:
+    if isinstance(type_, Array):
+        return Array(_keep_members(type_.element, parent, names, kept))
+    if isinstance(type_, Map):
+        return Map(_keep_members(type_.value, parent, names, kept))
+    if isinstance(type_, Simple):
+        return type_
+    members = []
+    for member in type_.members:
+        place = (*parent, names.of(parent, member.name))
+        if place in kept:
+            inner = _keep_members(member.type, place, names, kept)
+            if not _is_empty(inner):
+                members.append(Member(member.name, inner))
+    return Struct(tuple(members))
+
+
+def _is_empty(type_: Type) -> bool:
+    if isinstance(type_, Array):
+        return _is_empty(type_.element)
+    if isinstance(type_, Map):
+        return _is_empty(type_.value)
+    return isinstance(type_, Struct) and not type_.members
+
+
 def _iter_steps(type_: Type, parent: Steps) -> Iterator[Steps]:
     if isinstance(type_, Array):
         yield from _iter_steps(type_.element, parent)

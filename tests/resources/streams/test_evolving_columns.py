@@ -5,7 +5,7 @@ is read after each change, with and without Spark, and compared with plain dicti
 from __future__ import annotations
 
 import random
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -124,8 +124,14 @@ def test_a_repeated_append_without_a_dropped_column_adds_nothing(lake: Lake) -> 
     assert streams.append("s", _table(ROW), producer="p", sequence=0).duplicate
     with pytest.raises(ProducerConflictError):
         streams.append("s", _table({**ROW, "note": "b"}), producer="p", sequence=0)
+    for other in ({**without, "k": 2}, {**without, "customer": {"id": 8}}):
+        with pytest.raises(ProducerConflictError):
+            streams.append("s", [other], producer="p", sequence=0)
     assert streams.append("s", [without], producer="p", sequence=1).rows == 1
     assert _rows(streams) == [without, without]
+    repartition(streams, "s", 3, reason="more", by="ada", check=lambda state: None)
+    with pytest.raises(ProducerConflictError):  # where the first records are is not known
+        streams.append("s", [without], producer="p", sequence=0)
 
 
 def test_a_producer_with_the_columns_of_before_keeps_working(lake: Lake) -> None:
@@ -146,6 +152,16 @@ def test_spark_repeats_an_append_of_before_a_change(tmp_path: Path, spark: Spark
         customer={"id": "int", "mail": "string"},
         lines=[{"item": "string", "n": "int"}],
     )
+    row = (1, "a", (7, "x@y"), [("s", 2), None])
+    frame = spark.createDataFrame([row], after.ddl())
+    assert streams.append("s", frame, producer="p", sequence=0).duplicate
+    streams.change_columns("s", drop=["lines[].n"])
+    without = after.types | {"lines": "array<struct<item:string>>"}
+    for remark, is_same in (("a", True), ("b", False)):
+        row = (1, remark, (7, "x@y"), [("s",), None])
+        frame = spark.createDataFrame([row], Schema.of(without).ddl())
+        with nullcontext() if is_same else pytest.raises(ProducerConflictError):
+            assert streams.append("s", frame, producer="p", sequence=0).duplicate
     row = (1, "a", (7, "x@y"), [("s", 2), None])
     frame = spark.createDataFrame([row], after.ddl())
     assert streams.append("s", frame, producer="p", sequence=0).duplicate
