@@ -106,8 +106,8 @@ class RepeatedAppend:
         types = {field.name: tree_from_spark(field.dataType) for field in data.schema.fields}
         columns = []
         for now, here in zip(self.given.columns.fields, stored.fields, strict=True):
-            if here.name not in first:
-                continue
+            if here.name not in first or now.name not in types:
+                continue  # who writes the records reports a missing column
             earlier = first.field(here.name)
             name = self.before.columns.names[first.names.index(here.name)]
             wanted = self.before.columns.field(name).type
@@ -117,7 +117,7 @@ class RepeatedAppend:
             value = fitted_value_sql(value, *kinds, "TRY_CAST")
             columns.append(F.expr(f"CAST({value} AS {wanted})").alias(name))
         for name in types:
-            if name in OPTIONAL_META or (name in order_by and name not in self.given.columns):
+            if name in OPTIONAL_META or (name in order_by and name not in self.before.columns):
                 columns.append(named_column(name))
         return data.select(*columns)
 

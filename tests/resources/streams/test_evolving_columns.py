@@ -29,6 +29,7 @@ from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.readers import read_new
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import AppendOptions, OffsetRange
 from tests.faulty_store import Crash, Fault, FaultyStore
 
 if TYPE_CHECKING:
@@ -143,6 +144,26 @@ def test_a_producer_with_the_columns_of_before_keeps_working(lake: Lake) -> None
     assert _rows(streams) == [{"k": 1, "remark": "a", **kept}, {"k": 2, "remark": "b", **kept}]
 
 
+def test_spark_reads_a_part_of_a_stream_whose_columns_were_renamed(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    streams = LakeStreams(open_lake(str(tmp_path), create=True))
+    streams.create("s", schema=COLUMNS, key=["k"], partitions=2)
+    for sequence in range(2):
+        rows = [{**ROW, "k": 10 * sequence + k} for k in range(10)]
+        streams.append("s", rows, producer="p", sequence=sequence)
+    streams.change_columns("s", renamed={"note": "remark", "customer.mail": "email"})
+    names = ["k", "remark", "customer"]
+    for number in range(2):
+        (ssp,) = (ssp for ssp in streams.all_ranges("s") if ssp.partition == number)
+        end = int(streams.upcoming([ssp])[ssp]) - 1
+        ranges = {ssp: OffsetRange("2", str(end))}
+        expected = streams.read_arrow(ranges, names).select(names).to_pylist()
+        assert len(expected) == end - 2
+        found = streams.read(spark, ranges).select(*names).orderBy("__offset").collect()
+        assert [row.asDict(recursive=True) for row in found] == expected
+
+
 def test_spark_repeats_an_append_of_before_a_change(tmp_path: Path, spark: SparkSession) -> None:
     streams = _start(open_lake(str(tmp_path), create=True))
     streams.change_columns("s", renamed={"note": "remark", "lines[].sku": "item"})
@@ -154,7 +175,8 @@ def test_spark_repeats_an_append_of_before_a_change(tmp_path: Path, spark: Spark
     )
     row = (1, "a", (7, "x@y"), [("s", 2), None])
     frame = spark.createDataFrame([row], after.ddl())
-    assert streams.append("s", frame, producer="p", sequence=0).duplicate
+    ordered = AppendOptions(order_by=["remark"])
+    assert streams.append("s", frame, producer="p", sequence=0, options=ordered).duplicate
     streams.change_columns("s", drop=["lines[].n"])
     without = after.types | {"lines": "array<struct<item:string>>"}
     for remark, is_same in (("a", True), ("b", False)):
