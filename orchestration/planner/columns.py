@@ -407,7 +407,8 @@ def check_fed_datasets(
 def derive_columns(
     app: Application, catalog: Catalog
 ) -> tuple[tuple[str, ...], dict[str, Columns]]:
-    """Return notes on types that are not known yet, and the columns after each operator, by its id.
+    """Return notes on changes of columns and on types that are not known yet, and the columns after
+    each operator, by its id.
 
     Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types
     that certainly do not fit, and for outputs whose columns their streams can't accept.
@@ -442,7 +443,7 @@ def _check_written(
     operator: Operator, context: PlanContext, target: str, written: dict[str, str | None] | None
 ) -> list[str]:
     """Raise PlanningError if a target can't store the columns that an operator writes to it, and
-    return notes on types that are not known yet.
+    return notes on declared changes of its columns, and on types that are not known yet.
 
     Types that an existing stream declares are added to the context.
     """
@@ -450,7 +451,7 @@ def _check_written(
     if facts is not None:
         context.declared.extend(_compare_stored_types(facts, written))
         if written is not None:
-            _check_existing_stream(context.app, operator.id, facts, written)
+            return _check_existing_stream(context.app, operator.id, facts, written)
         return []
     if written is None or operator.spec.role != "output":
         return []
@@ -576,7 +577,10 @@ def _compare_stored_types(
 
 def _check_existing_stream(
     app: DeclaredApplication, operator: str, facts: StreamFacts, types: dict[str, str | None]
-) -> None:
+) -> list[str]:
+    """Raise PlanningError if a stream can't store these columns, and return a note on what the next
+    run changes as declared.
+    """
     changes = declared_changes(app, facts.name)
     if changes and not facts.evolves and facts.name in app.outputs:
         raise PlanningError(
@@ -587,7 +591,7 @@ def _check_existing_stream(
             operator=operator,
         )
     if facts.schema is None or not facts.evolves:
-        return
+        return []
     with _as_column_error(operator, facts.name):
         declared = _declare_sent(types, facts.schema, changes)
     changed = evolve(facts.schema, AS_NAMED, declared, changes, FixedColumns(facts.key))
@@ -603,6 +607,9 @@ def _check_existing_stream(
             operator=operator,
         )
     check_fed_datasets(app, operator, facts.name, facts.schema, changed)
+    if not changes or not changed.changes:
+        return []
+    return [f"{operator}: the next run changes {facts.name}: {'; '.join(changed.changes)}."]
 
 
 def _declare_sent(

@@ -198,7 +198,9 @@ def test_an_output_on_another_system_takes_no_renames_and_removals() -> None:
     app = Application("app")
     out = app.output_stream("lake.out", partitions=2, key="k", renamed={"v": "w"})
     app.input_stream("lake.s").map("k", "v as w").send_to(out)
-    build_plan(app, world(k="string", v="int"))
+    notes = build_plan(app, world(k="string", v="int")).notes
+    assert [note for note in notes if "v is renamed to w" in note]
+    assert not [note for note in build_plan(app, world(k="string", w="int")).notes if "w" in note]
     with pytest.raises(PlanningError) as caught:
         build_plan(app, world(evolves=False, k="string", v="int"))
     assert caught.value.stream == "lake.out"
