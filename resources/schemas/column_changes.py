@@ -196,7 +196,6 @@ class _Request:
     ) -> None:
         self._changes = changes
         self._declared: Mapping[str, Steps] = {}
-        self._is_declared = declared is not None
         if declared is not None:
             self._declared = _find_paths(declared)
         self.renames: dict[Steps, str] = {}
