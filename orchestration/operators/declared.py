@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
+from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.tables.table import AnyTable
 
 
@@ -41,3 +41,15 @@ class DeclaredApplication(Protocol):
 
     def table_key(self, name: str) -> tuple[str, ...]:
         """Return the key columns of a declared remote table."""
+
+
+def declared_changes(app: DeclaredApplication, stream: str) -> ColumnChanges:
+    """Return the renames and removals that are declared for a stream which the application writes:
+    by its output, or by a dataset whose rows are the stream's records.
+    """
+    if stream in app.outputs:
+        return app.outputs[stream].changes
+    for dataset in app.datasets:
+        if dataset.stream == stream and dataset.extractor is None and dataset.evolution:
+            return dataset.evolution
+    return NO_CHANGES

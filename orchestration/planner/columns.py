@@ -31,7 +31,7 @@ from dagster_adjunct.assets.validation.validators import (
     iterate_sql_rules,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication, declared_changes
 from dagster_adjunct.orchestration.operators.joins import source_schema
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -52,7 +52,6 @@ from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import (
-    NO_CHANGES,
     ColumnChanges,
     Evolution,
     FixedColumns,
@@ -578,8 +577,8 @@ def _compare_stored_types(
 def _check_existing_stream(
     app: DeclaredApplication, operator: str, facts: StreamFacts, types: dict[str, str | None]
 ) -> None:
-    changes = app.outputs[facts.name].changes if facts.name in app.outputs else NO_CHANGES
-    if changes and not facts.evolves:
+    changes = declared_changes(app, facts.name)
+    if changes and not facts.evolves and facts.name in app.outputs:
         raise PlanningError(
             f"{operator}: columns of stream {facts.name} can't be renamed or dropped: only streams"
             " of the lake keep names for them.",

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, UnboundedDataset
@@ -29,6 +30,7 @@ from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
+from dagster_adjunct.orchestration.operators.declared import declared_changes
 from dagster_adjunct.orchestration.operators.lookup_join import check_stored_columns
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.operators.operator import Operator
@@ -159,8 +161,11 @@ class CheckedOutputs(Generic[Frame]):
         system = require_writer(self.planned.system_of(stream))
         name = split_stream_name(stream)[1]
         sent = self.frames.schema(frame)
-        changes = app.outputs[stream].changes
-        system.check_create(name, schema=sent, key=key, partitions=partitions, changes=changes)
+        changes = declared_changes(app, stream)
+        check = partial(system.check_create, name, schema=sent, key=key, partitions=partitions)
+        if changes and system.capabilities.evolves:
+            check = partial(check, changes=changes)
+        check()
         if system.capabilities.evolves and any(
             dataset.stream == stream for dataset in app.datasets
         ):

@@ -337,12 +337,17 @@ class _Walk:
         if name != member.name:
             self.problems.append(f"{path} is renamed to {name}, which is not declared")
             return None
-        alike = [each.name for each in declared.members if each.name.lower() == name.lower()]
-        become = alike[0] if alike else "…"
-        self.problems.append(
-            f'{path} ({member.type}) is removed: declare drop=["{path}"],'
-            f' or renamed={{"{path}": "{become}"}}'
+        problem = (
+            f'{path} ({member.type}) is removed: declare drop=["{path}"], or'
+            f' renamed={{"{path}": "…"}}'
         )
+        for each in declared.members:
+            if each.name.lower() == name.lower():
+                problem = (
+                    f"{path} ({member.type}) is renamed to {each.name}: declare"
+                    f' renamed={{"{path}": "{each.name}"}}'
+                )
+        self.problems.append(problem)
         return None
 
     def _evolve_type(self, was: Type, now: Type | None, steps: Steps, place: Steps) -> Type:

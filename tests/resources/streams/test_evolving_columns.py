@@ -5,6 +5,7 @@ is read after each change, with and without Spark, and compared with plain dicti
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ import pytest
 
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
 from dagster_adjunct.resources.errors import (
+    CommitStateUnknownError,
     ProducerConflictError,
     SchemaMismatchError,
+    StoreUnavailableError,
     StreamExistsError,
 )
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
@@ -23,7 +26,10 @@ from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.readers import read_new
+from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from tests.faulty_store import Crash, Fault, FaultyStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -209,6 +215,66 @@ def test_create_applies_declared_changes_once(lake: Lake) -> None:
     assert streams.log("s").current().number == 3
     with pytest.raises(StreamExistsError):
         streams.create("s", schema=COLUMNS, key=["k"], partitions=2, changes=changes)
+
+
+@pytest.mark.parametrize("kind", ["crash-before", "crash-after", "lost-after", "lost-before"])
+def test_a_change_that_is_interrupted_at_any_request_happens_once(lake: Lake, kind: Any) -> None:
+    _start(lake)
+    for nth in count(1):
+        store = FaultyStore(lake.store, [Fault("*", nth, kind)])
+        changes: dict[str, Any] = {"renamed": {"note": f"note{nth}"}, "drop": ["customer"]}
+        if nth > 1:
+            changes = {"renamed": {f"note{nth - 1}": f"note{nth}"}}
+        with suppress(Crash, StoreUnavailableError, CommitStateUnknownError):
+            LakeStreams(lake_in(store)).change_columns("s", **changes)
+        there = LakeStreams(lake)
+        there.change_columns("s", **changes)
+        assert _rows(there) == [{"k": 1, f"note{nth}": "a", "lines": ROW["lines"]}]
+        if len(store.requests) < nth:
+            return
+
+
+def test_two_changes_at_once_are_both_made(lake: Lake) -> None:
+    streams = _start(lake)
+    other = LakeStreams(lake)
+    rename = Fault(
+        "put_if_match", 1, "meanwhile", lambda: other.change_columns("s", renamed={"note": "n"})
+    )
+    first = LakeStreams(lake_in(FaultyStore(lake.store, [rename])))
+    first.change_columns("s", drop=["customer"])
+    assert _rows(streams) == [{"k": 1, "n": "a", "lines": ROW["lines"]}]
+
+
+def test_a_reader_of_before_continues_with_the_new_names(lake: Lake) -> None:
+    streams = _start(lake)
+    with read_new(lake, "s", reader="r") as batch:
+        assert batch.table(["note"]).column("note").to_pylist() == ["a"]
+        batch.commit()
+    streams.append("s", [{**ROW, "k": 2, "note": "b"}], producer="p", sequence=1)
+    late = read_new(lake, "s", reader="r")
+    streams.change_columns("s", renamed={"note": "remark"}, drop=["customer.mail"])
+    assert late.table(["remark", "customer"]).select([0, 1]).to_pylist() == [
+        {"remark": "b", "customer": {"id": 7}}
+    ]
+    with pytest.raises(SchemaMismatchError):
+        late.table(["note"])
+
+
+def test_records_of_before_are_rewritten_under_the_new_names(lake: Lake) -> None:
+    streams = _start(lake)
+    streams.change_columns(
+        "s", renamed={"note": "remark", "lines[].sku": "item"}, drop=["customer"]
+    )
+    streams.append("s", [{"k": 2, "remark": "b", "lines": []}], producer="p", sequence=1)
+    expected = [
+        {"k": 1, "remark": "a", "lines": [{"item": "s", "n": 2}, None]},
+        {"k": 2, "remark": "b", "lines": []},
+    ]
+    repartition(streams, "s", 3, reason="more", by="ada", check=lambda state: None)
+    assert _rows(streams) == expected
+    changed = Schema.of(**streams.info("s").schema.types, note="int")
+    streams.change_columns("s", schema=changed)
+    assert _rows(streams) == [{**row, "note": None} for row in expected]
 
 
 # -- drawn sequences of changes, against dictionaries by column
