@@ -22,6 +22,7 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.generation import ARROW
+from dagster_adjunct.assets.reading import superseded
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, open_stored_versions
 from dagster_adjunct.assets.reading.valid_time import read_rows_over_time
 from dagster_adjunct.assets.reading.verification import verify_version
@@ -119,6 +120,26 @@ def test_spark_reads_all_versions_over_time_with_the_columns_of_the_newest(
         (1, "a", "Oslo", None),
         (2, "b", "Rome", None),
         (3, "c", "Bonn", 5),
+    ]
+
+
+@pytest.mark.spark
+def test_a_mask_leaves_out_superseded_rows_of_renamed_columns(
+    sparkling: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superseded, "FEWEST_ROWS", 0)
+    deliver(sparkling, unbounded)
+    sparkling.send("planes", [(1, "new", None, 8)])
+    sparkling.advance(unbounded())
+    stored = open_stored_versions(sparkling.lake, "planes")
+    sealed = stored.require_current().sealed
+    superseded.try_to_write_mask(sparkling.lake.store, "planes", sealed)
+    assert superseded.read_mask(sparkling.lake.store, sealed) is not None
+    rows = stored.require_current().frame(sparkling.spark()).collect()
+    assert sorted((row.k, row.memo, row.note) for row in rows) == [
+        (1, "new", 8),
+        (2, "b", None),
+        (3, "c", 5),
     ]
 
 
