@@ -371,7 +371,16 @@ def _has_commit(lake: Lake, name: str) -> bool:
         return True
 
 
-_HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_number", "doomed"}
+_HIDDEN = {
+    "format",
+    "version",
+    "delivered",
+    "known",
+    "known_columns",
+    "next_generation",
+    "next_number",
+    "doomed",
+}
 
 
 @validated_methods

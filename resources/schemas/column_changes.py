@@ -37,7 +37,7 @@ class ColumnChanges:
     what has happened already changes nothing.
     """
 
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict, hash=False)
     drop: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
