@@ -67,6 +67,25 @@ def _is_widening_tree(narrow: Type, wide: Type) -> bool:
     return True
 
 
+def holds_values_of(wide: Type, narrow: Type) -> bool:
+    """Whether files with the type `narrow` can be read with the type `wide`, if members of structs
+    are matched by name: `wide` may have more of them, in any order.
+    """
+    if isinstance(narrow, Simple) and isinstance(wide, Simple):
+        return is_widening(narrow.name, wide.name)
+    if isinstance(narrow, Array) and isinstance(wide, Array):
+        return holds_values_of(wide.element, narrow.element)
+    if isinstance(narrow, Map) and isinstance(wide, Map):
+        return holds_values_of(wide.value, narrow.value)
+    if not isinstance(narrow, Struct) or not isinstance(wide, Struct):
+        return False
+    for member in narrow.members:
+        now = wide.member(member.name)
+        if now is None or not holds_values_of(now.type, member.type):
+            return False
+    return True
+
+
 def incompatible_changes(
     stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key"
 ) -> list[str]:
