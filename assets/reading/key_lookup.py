@@ -561,6 +561,23 @@ class KeyFiles:
             return None
         return (rows, row)
 
+    def places_of(self, bucket: int, keys: Sequence[Key]) -> Iterator[tuple[RowGroup, list[int]]]:
+        """Yield the row groups with rows of these keys, or leading parts of keys (in plain form,
+        sorted), and the numbers of these rows there.
+        """
+        group: RowGroup | None = None
+        places: list[int] = []
+        for key in keys:
+            for rows, first, after in self.scan(bucket, key, end_of_prefix(key)):
+                if rows is not group:
+                    if group is not None:
+                        yield group, places
+                    group = rows
+                    places = []
+                places += range(first, after)
+        if group is not None:
+            yield group, places
+
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
         """Yield (row group, first row, row after the last) for the keys from `start` (included) to
         `end` (excluded).

@@ -11,10 +11,7 @@ and reject the same ones with the same messages.
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
 from collections.abc import Collection, Sequence
-from operator import add
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration import change_formats, change_values
@@ -40,16 +37,15 @@ from dagster_adjunct.assets.sources.entries import (
     hides_values,
     select_relevant_columns,
 )
+from dagster_adjunct.assets.sources.json_records import records_to_json
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
 from dagster_adjunct.resources.schemas.values import (
     CHECKED_TYPES,
     expected_values,
-    format_spark_date,
-    readable_values,
     unreadable_condition,
     unreadable_values,
 )
@@ -377,68 +373,6 @@ def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
     problem = F.when(which.isNotNull(), F.concat(which, change_values.quote_column(found), rule))
     values[PROBLEM] = F.coalesce(F.col(PROBLEM), problem)
     return changes.withColumns(values)
-
-
-_TYPES = (
-    "string",
-    "boolean",
-    "tinyint",
-    "smallint",
-    "int",
-    "bigint",
-    "date",
-    "timestamp",
-    "binary",
-)
-_SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
-_ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)}, **_SHORT})
-
-
-def supports_json(kind: str) -> bool:
-    """Whether `records_to_json` writes values of this type as Spark does; fractions and decimals
-    need Java's format.
-    """
-    return kind in _TYPES
-
-
-def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
-    """Return the columns of each record as a JSON object, with nulls, as Spark writes it."""
-    names = [f'"{name.translate(_ESCAPED)}":' for name in schema.names]
-    columns = [_texts(records.column(field.name), field.type) for field in schema.fields]
-    texts = []
-    for row in zip(*columns, strict=True):
-        members = ",".join(map(add, names, row))
-        texts.append(f"{{{members}}}")
-    return pa.array(texts, pa.string())
-
-
-def _texts(column: pa.ChunkedArray, kind: str) -> list[str]:
-    if kind in ("date", "timestamp"):
-        column = column.cast("int32" if kind == "date" else "int64")
-    return [_text(value, kind) for value in readable_values(column, "replace")]
-
-
-def _text(value: Any, kind: str) -> str:
-    if value is None:
-        return "null"
-    if kind == "boolean":
-        return "true" if value else "false"
-    if kind == "string":
-        return f'"{value.translate(_ESCAPED)}"'
-    if kind == "binary":
-        return f'"{base64.b64encode(value).decode()}"'
-    if kind == "date":
-        return f'"{_day(value)}"'
-    if kind == "timestamp":
-        days, micros = divmod(value, 86_400_000_000)
-        seconds, rest = divmod(micros, 1_000_000)
-        time = (dt.datetime.min + dt.timedelta(seconds=seconds)).time()
-        return f'"{_day(days)}T{time:%H:%M:%S}.{rest // 1000:03d}Z"'
-    return str(value)
-
-
-def _day(days: int) -> str:
-    return format_spark_date(str(np.datetime64(days, "D")))
 
 
 def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
-from dagster_adjunct.orchestration.batch_log.partition_values import Ranges
+from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
