@@ -4,9 +4,6 @@ within nested types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -84,51 +81,3 @@ def holds_values_of(wide: Type, narrow: Type) -> bool:
         if now is None or not holds_values_of(now.type, member.type):
             return False
     return True
-
-
-def incompatible_changes(
-    stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key"
-) -> list[str]:
-    """Return descriptions of the changes that would make stored rows unreadable: all except added
-    and widened columns.
-
-    The types of the columns `fixed` may not change at all; `what` is what these are part of ("the
-    key").
-    """
-    called = {name.lower(): name for name in declared.names}
-    changes = []
-    for field in stored.fields:
-        name = field.name
-        was = field.type
-        if name not in declared:
-            if name.lower() in called:
-                changes.append(f"{name} ({was}) is renamed to {called[name.lower()]}")
-            else:
-                changes.append(f"{name} ({was}) is removed")
-            continue
-        kind = declared.field(name).type
-        if kind != was and name in fixed:
-            changes.append(
-                f"{name} is {kind}, was {was}, and is a column of {what}, which can't change"
-            )
-        elif not is_widening(was, kind):
-            changes.append(f"{name} is {kind}, was {was}, {_misfit_reason(was, kind)}")
-    return changes
-
-
-def _misfit_reason(was: str, kind: str) -> str:
-    if is_nested(was) and is_nested(kind):
-        return (
-            "and a nested column can only get more fields, after those that its structs had, and"
-            " wider simple types"
-        )
-    return "whose values do not all fit"
-
-
-def evolve_schema(stored: Schema, declared: Schema) -> Schema:
-    """Return the stored columns in their order with the declared types, then the added ones.
-
-    Columns that are sensitive in either schema stay so.
-    """
-    names = [*stored.names, *(name for name in declared.names if name not in stored)]
-    return declared.select(names).with_sensitive(*stored.sensitive)
