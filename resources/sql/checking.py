@@ -167,20 +167,27 @@ class _Scope:
 
     def check(self, expression: Expression) -> str | None:
         """Return the type of an expression. Raises PlanningError as `check_expression` does."""
-        text = expression.text
-        types = self.types
         for name in expression.columns:
             self.check_reference(expression, name)
         for excepted in expression.excepted:
             if self.columns is not None and self._find_column(excepted) is None:
                 raise self._missing_column(expression, ColumnName((excepted,)))
-        if self.aliases:  # columns take precedence over aliases, ignoring case
-            there = {name.lower() for name in types}
-            known = dict(types)
-            for alias, kind in self.aliases.items():
-                if alias.lower() not in there:
-                    known[alias] = kind
-            types = known
+        types = self._known_types()
+        self._check_operands(expression, types)
+        return expression_type(resolve_niladic_name(expression, self.columns), types)
+
+    def _known_types(self) -> Mapping[str, str | None]:
+        """Return the types of columns and aliases; columns take precedence, ignoring case."""
+        there = {name.lower() for name in self.types}
+        known = dict(self.types)
+        for alias, kind in self.aliases.items():
+            if alias.lower() not in there:
+                known[alias] = kind
+        return known
+
+    def _check_operands(self, expression: Expression, types: Mapping[str, str | None]) -> None:
+        """Raise PlanningError for a part whose type Spark certainly rejects."""
+        text = expression.text
         wrong, mistake, operand = _find_operand_problems(
             expression, referenced_types(expression, types)
         )
@@ -193,7 +200,6 @@ class _Scope:
             raise self.error(
                 f"{text!r} {operand}.", f"Cast it to a type that fits. {self.next_step}"
             )
-        return expression_type(resolve_niladic_name(expression, self.columns), types)
 
     def check_reference(self, expression: Expression, name: ColumnName) -> None:
         """Raise PlanningError unless a name is a column, an alias or known to Spark."""
