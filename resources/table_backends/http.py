@@ -25,8 +25,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
+from pydantic import PositiveInt
+
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_backends.nested_values import PartError, check_json
 from dagster_adjunct.resources.table_backends.store import check_variable_name, read_variable
@@ -42,7 +44,6 @@ from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
     Outcomes,
-    PerLoop,
     Problem,
     RowEntries,
     State,
@@ -53,7 +54,7 @@ from dagster_adjunct.resources.tables.operation import (
     to_changes,
 )
 from dagster_adjunct.resources.times import utc_now
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import Seconds, validated
 
 if TYPE_CHECKING:
     import ssl
@@ -249,8 +250,8 @@ class HttpTable(
         headers: Mapping[str, str] | None = None,
         secret_headers: Mapping[str, str] | None = None,
         puts_if_absent: bool = False,
-        connections: int = 10,
-        timeout: float = 10.0,
+        connections: PositiveInt = 10,
+        timeout: Seconds = 10.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.path = path
@@ -307,10 +308,6 @@ class HttpTable(
                 "Use a path like /planes/{tail} that names each key column once.",
                 argument="path",
             )
-        found = f"{what} has connections={self.connections!r}"
-        whole = "a whole number above 0"
-        check_whole_number(self.connections, found, whole, argument="connections")
-        check_seconds(self.timeout, f"{what} has timeout={self.timeout!r}", argument="timeout")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r}, {self.path!r}, key={self.key})"

@@ -12,7 +12,7 @@ crash in between leaves files that are in no manifest, which `maintain` deletes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime
@@ -29,6 +29,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.evolution import evolve_schema, incompatible_changes
+from dagster_adjunct.resources.schemas.paths import find_path
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake.append import LakeAppends
@@ -78,6 +79,13 @@ def declare_stream(
         **policies,
     )
     what = f"stream {name!r}"
+    if timestamp is not None and timestamp not in schema and find_path(timestamp, schema.types):
+        problem = f"{what}: timestamp= is {timestamp!r}, which is a value inside a column."
+        step = (
+            "Give the records a column with the time, or send it as __timestamp, and leave"
+            " timestamp= out."
+        )
+        raise SchemaMismatchError(problem, step, column=timestamp)
     if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
         problem = (
             f"{what}: column {timestamp!r} is {kind}, but the record's time must be a timestamp."
@@ -340,17 +348,18 @@ def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
     return {name: open_system(lake, name) for name in names}
 
 
-def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
-    """Return the sizes of the objects that deleting the stream deletes, by key.
+def list_deletable_objects(streams: LakeStreams, stream: str, last: Commit) -> dict[str, int]:
+    """Return the sizes of the objects that deleting the stream as of its `last` commit deletes, by
+    key.
 
     The positions of named readers stay, so that these notice that the stream was deleted.
     """
     log = streams.log(stream)
-    sizes = {}
-    for key, size in commit_log.list_log_objects(log).items():
-        if not key.startswith(f"{log.prefix}/readers/"):
-            sizes[key] = size
-    return sizes
+    sizes = commit_log.list_log_objects(log)
+    keys: Collection[str] = sizes
+    if commit_log.is_deletion_commit(last):
+        keys = commit_log.exclude_newer_manifests(log, last, sizes)
+    return {key: sizes[key] for key in keys if not key.startswith(f"{log.prefix}/readers/")}
 
 
 def delete_stream(
@@ -366,12 +375,11 @@ def delete_stream(
     last = seen
     if not commit_log.is_deletion_commit(seen):
         last = commit_log.commit_deletion(log, seen, reason=reason, by=by)
-    sizes = list_deletable_objects(streams, stream)
+    sizes = list_deletable_objects(streams, stream, last)
     now = log.current()
     if now is None or now.id != last.id:
         # It was recreated meanwhile: its `maintain` deletes the rest.
         return DeletedObjects(0, 0, left=True)
     # Nobody writes to a deleted stream, so the listed objects are those of the old one.
-    keys = commit_log.exclude_newer_manifests(log, last, sizes)
-    log.store.delete_many(keys)
-    return DeletedObjects(len(keys), sum(sizes[key] for key in keys))
+    log.store.delete_many([*sizes])
+    return DeletedObjects(len(sizes), sum(sizes.values()))
