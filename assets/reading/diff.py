@@ -224,7 +224,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         )
     types = _compared_types(old, new)
     key = new.sealed.key
-    buckets, unchanged = _buckets_to_read(old, new)
+    buckets, unchanged = buckets_to_read(old, new)
     few = len(buckets) < _WORKERS
     compare = partial(_diff_bucket, old, new, types, sample, few)
     parts = list(_pool(os.getpid()).map(compare, buckets))
@@ -300,17 +300,23 @@ def _diff_bucket(
     )
     comparison = compare_tables(before, after, key, [name for name in types if name not in key])
     if comparison is None:
-        raise DatasetError(
-            f"the key ({', '.join(key)}) is not unique in version {old.version} or {new.version} of"
-            f" {new.dataset!r}.",
-            "Compare versions with unique keys only; the validator unique_keys() finds the"
-            " duplicates.",
-            version=old.version,
-        )
+        raise repeated_key_error(old, new)
     kinds, unchanged = comparison
     counts = (len(kinds[0]), len(kinds[1]), len(kinds[3]), unchanged)
     sides = zip((after, before, before, after), kinds, strict=True)
     return counts, tuple(smallest_rows(table, rows, key, sample) for table, rows in sides)
+
+
+def repeated_key_error(old: VersionReader, new: VersionReader) -> DatasetError:
+    """Return the error for versions of which one has several entries of a key."""
+    problem = (
+        f"the key ({', '.join(new.sealed.key)}) is not unique in version {old.version} or"
+        f" {new.version} of {new.dataset!r}."
+    )
+    step = (
+        "Compare versions with unique keys only; the validator unique_keys() finds the duplicates."
+    )
+    return DatasetError(problem, step, version=old.version)
 
 
 def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
@@ -325,19 +331,30 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
     """Return the columns to compare, with the type to compare each in. Raises DatasetError if
     keys differ.
     """
+    check_equal_keys(old, new)
     mine = old.schema.types
     types = {}
     for name, kind in new.schema.types.items():
         if name in mine:
             types[name] = common_type(arrow_type(mine[name]), arrow_type(kind))
-    if old.sealed.key != new.sealed.key or any(types[name] is None for name in new.sealed.key):
-        raise DatasetError(
-            f"version {old.version} of {old.dataset!r} is keyed by ({_describe_key(old)}) and"
-            f" version {new.version} of {new.dataset!r} by ({_describe_key(new)}).",
-            "Compare versions with the same key.",
-            version=old.version,
-        )
     return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def check_equal_keys(old: VersionReader, new: VersionReader) -> None:
+    """Raise DatasetError unless both versions have the same key, of types that can be compared."""
+    mine = old.schema.types
+    theirs = new.schema.types
+    if old.sealed.key == new.sealed.key:
+        kinds = [
+            common_type(arrow_type(mine[name]), arrow_type(theirs[name])) for name in new.sealed.key
+        ]
+        if None not in kinds:
+            return
+    problem = (
+        f"version {old.version} of {old.dataset!r} is keyed by ({_describe_key(old)}) and version"
+        f" {new.version} of {new.dataset!r} by ({_describe_key(new)})."
+    )
+    raise DatasetError(problem, "Compare versions with the same key.", version=old.version)
 
 
 def _describe_key(view: VersionReader) -> str:
@@ -345,7 +362,7 @@ def _describe_key(view: VersionReader) -> str:
     return ", ".join(f"{name} {types[name]}" for name in view.sealed.key)
 
 
-def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
+def buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
     """Return the buckets whose contents may differ ([None]: all, read at once), and the row
     count of the others.
     """

@@ -38,6 +38,7 @@ from dagster_adjunct.assets.versions.version import (
     SealedVersion,
     VersionRef,
     check_declaration,
+    paths_of,
     version_number,
 )
 from dagster_adjunct.resources import errors
@@ -468,6 +469,7 @@ class StoredVersions(VersionOperations):
             declared = {
                 "kind": spec.kind,
                 "key": spec.key,
+                "paths": paths_of(spec),
                 "partition_by": spec.partition_by,
                 "partitions": spec.partitions,
                 "input": str(spec.input),

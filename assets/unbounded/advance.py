@@ -30,13 +30,14 @@ from dagster_adjunct.assets.declaration.dataset import (
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
 from dagster_adjunct.assets.generation import SPARK, Runtime, open_runtime, write_generation
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
-from dagster_adjunct.assets.sources.changes import add_order
+from dagster_adjunct.assets.sources.changes import add_order, add_read_paths, list_read_paths
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedChanges,
     offsets_by_partition,
     offsets_to_json,
     require_changes,
+    with_read_paths,
 )
 from dagster_adjunct.assets.sources.order_samples import (
     needs_samples,
@@ -62,7 +63,12 @@ from dagster_adjunct.resources.lazy_modules import F, pa, pq
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, repeated_names
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    named_column,
+    repeated_names,
+    value_column,
+)
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
@@ -147,9 +153,12 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, 
     of all changes, and there are no first values (None).
     """
     order = source.spec.following.order_by or ()
+    schema = with_read_paths(source.spec, source.schema)
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
-    if not order or not set(order) <= set(source.schema.names):
+    if not order or not set(order) <= set(schema.names):
         return rows.withColumn(POSITION, lowest), None
+    read = list_read_paths(schema, source.schema)
+    rows = add_read_paths(rows, read)
     rows = rows.withColumns(
         {
             PROBLEM: F.lit(None).cast("string"),
@@ -159,12 +168,13 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, 
         }
     )
     samples: Samples | None = None
-    if needs_samples(order, source.schema):
-        seen = samples_in_frame(source.spec, rows, source.schema)
+    if needs_samples(order, schema):
+        seen = samples_in_frame(source.spec, rows, schema)
         if seen.lacking is not None:
             raise unorderable_error(source.spec, *seen.lacking)
         samples = seen.values
-    placed = add_order(source.spec, rows, source.schema, samples).drop(TIMESTAMP, OFFSET, PARTITION)
+    placed = add_order(source.spec, rows, schema, samples)
+    placed = placed.drop(TIMESTAMP, OFFSET, PARTITION, *read)
     return (
         placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM),
         samples,
@@ -181,8 +191,8 @@ def _snapshot_valid_from(
     precedes the row it changes; the current time where there is no such record.
     """
     name = source.spec.following.valid_from
-    if name is not None and name in source.schema.names:
-        return named_column(name).cast("timestamp")
+    if name is not None and name in with_read_paths(source.spec, source.schema):
+        return value_column(source.schema.names, name).cast("timestamp")
     if name is not None:
         raise DatasetError(
             f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so"

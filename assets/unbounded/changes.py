@@ -40,6 +40,7 @@ from dagster_adjunct.assets.sources.entries import (
     offsets_to_json,
     raise_if_spark_needed,
 )
+from dagster_adjunct.assets.sources.json_records import find_fractions
 from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
@@ -83,7 +84,7 @@ def list_change_spark_needs(source: OpenedChanges) -> list[str]:
     """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
 
     Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs
-    Spark for records with fractions, decimals or nested columns.
+    Spark for records with fractions.
     """
     return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
 
@@ -97,9 +98,9 @@ def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str
     needed = []
     if not isinstance(spec.following.changes, ArrowChangeFormat):
         needed.append(f"the form of its changes ({spec.following.changes.describe()})")
-    plain = all(decoding.supports_json(field.type) for field in records.fields)
-    if spec.dead_letters is not None and not plain:
-        needed.append("dead letters of records with fractions, decimals or nested columns")
+    fractions = find_fractions(records)
+    if spec.dead_letters is not None and fractions is not None:
+        needed.append(f"dead letters of records with fractions ({fractions})")
     return needed
 
 

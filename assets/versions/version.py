@@ -36,6 +36,7 @@ from dagster_adjunct.resources.bucketing.files import (
 )
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.paths import write_path
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.streams.system import PARTITION
@@ -414,11 +415,12 @@ class DatasetDeclaration(RowForm, Ownership):
     changes.
 
     `computed` means that the input is a query. `columns` are those that new versions store, None
-    for all of the input's. `input_partitions` is the number of partitions of the input (0: files, a
-    query or a local table). `order` is the order of versions: by arrival or by name (version
-    partitions); with `by_time` it is by the time since when they are valid. For an unbounded
-    dataset, `keep_tombstones` is how far below the newest position deletions are kept. Order and
-    policies may change: they are those of the last advance.
+    for all of the input's; `paths` are what some of them are made of, by name. `input_partitions`
+    is the number of partitions of the input (0: files, a query or a local table). `order` is the
+    order of versions: by arrival or by name (version partitions); with `by_time` it is by the time
+    since when they are valid. For an unbounded dataset, `keep_tombstones` is how far below the
+    newest position deletions are kept. Order and policies may change: they are those of the last
+    advance.
     """
 
     kind: DatasetKind
@@ -427,12 +429,19 @@ class DatasetDeclaration(RowForm, Ownership):
     key_types: tuple[str, ...]
     input_partitions: int = Field(ge=0)
     columns: tuple[str, ...] | None = None
+    paths: dict[str, str] = Field(default_factory=dict)
     bootstrap: bool = True
     order: Literal["arrival", "name"] = "arrival"
     by_time: bool = False
     discard: DiscardPolicy = DiscardPolicy()
     keep_tombstones: int | None = Field(default=None, ge=0)
     compaction: DeltaCompaction = DeltaCompaction()
+
+    def describe_column(self, name: str) -> str:
+        """Return the name of a stored column, and what it is made of if that is a path."""
+        if name not in self.paths:
+            return name
+        return f"{self.paths[name]} as {name}"
 
     @property
     def history_time(self) -> str:
@@ -464,12 +473,18 @@ def declaration_from_spec(
         partitions=spec.partitions,
         input_partitions=input_partitions,
         columns=spec.columns,
+        paths=paths_of(spec),
         bootstrap=spec.bootstrap,
         discard=spec.discard,
         position_type=position_type,
         placed=placed,
         **_kind_facts(spec),
     )
+
+
+def paths_of(spec: AdjunctDataset) -> dict[str, str]:
+    """Return what the stored columns that are made of paths, or renamed, are made of."""
+    return {column.name: write_path(column.steps) for column in spec.paths}
 
 
 def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
@@ -516,6 +531,10 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
     """
     before = _compared_facts(stored)
     after = _compared_facts(declared)
+    if declared.kind == "unbounded":
+        for column in sorted(stored.paths.keys() & declared.paths.keys()):
+            before[f"column {column!r}"] = stored.paths[column]
+            after[f"column {column!r}"] = declared.paths[column]
     changed = [what for what, old in before.items() if after[what] != old]
     if not changed:
         return
@@ -546,7 +565,7 @@ def _compared_facts(declared: DatasetDeclaration) -> dict[str, object]:
     return {
         "kind": declared.kind,
         "input": declared.input,
-        "key": declared.key,
+        "key": tuple(map(declared.describe_column, declared.key)),
         "type of the key": declared.key_types,
         "partition_by": declared.partition_by,
         "partitions": declared.partitions or "broadcast",

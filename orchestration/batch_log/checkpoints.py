@@ -20,8 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_application_known,
     check_not_renamed,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import Epochs, Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, Offsets
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake

@@ -38,6 +38,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     Flow,
     Operator,
     PlanContext,
+    Spec,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
@@ -52,7 +53,7 @@ from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.evolution import evolve_schema, incompatible_changes
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
+from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -163,13 +164,14 @@ class Flows:
 def trace_flows(
     app: Application,
     catalog: Catalog,
+    columns: Mapping[str, Columns],
     repartition: Repartition | None = None,
     counts: Mapping[str, int] | None = None,
     *,
     earlier: Flows | None = None,
 ) -> Flows:
-    """Return the flows of all operators; `counts` are the partition counts of streams, once
-    decided.
+    """Return the flows of all operators; `columns` are those after each, and `counts` the
+    partition counts of streams, once decided.
 
     `repartition` returns the flows that arrive at an operator after the exchanges that it inserts.
     `earlier` flows of the same application and counts are reused for an operator whose arriving
@@ -185,13 +187,26 @@ def trace_flows(
             flows.after[operator.id] = earlier.after[operator.id]
             return
         onward = arriving if operator.spec.is_side_output else moved
-        flows.after[operator.id] = operator.spec.flow(
-            PlanContext(operator.id, app, catalog, counts), onward
-        )
+        before = arriving_columns(operator, columns)
+        context = PlanContext(operator.id, app, catalog, counts, columns=before)
+        flows.after[operator.id] = derive_flow(context, operator.spec, onward, columns[operator.id])
         _check_sql_windows(operator, onward)
 
     visit_operators(app, trace)
     return flows
+
+
+def arriving_columns(operator: Operator, after: Mapping[str, Columns]) -> list[Columns]:
+    """Return the columns of each input of an operator; `after` are those after each operator."""
+    return [after[source] for source in operator.inputs]
+
+
+def derive_flow(context: PlanContext, spec: Spec, arriving: Sequence[Flow], after: Columns) -> Flow:
+    """Return the flow after an operator; `after` are the columns of its records."""
+    flow = spec.flow(context, arriving)
+    if not context.columns:
+        return flow
+    return flow.keep_paths(context.operator, context.columns[0], after)
 
 
 def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
@@ -367,10 +382,10 @@ def derive_columns(
     unproven: list[str] = []
 
     def derive(operator: Operator) -> None:
-        context = PlanContext(operator.id, app, catalog)
+        arriving = arriving_columns(operator, after)
+        context = PlanContext(operator.id, app, catalog, columns=arriving)
         for text in operator.spec.sql:
             check_single_record(operator.id, text)
-        arriving = [after[source] for source in operator.inputs]
         after[operator.id] = operator.spec.derive_columns(context, arriving)
         target = operator.spec.target(app)
         if target is not None:
@@ -409,7 +424,7 @@ def _check_written(
         return []
     with _as_column_error(operator.id, target):  # an unknown type counts as string
         schema = Schema.of({name: kind or "string" for name, kind in written.items()})
-        check_key_types(schema, context.app.outputs[target].key, "there")
+        check_flat_key(schema, context.app.outputs[target].key, "there", "a stream")
     unknown = [repr(name) for name, kind in written.items() if kind is None]
     if not unknown:
         return []

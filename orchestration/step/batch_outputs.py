@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
-from dagster_adjunct.orchestration.batch_log.partition_values import Ranges
+from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
@@ -368,7 +368,7 @@ class TableLookups(Generic[Frame]):
         frames = self.frames
         frame = frames.materialize(operator, frame)
         sensitive = bool(self.planned.sensitive(operator, frames.names(frame)))
-        asked = lookups.describe_lookup(lookup, frames.types(frame))
+        asked = lookups.describe_lookup(lookup, frames.columns(frame))
         record = self.planned.recorded_answers(operator, asked)
         table = context.app.tables[lookup.table]
         reader = context.open_tables.reader(table, context.spark, frames.session)

@@ -24,8 +24,7 @@ from dagster_adjunct.assets.sources.entries import (
     entries_from_frame,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
@@ -61,6 +60,7 @@ from dagster_adjunct.orchestration.step.spark_state import (
     prepare_table_rows,
 )
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
+from dagster_adjunct.resources.event_loop import run_blocking
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.sql.expression import parse_expression
@@ -71,7 +71,6 @@ from dagster_adjunct.resources.streams.system import (
     require_writer,
 )
 from dagster_adjunct.resources.tables.functions import TableFunction
-from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.spark import check_record_columns
 
 if TYPE_CHECKING:

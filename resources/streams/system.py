@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import argument_error, check_whole_number
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
+from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
@@ -136,9 +136,8 @@ def check_producer(producer: str, sequence: int) -> None:
         )
     found = f"sequence {sequence!r} of producer {producer!r}"
     step = "Use the same number in every retry of an append."
-    check_whole_number(
-        sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step
-    )
+    if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 0:
+        raise argument_error(found, "an integer from 0", step, argument="sequence")
 
 
 def check_append(
@@ -291,7 +290,7 @@ def build_declaration(
     if len(set(key)) != len(key):
         problem = f"{what}: key columns {list(key)} contain a column twice."
         raise errors.ConfigurationError(problem, argument="key", stream=stream)
-    check_key_types(schema, key, what)
+    check_flat_key(schema, key, what, "a stream")
     if not key and partitions != 1:
         problem = (
             f"{what} has no key and {partitions} partitions: without a key it can only have one."

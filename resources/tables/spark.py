@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import run_in_new_loop
+from dagster_adjunct.resources.event_loop import run_blocking, run_in_new_loop
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.schema import named_column
@@ -51,7 +51,6 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     UpdateContract,
     first_cause,
-    run_blocking,
 )
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable, error_from_outcomes
 

@@ -29,6 +29,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.evolution import evolve_schema, incompatible_changes
+from dagster_adjunct.resources.schemas.paths import find_path
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake.append import LakeAppends
@@ -78,6 +79,13 @@ def declare_stream(
         **policies,
     )
     what = f"stream {name!r}"
+    if timestamp is not None and timestamp not in schema and find_path(timestamp, schema.types):
+        problem = f"{what}: timestamp= is {timestamp!r}, which is a value inside a column."
+        step = (
+            "Give the records a column with the time, or send it as __timestamp, and leave"
+            " timestamp= out."
+        )
+        raise SchemaMismatchError(problem, step, column=timestamp)
     if timestamp is not None and (kind := schema.field(timestamp, what).type) != "timestamp":
         problem = (
             f"{what}: column {timestamp!r} is {kind}, but the record's time must be a timestamp."

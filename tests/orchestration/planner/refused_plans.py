@@ -225,11 +225,35 @@ rejected(
         "shops"
     )
 )
+rejected(
+    lambda app, visits: visits.with_columns(shops="named_struct('first', shop)").partition_by(
+        "shops.last"
+    )
+)
 planned(
     lambda app, visits: (
-        visits.with_columns(first_shop="named_struct('first', shop).first")
-        .partition_by("first_shop")
+        visits.with_columns(shops="named_struct('first', shop)")
+        .partition_by("shops.first")
         .send_to(app.output_stream("lake.out", partitions=2, key="shop"))
+    )
+)
+
+
+def firsts_of(app):
+    schema = Schema.of({"shops.first": "string"})
+    return app.local_table("firsts", key="shops.first", schema=schema, partitions=4)
+
+
+rejected(
+    lambda app, visits: visits.with_columns(shops="named_struct('first', shop)").send_to(
+        firsts_of(app)
+    )
+)
+planned(
+    lambda app, visits: (
+        visits.with_columns(shops="named_struct('first', shop)")
+        .with_columns(**{"shops.first": "shops.first"})
+        .send_to(firsts_of(app))
     )
 )
 rejected(lambda app, visits: visits.flat_map("shop as place"))
