@@ -20,8 +20,8 @@ from dagster_adjunct.orchestration.maintenance.expire import collect_metadata
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
 from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.resources import times
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -176,7 +176,7 @@ def test_a_command_that_was_paused_for_hours_neither_loses_nor_repeats_records(
         before = hours.sent * BATCH
         fault = Fault("*", nth, "meanwhile", action=hours.pause)
         ended = "done"
-        with patch.object(passed_time, "time", hours.clocks):
+        with patch.object(times, "time", hours.clocks):
             try:
                 command(hours, hours.over(FaultyStore(hours.store, [fault])))
             except AdjunctError as error:
