@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -28,6 +28,10 @@ from dagster_adjunct.orchestration.maintenance.delete import (
 )
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
+from dagster_adjunct.orchestration.maintenance.repartition import (
+    repartition_dataset,
+    repartition_stream,
+)
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import AdjunctError, StillReadError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
@@ -266,3 +270,56 @@ def test_what_a_dry_run_of_rename_says_is_what_happens(drawn: Drawn) -> None:
     assert planned.summary().replace("would be", "is").replace("would continue", "continues") == (
         done.summary()
     )
+
+
+@pytest.mark.parametrize("seed", range(rounds(12, 300)))
+def test_what_a_dry_run_of_repartition_says_of_a_stream_is_what_happens(drawn: Drawn) -> None:
+    for name in drawn.dice.sample(["changes", "deliveries", "orders", "out"], 2):
+        before = drawn.objects()
+        partitions = drawn.dice.randrange(1, 5)
+        try:
+            planned = repartition_stream(drawn.lake, name, partitions, dry_run=True, **WHO)
+        except AdjunctError as error:
+            with pytest.raises(type(error)):
+                repartition_stream(drawn.lake, name, partitions, **WHO)
+            continue
+        assert drawn.objects() == before
+        refused = (*planned.blocking, *planned.affected)
+        if refused:
+            with pytest.raises(StillReadError) as still_read:
+                repartition_stream(drawn.lake, name, partitions, **WHO)
+            assert still_read.value.readers == refused
+        if planned.blocking:
+            continue
+        done = repartition_stream(drawn.lake, name, partitions, force=bool(refused), **WHO)
+        assert done == replace(planned, dry_run=False)
+        assert drawn.streams.info(name).partitions == partitions
+
+
+@pytest.mark.parametrize("seed", range(rounds(12, 300)))
+def test_what_a_dry_run_of_repartition_says_of_a_dataset_is_what_happens(drawn: Drawn) -> None:
+    for name in drawn.dice.sample(["goods", "facts", "seen"], 2):
+        before = drawn.objects()
+        partitions = drawn.dice.randrange(1, 5)
+        try:
+            planned = repartition_dataset(drawn.lake, name, partitions, dry_run=True, **WHO)
+        except AdjunctError as error:
+            with pytest.raises(type(error)):
+                repartition_dataset(drawn.lake, name, partitions, **WHO)
+            continue
+        assert drawn.objects() == before
+        content = served(drawn.lake, name)
+        if planned.holding:
+            with pytest.raises(StillReadError):
+                repartition_dataset(drawn.lake, name, partitions, **WHO)
+            continue
+        done = repartition_dataset(drawn.lake, name, partitions, **WHO)
+        # new ids, and who still reads the old copies, are known afterwards
+        foreseen = replace(done, versions=dict.fromkeys(done.versions, ""), pending=())
+        assert replace(foreseen, dry_run=True) == planned
+        assert served(drawn.lake, name) == content
+
+
+def served(lake: Lake, name: str) -> dict[str, Any] | None:
+    current = StoredVersions(lake, name).current()
+    return None if current is None else dict(current.items())
