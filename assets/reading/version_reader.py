@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
@@ -62,9 +62,10 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.equality import comparable_value
+from dagster_adjunct.resources.schemas.paths import split_path
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field, named_column, named_columns, quote_name
 from dagster_adjunct.resources.schemas.values import python_rows
@@ -159,8 +160,11 @@ def merge_equal_neighbours(
     parts: Iterable[Validity], start_column: str | None = None
 ) -> Iterator[Validity]:
     """Yield the parts of a history, merging adjacent ones whose entries are equal but for
-    `start_column`.
+    `start_column`, which is a column or a path.
     """
+    steps: tuple[str, ...] = ()
+    if start_column is not None:
+        steps = split_path(start_column)
 
     def content(part: Validity) -> dict[str, Any] | None:
         if part.entry is None:
@@ -169,11 +173,23 @@ def merge_equal_neighbours(
         for name, value in part.entry.items():
             if name != start_column:
                 found[name] = comparable_value(value)
+        if start_column not in part.entry and steps and steps[0] in found:
+            found[steps[0]] = comparable_value(_without(part.entry[steps[0]], steps[1:]))
         return found
 
     for _, equal in groupby(parts, content):
         first, *more = equal
         yield replace(first, valid_to=more[-1].valid_to) if more else first
+
+
+def _without(value: Any, steps: Sequence[str]) -> Any:
+    """Return a struct without the value at these steps."""
+    if value is None or not steps:
+        return None
+    rest = {name: inner for name, inner in value.items() if name != steps[0]}
+    if len(steps) > 1:
+        rest[steps[0]] = _without(value[steps[0]], steps[1:])
+    return rest
 
 
 def _place_row(files: KeyFiles, rows: RowGroup, row: int) -> _Placed:
@@ -582,6 +598,37 @@ class VersionReader:
         )
         return newest.withColumn(_NEWEST, generation)
 
+    # -- by bucket
+
+    @property
+    def buckets(self) -> list[int]:
+        """The buckets that have rows."""
+        return sorted(
+            {file.bucket for generation in self.sealed.generations for file in generation.files}
+        )
+
+    def keys_in(self, bucket: int, generations: Collection[int]) -> list[Key]:
+        """Return the keys, in plain form and sorted, of a bucket's rows in these generations."""
+        keys: set[Key] = set()
+        for files in self._generations:
+            if files.id not in generations:
+                continue
+            for rows, begin, end in files.scan(bucket, (), None):
+                keys.update(rows.key(row)[: len(self._key)] for row in range(begin, end))
+        return sorted(keys)
+
+    def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> tuple[pa.Table, Any]:
+        """Return a bucket's stored rows of these keys (in plain form, sorted), and the number of
+        each row's generation (numpy).
+        """
+        tables = [self._layout.arrow_schema().empty_table()]
+        generations: list[int] = []
+        for files in self._generations:
+            for rows, places in files.places_of(bucket, keys):
+                tables.append(rows.table.take(pa.array(places)))
+                generations += [files.id] * len(places)
+        return pa.concat_tables(tables), np.array(generations, np.int64)
+
     # -- by key
 
     def get(self, key: object) -> Entry | None:
@@ -643,10 +690,7 @@ class VersionReader:
         ManifestMismatchError as `get`.
         """
         first, after = key_range(self._what, self._key, prefix, start, end)
-        buckets = sorted(
-            {file.bucket for generation in self.sealed.generations for file in generation.files}
-        )
-        rows = [self._bucket_items(bucket, first, after) for bucket in buckets]
+        rows = [self._bucket_items(bucket, first, after) for bucket in self.buckets]
         if len(rows) > 1:
             merged = heapq.merge(*rows, key=itemgetter(0))
         else:

@@ -10,8 +10,13 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.operators.calls import RecordCall
-from dagster_adjunct.orchestration.operators.columns import first_duplicate, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import call_in_process
+from dagster_adjunct.orchestration.operators.columns import (
+    ORDINAL,
+    first_duplicate,
+    ordinal_text,
+    tie_breakers,
+)
+from dagster_adjunct.orchestration.operators.functions import call_in_process, no_elements_error
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
     ENTRY,
@@ -39,10 +44,13 @@ from dagster_adjunct.orchestration.step.planned_batch import (
 )
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
+from dagster_adjunct.resources.schemas.paths import column_of, read_values
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
+from dagster_adjunct.resources.sql import arrow_nested
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.sql.nested_types import type_of_elements
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
 from dagster_adjunct.resources.tables.arrow import DEFAULT, PARTS, UPDATE, to_struct_array
@@ -163,6 +171,26 @@ class ArrowFrames:
             frame = set_column(frame, name, values, there.get(name.lower()))
         return frame
 
+    def explode(
+        self, operator: str, frame: pa.Table, expression: str, name: str, *, keep_empty: bool
+    ) -> pa.Table:
+        values = _evaluate(frame, self.types(frame), expression)
+        kind = type_from_arrow(pa.field(name, values.type))
+        element = type_of_elements(kind)
+        if element is None:
+            raise no_elements_error(operator, expression, kind)
+        elements = arrow_nested.explode(values, arrow_type(element), keep_empty=keep_empty)
+        made = frame.take(elements.rows)
+        numbers = elements.numbers.to_pylist()
+        before: list[str | None] = [None] * len(numbers)
+        if ORDINAL in made.column_names:
+            before = made.column(ORDINAL).to_pylist()
+            made = made.drop_columns([ORDINAL])
+        there = {column.lower(): column for column in made.column_names}
+        made = set_column(made, name, elements.values, there.get(name.lower()))
+        ordinals = list(map(ordinal_text, before, numbers))
+        return made.append_column(ORDINAL, pa.array(ordinals, pa.string()))
+
     def merge(self, operator: str, frames: Sequence[pa.Table]) -> pa.Table:
         try:
             return pa.concat_tables(frames, promote_options="default")
@@ -233,7 +261,7 @@ class ArrowFrames:
 
     def add_unknown_answers(self, operator: str, frame: pa.Table, lookup: TableLookup) -> pa.Table:
         for answer in lookup.answers:
-            unknown = pa.nulls(frame.num_rows, arrow_type(answer.type))
+            unknown = pa.nulls(frame.num_rows, arrow_type(answer.value.type))
             frame = frame.append_column(answer.name, unknown)
         return frame.append_column(MATCHED, pa.nulls(frame.num_rows, pa.bool_()))
 
@@ -273,7 +301,8 @@ def _struct_of(columns: dict[str, Any], frame: pa.Table) -> pa.Array:
 
 
 def _select_keys(frame: pa.Table, lookup: TableLookup) -> pa.Table:
-    return frame.select(list(lookup.keys)).rename_columns(lookups.key_columns(lookup))
+    keys = [read_values(frame, name) for name in lookup.keys]
+    return pa.table(keys, lookups.key_columns(lookup))
 
 
 def _true_or_null(there: pa.Array) -> pa.Array:
@@ -302,12 +331,12 @@ class ArrowDatasets:
 
     def match(self, operator: str, frame: pa.Table, lookup: EntryLookup) -> pa.Table:
         key = tuple(entry for _, entry in lookup.on)
-        columns = [frame.column(stream) for stream, _ in lookup.on]
+        columns = [read_values(frame, stream) for stream, _ in lookup.on]
         if lookup.as_of is None:
             found = self.entries(lookup.dataset, key)
             return _take_columns(frame, found.entries, found.find(columns), lookup)
         timed = self._timed_entries(lookup.dataset, key)
-        times = frame.column(lookup.as_of.column).cast(arrow_type("timestamp"))
+        times = read_values(frame, lookup.as_of.column).cast(arrow_type("timestamp"))
         oldest = lookup.as_of.before_history == "oldest"
         places, early = timed.find(columns, times.cast("int64").to_pylist(), oldest=oldest)
         joined = _take_columns(frame, timed.entries, places, lookup)
@@ -335,7 +364,8 @@ def _take_columns(
         whole = entries.to_struct_array().combine_chunks()
         frame = frame.append_column(ENTRY, whole.take(places))
     for item in lookup.added or ():
-        frame = frame.append_column(item.name, entries.column(item.column).take(places))
+        taken = entries.select([column_of(item.column, entries.column_names)]).take(places)
+        frame = frame.append_column(item.name, read_values(taken, item.column))
     return frame.append_column(MATCHED, _true_or_null(pc.is_valid(places)))
 
 

@@ -14,10 +14,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import Counters
 from dagster_adjunct.orchestration.operators.calls import RecordCall
 from dagster_adjunct.orchestration.operators.columns import (
     BATCH_ONLY,
+    ORDINAL,
     DataFrameFunction,
+    ordinal_column,
     tie_breakers,
 )
-from dagster_adjunct.orchestration.operators.functions import call_in_tasks
+from dagster_adjunct.orchestration.operators.functions import call_in_tasks, no_elements_error
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
     MATCHED,
@@ -33,7 +35,8 @@ from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.paths import column_of
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, value_column
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
@@ -45,6 +48,9 @@ from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, writ
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+_NUMBER = "__number"
+_ELEMENT = "__element"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,25 @@ class SparkFrames:
     def with_columns(self, frame: DataFrame, columns: Sequence[tuple[str, str]]) -> DataFrame:
         return frame.withColumns({name: F.expr(expression) for name, expression in columns})
 
+    def explode(
+        self, operator: str, frame: DataFrame, expression: str, name: str, *, keep_empty: bool
+    ) -> DataFrame:
+        from pyspark.sql.types import ArrayType, MapType
+
+        values = F.expr(expression)
+        kind = frame.select(values).schema.fields[0].dataType
+        if not isinstance(kind, ArrayType | MapType):
+            raise no_elements_error(operator, expression, type_from_spark(kind))
+        if isinstance(kind, MapType):
+            values = F.map_entries(values)
+        explode = F.posexplode_outer if keep_empty else F.posexplode
+        made = frame.select("*", explode(values).alias(_NUMBER, _ELEMENT))
+        number = F.coalesce(F.col(_NUMBER), F.lit(0))
+        columns = {column.lower(): named_column(column) for column in frame.columns}
+        columns.pop(ORDINAL, None)
+        columns[name.lower()] = F.col(_ELEMENT).alias(name)
+        return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
+
     def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
         by = self.planned.required_partitioning(operator)
         first, *others = frames
@@ -120,8 +145,9 @@ class SparkFrames:
             # If all inputs are partitioned alike, Spark unions partition by partition. To find out,
             # it compares the names that the columns have in files; an alias with metadata makes it
             # compare the current names.
+            keys = dict.fromkeys(column_of(name, first.columns) for name in by)
             first = first.withColumns(
-                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in by}
+                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in keys}
             )
         merged = first
         for other in others:
@@ -132,12 +158,13 @@ class SparkFrames:
         if partitions == 1:
             return merged.coalesce(1)
         # Spark omits this exchange if it knows that the records are partitioned so.
-        return merged.repartition(partitions, *map(named_column, by))
+        return merged.repartition(partitions, *[value_column(merged.columns, name) for name in by])
 
     def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
         if self.planned.gathered:
             return frame
-        return self.gather_small(frame).repartition(partitions, *map(named_column, by))
+        columns = [value_column(frame.columns, name) for name in by]
+        return self.gather_small(frame).repartition(partitions, *columns)
 
     def gather_small(self, frame: DataFrame) -> DataFrame:
         """Return the records, in one task if the batch is small; used before they are
@@ -218,7 +245,7 @@ class SparkFrames:
         # Under names that need no quotes, which dropna() would not accept.
         keys = []
         for name, key in zip(lookup.keys, lookups.key_columns(lookup), strict=True):
-            keys.append(named_column(name).alias(key))
+            keys.append(value_column(frame.columns, name).alias(key))
         # Collected with duplicates: a shuffle would cost more than the few extra bytes.
         collected = frame.select(*keys).dropna().toArrow()
         return lookups.distinct_keys(operator, collected, lookup, sensitive=sensitive)

@@ -30,6 +30,7 @@ from pydantic import PositiveInt
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.optional_packages import import_package
+from dagster_adjunct.resources.table_backends.nested_values import PartError, check_json
 from dagster_adjunct.resources.table_backends.store import check_variable_name, read_variable
 from dagster_adjunct.resources.table_backends.write_plan import Key, Record
 from dagster_adjunct.resources.tables import functions
@@ -398,7 +399,8 @@ class HttpTable(
         try:
             return json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
-            problem = f"{self._label}: a record can't be written as JSON: {error}."
+            why = _misfit(record) or error
+            problem = f"{self._label}: a record can't be written as JSON: {why}."
             step = "Convert its values before writing, or override encode()."
             raise errors.SchemaMismatchError(problem, step, table=self._label) from error
 
@@ -528,6 +530,15 @@ class HttpTable(
             verify=_load_trust_store(),
         )
         return _Client(client, asyncio.Semaphore(self.connections), tuple(secrets.values()))
+
+
+def _misfit(record: Record) -> str:
+    """Return which part of a record JSON does not hold, and why; "" if it holds all of them."""
+    try:
+        check_json(dict(record))
+    except (PartError, RecursionError) as error:
+        return str(error)
+    return ""
 
 
 @cache

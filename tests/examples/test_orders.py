@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from dagster_adjunct import LakeStreams, SystemStreamPartition, open_lake, run_application
 from dagster_adjunct.examples.orders import deliver, pipeline
 from dagster_adjunct.streams import OffsetRange
 from dagster_adjunct.tables import BlockingTable, RemoteTable
+from tests.doc_blocks import ROOT
 from tests.kept_processes import without_kept_processes
+from tests.orchestration.dagster.test_components import component, facts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.servers.postgres import PostgresServer
+
+EXAMPLE = ROOT / "examples" / "orders"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.server)])
@@ -124,3 +129,14 @@ def test_orders_are_what_plain_python_makes_of_them(example: Any, spark: SparkSe
     with BlockingTable(table) as customers:
         found = {key: dict(customers.get(key)) for key in expected}
     assert {key: {**row, "id": key} for key, row in expected.items()} == found
+
+
+def test_the_component_declares_the_application_of_the_python_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORDERS_POSTGRES", "postgresql://127.0.0.1:1/orders")
+    monkeypatch.setenv("ORDERS_CATALOGUE", "catalogue")
+    importlib.reload(pipeline)
+    declared = yaml.safe_load((EXAMPLE / "defs.yaml").read_text(encoding="utf-8"))
+    made = component(yaml.safe_dump(declared["attributes"], sort_keys=False)).applications()
+    assert facts(made["orders"]) == facts(pipeline.app)
