@@ -15,6 +15,7 @@ import collections.abc
 import enum
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -69,6 +70,9 @@ SecondsOrZero = Annotated[float, Field(ge=0, lt=MAX_SECONDS)]
 
 WholeSeconds = Annotated[int, Field(gt=0, lt=MAX_SECONDS)]
 """A whole number of seconds above 0."""
+
+Limit = Annotated[int, Field(ge=0, le=sys.maxsize)]
+"""How many results to return at most."""
 
 
 def validated(item: T) -> T:

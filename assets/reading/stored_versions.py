@@ -7,7 +7,6 @@ These readers take no lease. Callers that may race with a discard lease the vers
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,6 @@ from dagster_adjunct.assets.versions.version import (
     version_number,
 )
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
@@ -50,7 +48,7 @@ from dagster_adjunct.resources.schemas.column_changes import FixedColumns, evolv
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.threads import map_in_threads, requested_once
-from dagster_adjunct.resources.validation import validated, validated_methods
+from dagster_adjunct.resources.validation import Limit, validated, validated_methods
 
 AsOf: TypeAlias = datetime | int | str
 """A time with its zone, or a commit by its number or id."""
@@ -403,16 +401,12 @@ class VersionOperations(VersionActions, ABC):
         """Return all retained versions of a bounded dataset in the order of their creation."""
         return self._newest().listed
 
-    def history(self, limit: int | None = 100) -> list[HistoryEntry]:
+    def history(self, limit: Limit | None = 100) -> list[HistoryEntry]:
         """Return the newest commits, newest first: the action, its version, author, time and
         reason.
 
         Each entry names the version served after it, and whether that is still readable.
         """
-        if limit is not None and not 0 <= limit <= sys.maxsize:
-            raise argument_error(
-                f"limit is {limit}", "0 or more commits, or None for all", argument="limit"
-            )
         commits = list(islice(self._log.history(), limit))
         entries = []
         for commit, manifest in commits:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from pydantic import SkipValidation
+from pydantic import NonNegativeInt, PositiveInt, SkipValidation
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
@@ -114,9 +114,9 @@ class Application:
         owners: str | Collection[str] = (),
         auto_repartition: bool = False,
         intermediate_partitions: int | None = None,
-        tasks: int | None = None,
-        max_batch_records: int = 100_000,
-        few_records: int = SMALL_RECORDS,
+        tasks: PositiveInt | None = None,
+        max_batch_records: PositiveInt = 100_000,
+        few_records: NonNegativeInt = SMALL_RECORDS,
         engine: Literal["spark", "auto"] | None = None,
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
@@ -136,9 +136,6 @@ class Application:
         what = f"application {name!r}: intermediate_partitions"
         self.intermediate_partitions = validate_partition_count(what, intermediate_partitions)
         brief = timedelta(milliseconds=1)
-        _check_limit(name, "max_batch_records", max_batch_records, 1, "1 or more")
-        _check_limit(name, "tasks", tasks, 1, "1 or more")
-        _check_limit(name, "few_records", few_records, 0, "0 or more")
         expected = "at least a millisecond"
         _check_limit(name, "startpoints_expire_after", startpoints_expire_after, brief, expected)
         _check_limit(name, "log_retention", log_retention, brief, expected)
