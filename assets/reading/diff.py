@@ -227,8 +227,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         )
     before = _names_by_identity(old)
     now = _names_by_identity(new)
-    named = old.sealed.named_as(new.sealed.named_columns, keep_others=True)
-    old = VersionReader(old.store, old.dataset, named)
+    old = name_as(old, new)
     types = _compared_types(old, new)
     key = new.sealed.key
     buckets, unchanged = buckets_to_read(old, new)
@@ -266,6 +265,14 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         columns_retyped=tuple(_retyped_columns(old_types, new_types)),
         sensitive=tuple(dict.fromkeys([*old.schema.sensitive, *new.schema.sensitive])),
     )
+
+
+def name_as(old: VersionReader, new: VersionReader) -> VersionReader:
+    """Return a reader of the old version in which columns have the names that they have in the new
+    one.
+    """
+    named = old.sealed.named_as(new.sealed.named_columns, keep_others=True)
+    return VersionReader(old.store, old.dataset, named)
 
 
 def _names_by_identity(view: VersionReader) -> dict[str, str]:
