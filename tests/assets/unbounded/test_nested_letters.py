@@ -67,7 +67,7 @@ def in_json(value: Any) -> Any:
     if isinstance(value, list):
         return [in_json(part) for part in value]
     if isinstance(value, dt.datetime):
-        return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z"
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if isinstance(value, dt.date):
         return value.isoformat()
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
