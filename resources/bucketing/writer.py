@@ -420,7 +420,8 @@ class BucketFileWriter:
         # which group has a key.
         for row in range(0, table.num_rows, ROWS_PER_GROUP):
             self._group_keys.append(self._key_at(table, row))
-        table = rename_columns(table, self._layout.stored.arrow_schema())
+        if self._layout.stored is not self._layout:
+            table = rename_columns(table, self._layout.stored.arrow_schema())
         if self._writer is None:
             self._writer = self._open_file(table)
         with self._staged_file_errors():

@@ -31,6 +31,7 @@ from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import AppendOptions, OffsetRange
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -481,12 +482,14 @@ def _check_rounds(
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", rounds(range(12), range(400)))
 def test_drawn_changes_keep_every_value_under_its_present_name(lake: Lake, seed: int) -> None:
     _check_rounds(lake, _Model(seed), 12)
 
 
-@pytest.mark.parametrize("seed", range(100, 103))
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", rounds(range(1000, 1002), range(1000, 1030)))
 def test_spark_reads_the_same_after_drawn_changes(
     tmp_path: Path, spark: SparkSession, seed: int
 ) -> None:
