@@ -21,7 +21,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
-from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.retention.erasure import erase_keys
@@ -51,7 +51,7 @@ ORDERS = Schema.of(
     customer={"id": "bigint", "name": "string", "address": {"city": "string"}},
     meta={"at": "timestamp", "seq": "bigint", "op": "string"},
     lines=[{"sku": "string"}],
-    prices="map<string,double>",
+    prices="map<string,int>",
 )
 _AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
@@ -62,7 +62,7 @@ def order(no: int, customer: int | None, *, seq: int = 0, city: str = "Ulm") -> 
         "customer": {"id": customer, "name": f"c{customer}", "address": {"city": city}},
         "meta": {"at": _AT + dt.timedelta(days=seq), "seq": seq, "op": "u"},
         "lines": [{"sku": "a"}],
-        "prices": {"a": 1.5},
+        "prices": {"a": 1},
     }
 
 
