@@ -49,7 +49,12 @@ from dagster_adjunct.assets.unbounded.changes import apply_changes, check_spark_
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.unbounded.progress import build_report
-from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, inspect_table, plan_recovery
+from dagster_adjunct.assets.unbounded.recovery import (
+    RecoveryPlan,
+    inspect_table,
+    plan_recovery,
+    rebuilt_names,
+)
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, record_build, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap
@@ -70,6 +75,7 @@ from dagster_adjunct.resources.schemas.schema import (
     value_column,
 )
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.stored_names import StoredNames
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import (
@@ -90,9 +96,9 @@ _SNAPSHOT = "a bulk snapshot"
 
 
 def load_snapshot(
-    context: Runtime, source: OpenedChanges, attempt: Attempt, number: int
+    context: Runtime, source: OpenedChanges, attempt: Attempt, number: int, names: StoredNames
 ) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
-    """Write the rows of the bulk snapshot as the base of a new table.
+    """Write the rows of the bulk snapshot as the base of a new table, under these stored names.
 
     Returns the generation with the number `number`, the snapshot's position (the next offset to
     read, by partition), and the first values of the ordering columns. Raises DatasetError for
@@ -119,7 +125,7 @@ def load_snapshot(
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
                 placed = placed.withColumn(PARTITION, F.lit(None).cast("int"))
-            layout = commit.table_layout(source)
+            layout = commit.table_layout(source, names)
             if spec.over_time:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
@@ -365,6 +371,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     used = 0
     building = tuple[Generation, ...]()
     samples = None
+    names = rebuilt_names(snapshot.spec, first.version, source.schema)
     start: Offsets = source.system.oldest(source.ssps)
     if not running:  # without a bootstrap: empty, from the previous table's offsets on
         known = {}
@@ -374,7 +381,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         used = 1
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
-            loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
+            loaded, start, samples = load_snapshot(advance.context, source, attempt, number, names)
             if loaded.files:
                 building = (loaded,)
             used = 1
@@ -390,6 +397,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         finished_at=snapshot.at,
         building=building,
         columns=source.schema,
+        names=names,
         loaded=bool(building),
         why=decision.reason,
     )
@@ -414,7 +422,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         after = after.after(confirmed_at=None, horizon=None)
     if not running:
         after = commit.manifest_with_version(
-            advance, after, attempt, (attempt.generation(number),), {}
+            advance, after, attempt, (attempt.generation(number),), {}, names
         )
     advance = commit.commit_manifest(advance, after, attempt.id)
     delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)

@@ -176,7 +176,9 @@ class BatchVersions:
         """Return the stored versions of a dataset or state table."""
         if name not in self._stored:
             declared = {dataset.name: dataset for dataset in self._app.datasets}
-            self._stored[name] = StoredVersions(self._runtime.lake, declared.get(name, name))
+            self._stored[name] = StoredVersions(
+                self._runtime.lake, declared.get(name, name), named_now=True
+            )
         return self._stored[name]
 
     def table(self, name: str, state: ApplicationState) -> TransientTable:

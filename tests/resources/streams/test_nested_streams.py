@@ -326,12 +326,10 @@ def test_every_widening_within_nested_types_is_read_without_a_change(
 @pytest.mark.parametrize(
     "kind",
     [
-        "struct<address:struct<city:string>,id:int>",
         "struct<id:int>",
         "struct<id:int,town:struct<city:string>>",
         "struct<id:smallint,address:struct<city:string>>",
         "struct<id:string,address:struct<city:string>>",
-        "struct<new:int,id:int,address:struct<city:string>>",
         "struct<id:int,address:struct<City:string>>",
         "array<int>",
         "string",
@@ -340,7 +338,9 @@ def test_every_widening_within_nested_types_is_read_without_a_change(
 def test_other_changes_within_nested_types_are_rejected(streams: LakeStreams, kind: str) -> None:
     streams.create("s", schema=ORDERS, key=["k"], partitions=2)
     changed = Schema.of({**ORDERS.types, "customer": kind})
-    with pytest.raises(StreamExistsError, match="customer is"):
+    with pytest.raises(
+        StreamExistsError, match=r"customer(\.id|\.address(\.city)?)? (is|\(\S+\) is)"
+    ):
         streams.create("s", schema=changed, key=["k"], partitions=2)
     assert streams.info("s").schema == ORDERS
 
