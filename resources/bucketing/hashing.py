@@ -451,14 +451,17 @@ def _nested_hashes(array: pa.Array) -> UInt64:
 def _hash_keys(keys: pa.Array) -> UInt64:
     """Return the hash of each key of maps, few of which differ: each is hashed once."""
     encoded = keys.dictionary_encode()
-    hashes = _chain(encoded.dictionary, np.full(len(encoded.dictionary), SEED, dtype=np.uint64))
-    return hashes[np.asarray(encoded.indices)]
+    known = _chain(encoded.dictionary, np.full(len(encoded.dictionary), SEED, dtype=np.uint64))
+    hashes: UInt64 = known[np.asarray(encoded.indices)]
+    return hashes
 
 
 def _hash_counts(counts: npt.NDArray[Any]) -> UInt64:
     """Return the hash of each count from 0 on, few of which differ: each is hashed once."""
-    known = np.arange(counts.max(initial=0) + 1, dtype=np.int32)
-    return _xxhash_int(known, np.full(len(known), SEED, dtype=np.uint64))[counts]
+    numbers = np.arange(counts.max(initial=0) + 1, dtype=np.int32)
+    known = _xxhash_int(numbers, np.full(len(numbers), SEED, dtype=np.uint64))
+    hashes: UInt64 = known[counts]
+    return hashes
 
 
 def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
