@@ -98,10 +98,11 @@ class ChangeFormat(Protocol):
         and PROBLEM.
 
         PROBLEM is null, or the reason why the change can't be applied. `__tombstone` says that the
-        row of its key is deleted; only its `key` columns, and those of `order_by`, need values
-        then. For each path in `order_by` the column `path_column(path)` has the value as a string.
-        `comparable` says whether positions also order changes of one key that are in different
-        partitions. Further columns that begin with `__` pass through.
+        row of its key is deleted; only the columns of its `key`, which has names and paths
+        ("customer.id"), and those of `order_by`, need values then. For each path in `order_by` the
+        column `path_column(path)` has the value as a string. `comparable` says whether positions
+        also order changes of one key that are in different partitions. Further columns that begin
+        with `__` pass through.
 
         A format that distinguishes rows of a snapshot from streamed changes has `marks_snapshots =
         True`, and the boolean column SNAPSHOT.

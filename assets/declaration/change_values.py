@@ -356,13 +356,11 @@ def ordering_pattern(name: str, sample: str) -> str | None:
     return None
 
 
-def orderable_pattern(name: str, order: Order) -> str:
+def orderable_pattern(name: str, positions: PositionType) -> str:
     """Return the regular expression, for Java and RE2, of strings in a format by which this name
-    can order changes.
-
-    A path whose positions are bigints needs whole numbers.
+    can order changes; positions that are bigints need whole numbers.
     """
-    if order == (name,) and name in _NUMBERS:
+    if positions == "bigint":
         return NUMBER_PATTERN
     formats = [NUMBER_PATTERN, _LSN.pattern, _GTID.pattern, _BINLOG.pattern]
     if "lsn" in name.lower():

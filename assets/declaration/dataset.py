@@ -37,9 +37,23 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.files.formats import FileFormat, check_format
 from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
+from dagster_adjunct.resources.schemas.paths import (
+    NamedPath,
+    read_named_path,
+    require_value,
+    split_path,
+    write_path,
+)
 from dagster_adjunct.resources.schemas.records import ArrowFrame
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
-from dagster_adjunct.resources.schemas.types import path_column
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    check_flat_key,
+    check_key_types,
+    repeated_names,
+)
+from dagster_adjunct.resources.schemas.types import path_column, write_name
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.validation import validated
 
@@ -161,7 +175,7 @@ Input = Delivered | OwnedBy
 
 def bucket_columns(
     name: str,
-    key: str | Sequence[str],
+    key: Sequence[NamedPath],
     partitions: int | None,
     partition_by: str | Sequence[str] | None,
     broadcast: bool,
@@ -183,10 +197,78 @@ def bucket_columns(
             dataset=name,
         )
     if partition_by is not None:
-        return to_name_tuple(partition_by)
+        stored = {column.steps: column.name for column in key}
+        names = []
+        for text in to_name_tuple(partition_by):
+            names.append(stored.get(read_named_path(text).steps, text))
+        return tuple(names)
     if broadcast:
         return ()
-    return to_name_tuple(key)
+    return tuple(column.name for column in key)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedColumns:
+    """The columns that a declaration names: those of the `key`, and the stored ones (`columns`),
+    None for all. Key columns that are made of paths are always stored, before the others.
+    """
+
+    key: tuple[NamedPath, ...]
+    columns: tuple[NamedPath, ...] | None
+
+    @property
+    def paths(self) -> tuple[NamedPath, ...]:
+        """The columns that are made of paths, or renamed."""
+        named = (*self.key, *(self.columns or ()))
+        return tuple(dict.fromkeys(column for column in named if column.renames))
+
+    @property
+    def stored(self) -> tuple[str, ...] | None:
+        """The names of the stored columns, None for all."""
+        if self.columns is None:
+            return None
+        return tuple(column.name for column in self.columns)
+
+
+def _name_columns(
+    dataset: str, source: Delivered, key: str | Sequence[str], columns: Sequence[str] | None
+) -> _NamedColumns:
+    """Return the columns that the arguments `key` and `columns` name.
+
+    Raises ConfigurationError for a column that has the name of a part of the key.
+    """
+    known = () if isinstance(source, str) else source.schema.names
+    keys = tuple(read_named_path(text, known) for text in to_name_tuple(key))
+    if columns is None:
+        return _NamedColumns(keys, None)
+    made = [column for column in keys if column.renames]
+    taken = {column.name.lower(): column for column in made}
+    others = []
+    for text in to_name_tuple(columns):
+        column = read_named_path(text, known)
+        if column in made:
+            continue
+        if column.name.lower() in taken:
+            raise _taken_name_error(dataset, taken[column.name.lower()], f"columns has {text!r}")
+        others.append(column)
+    return _NamedColumns(keys, (*made, *others))
+
+
+def _taken_name_error(dataset: str, column: NamedPath, other: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"dataset {dataset!r}: {write_path(column.steps)!r} is stored as {column.name!r}, and"
+        f" {other}.",
+        _other_name_step(column),
+        argument="columns",
+        dataset=dataset,
+        column=column.name,
+    )
+
+
+def _other_name_step(column: NamedPath) -> str:
+    """Return how to store the value of a path under another name."""
+    path = write_path(column.steps)
+    return f'Give one of them another name: "{path} as {write_name("_".join(column.steps))}".'
 
 
 def to_name_tuple(value: str | Collection[str]) -> tuple[str, ...]:
@@ -211,13 +293,15 @@ class DescriptionOptions(TypedDict, total=False):
 class Presentation:
     """What Dagster shows about a dataset, and when it materializes it by itself.
 
-    `freshness` is the age at which Dagster warns, None if it never does.
+    `freshness` is the age at which Dagster warns, None if it never does. Values of `sensitive`
+    columns are masked.
     """
 
     description: str = ""
     owners: tuple[str, ...] = ()
     group: str | None = None
     column_descriptions: tuple[tuple[str, str], ...] = ()
+    sensitive: tuple[str, ...] = ()
     automation_condition: Condition | None = field(default=None, repr=False)
     freshness: timedelta | None = None
 
@@ -232,6 +316,7 @@ def _presentation(shown: DescriptionOptions, freshness: timedelta | None = None)
         owners=to_name_tuple(shown.get("owners", ())),
         group=shown.get("group"),
         column_descriptions=tuple(described.items()),
+        sensitive=to_name_tuple(shown.get("sensitive", ())),
         automation_condition=shown.get("automation_condition"),
         freshness=freshness,
     )
@@ -255,6 +340,8 @@ class AdjunctDataset:
     identify an entry. `partitions` is the number of buckets, None for one broadcast copy.
     `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns`
     are the stored columns, None for all of the input's. `extractor` turns records into entries.
+    `paths` are the stored columns that are made of paths into the input's columns, or renamed.
+    `evolution` says which stored columns were renamed or dropped.
     `bootstrap` makes applications wait until the dataset is first readable. `discard` says which
     versions are retained. Dagster masks values of `sensitive` columns; the path of a part of a
     nested column, "customer.email", masks the whole column. `declared_at` is the line of
@@ -270,9 +357,10 @@ class AdjunctDataset:
     partitions: int | None
     bootstrap: bool = True
     columns: tuple[str, ...] | None = None
+    paths: tuple[NamedPath, ...] = ()
+    evolution: ColumnChanges = field(default_factory=ColumnChanges)
     extractor: KeyValueExtractor | None = None
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
-    sensitive: tuple[str, ...] = ()
     presentation: Presentation = field(default_factory=Presentation)
     declared_at: CodeLine | None = field(default=None, compare=False, repr=False)
 
@@ -298,7 +386,7 @@ class AdjunctDataset:
         """Yield what is wrong: the argument, the problem, and the next step."""
         if not self.key:
             yield "key", "has no key", "Name the columns that identify an entry: key=[…]."
-        yield from _name_problems("key", self.key)
+        yield from _name_problems("key", self.key, self.paths)
         yield from _name_problems("partition_by", self.partition_by)
         yield from self._column_problems()
         yield from self._spread_problems()
@@ -320,7 +408,7 @@ class AdjunctDataset:
     def _column_problems(self) -> Iterator[tuple[str, str, str]]:
         if self.columns is None:
             return
-        yield from _name_problems("columns", self.columns)
+        yield from _name_problems("columns", self.columns, self.paths)
         if self.by_offset:
             return
         for column in self.key:
@@ -355,11 +443,54 @@ class AdjunctDataset:
                 yield "partition_by", problem, step
 
     @property
+    def sensitive(self) -> tuple[str, ...]:
+        """The names and paths of the columns whose values are masked, as declared."""
+        return self.presentation.sensitive
+
+    @property
     def masked(self) -> tuple[str, ...]:
-        """The names of the columns whose values are masked: `sensitive`, and the columns that its
-        paths begin with.
+        """The names of the columns whose values are masked: `sensitive`, the columns that its paths
+        begin with, and columns that are made of sensitive values.
         """
-        return tuple(dict.fromkeys([*self.sensitive, *map(path_column, self.sensitive)]))
+        names = [*self.sensitive, *map(path_column, self.sensitive)]
+        hidden = [*map(split_path, self.sensitive)]
+        for column in self.paths:
+            for steps in hidden:
+                common = min(len(steps), len(column.steps))
+                if common and steps[:common] == column.steps[:common]:
+                    names.append(column.name)
+        return tuple(dict.fromkeys(names))
+
+    def steps_to(self, column: str) -> tuple[str, ...]:
+        """Return the steps to the value of a stored column: the column of the input, or of the
+        extractor's entries, and the fields within it.
+        """
+        for path in self.paths:
+            if path.name == column:
+                return path.steps
+        return (column,)
+
+    def source_of(self, column: str) -> str:
+        """Return the name of the column, or the path, that a stored column is made of, as keys of
+        streams spell it.
+        """
+        steps = self.steps_to(column)
+        return steps[0] if len(steps) == 1 else write_path(steps)
+
+    @property
+    def key_sources(self) -> tuple[str, ...]:
+        """What the columns of the key are made of, as keys of streams spell it."""
+        return tuple(map(self.source_of, self.key))
+
+    @property
+    def key_steps(self) -> tuple[tuple[str, ...], ...]:
+        """The steps to the values of the key."""
+        return tuple(map(self.steps_to, self.key))
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of the input, or of the extractor's entries, that the key is made of."""
+        return tuple(dict.fromkeys(steps[0] for steps in self.key_steps))
 
     @property
     def follows_changes(self) -> bool:
@@ -543,14 +674,17 @@ def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
         if dataset.extractor is not None:
             entries = dataset.extractor.schema(records, what)
         argument = "columns"
-        _check_known(what, dataset.columns or (), entries.names)
+        _check_known(what, _plain_names(dataset, dataset.columns or ()), entries.names)
         argument = "key"
-        _check_known(what, dataset.key, entries.names)
-        check_key_types(entries, dataset.key, what)
+        _check_known(what, _plain_names(dataset, dataset.key), entries.names)
+        argument = "paths"
+        stored = select_stored_columns(dataset, entries, what)
+        argument = "key"
+        check_key_types(stored, dataset.key, what)
         argument = "sensitive"
         for name in dataset.sensitive:
-            if records.column_of(name) is None and entries.column_of(name) is None:
-                _check_known(what, [name], (*records.names, *entries.names))
+            if records.column_of(name) is None and stored.column_of(name) is None:
+                _check_known(what, [name], (*records.names, *stored.names))
     except SchemaMismatchError as error:
         raise ConfigurationError(
             error.problem,
@@ -561,6 +695,51 @@ def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
         ) from error
 
 
+def _plain_names(dataset: AdjunctDataset, names: Sequence[str]) -> list[str]:
+    """Return those of these stored columns that are columns of the input under their own names."""
+    return [name for name in names if dataset.steps_to(name) == (name,)]
+
+
+def select_stored_columns(dataset: AdjunctDataset, entries: Schema, what: str) -> Schema:
+    """Return the columns that a dataset stores of entries with these columns.
+
+    Raises SchemaMismatchError for a missing column, a path that leads to no simple value, and a
+    path whose name a column has already.
+    """
+    made = {}
+    for column in dataset.paths:
+        made[column.name] = _made_field(column, entries, what)
+    if dataset.columns is not None:
+        fields = []
+        for name in dataset.columns:
+            fields.append(made[name] if name in made else entries.field(name, what))
+        return Schema(tuple(fields))
+    taken = {name.lower(): name for name in entries.names}
+    for column in dataset.paths:
+        if column.name.lower() in taken:
+            raise SchemaMismatchError(
+                f"{what}: {write_path(column.steps)!r} is stored as {column.name!r}, and there is"
+                f" a column {taken[column.name.lower()]!r} already.",
+                f"{_other_name_step(column)} Or leave that column out with columns=.",
+                column=column.name,
+                dataset=dataset.name,
+            )
+    return Schema((*made.values(), *entries.fields))
+
+
+def _made_field(column: NamedPath, entries: Schema, what: str) -> Field:
+    """Return the stored column that a path becomes."""
+    text = ".".join(column.steps)
+    if len(column.steps) > 1 and text in entries:
+        raise SchemaMismatchError(
+            f"{what}: {text!r} is read as a path, and there is a column of this name.",
+            f"Write its name in backticks, {write_name(text)!r}, or rename it.",
+            column=text,
+        )
+    path = require_value(write_path(column.steps), entries.types, what)
+    return Field(column.name, path.type, entries.field(path.column).sensitive)
+
+
 def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> None:
     for column in columns:
         if column not in known:
@@ -569,7 +748,9 @@ def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> Non
             raise SchemaMismatchError(problem, step, column=column)
 
 
-def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+def _name_problems(
+    what: str, columns: tuple[str, ...], paths: tuple[NamedPath, ...] = ()
+) -> Iterator[tuple[str, str, str]]:
     for column in columns:
         if not column or column.startswith("__"):
             problem = (
@@ -577,9 +758,11 @@ def _name_problems(what: str, columns: tuple[str, ...]) -> Iterator[tuple[str, s
             )
             yield what, problem, "Rename the column."
     folded = repeated_names(map(str.lower, columns))
+    steps = {path.name: _other_name_step(path) for path in paths}
     for column in columns:
         if column.lower() in folded[:1]:
-            yield what, f"names column {column!r} twice in {what}", "Name it once."
+            step = steps.get(column, "Name it once.")
+            yield what, f"names column {column!r} twice in {what}", step
 
 
 @validated
@@ -593,6 +776,8 @@ def bounded_dataset(  # noqa: PLR0913
     broadcast: bool = False,
     bootstrap: bool = True,
     columns: Sequence[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    drop: str | Sequence[str] = (),
     extractor: KeyValueExtractor | None = None,
     duplicates: Literal["last", "error"] = "last",
     validators: Sequence[Validator] = (),
@@ -611,7 +796,8 @@ def bounded_dataset(  # noqa: PLR0913
     "%Y-%m-%d". Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole
     key by default. See AdjunctDataset for the other arguments.
     """
-    spread = bucket_columns(name, key, partitions, partition_by, broadcast)
+    named = _name_columns(name, input, key, columns)
+    spread = bucket_columns(name, named.key, partitions, partition_by, broadcast)
     if discard is None:
         # Partitions in Dagster and versions over time stay by default: a month's backfill must not
         # be discarded.
@@ -620,11 +806,13 @@ def bounded_dataset(  # noqa: PLR0913
     return BoundedDataset(
         name=name,
         input=input,
-        key=to_name_tuple(key),
+        key=tuple(column.name for column in named.key),
         partition_by=spread,
         partitions=partitions,
         bootstrap=bootstrap,
-        columns=None if columns is None else to_name_tuple(columns),
+        columns=named.stored,
+        paths=named.paths,
+        evolution=ColumnChanges(renamed or {}, to_name_tuple(drop)),
         extractor=extractor,
         duplicates=duplicates,
         validators=tuple(validators),
@@ -632,7 +820,6 @@ def bounded_dataset(  # noqa: PLR0913
         discard=discard,
         on_damage=on_damage,
         valid_from=valid_from,
-        sensitive=to_name_tuple(shown.get("sensitive", ())),
         presentation=_presentation(shown),
     )
 
@@ -648,6 +835,8 @@ def unbounded_dataset(  # noqa: PLR0913
     broadcast: bool = False,
     bootstrap: bool = True,
     columns: Sequence[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    drop: str | Sequence[str] = (),
     extractor: KeyValueExtractor | None = None,
     changes: ChangeFormat | None = None,
     order_by: str | Sequence[str] | None = None,
@@ -673,7 +862,8 @@ def unbounded_dataset(  # noqa: PLR0913
     `keep` commits). With `history` the table keeps the entries of each key over time, each valid
     from the time in its column `valid_from`, or from its record's time.
     """
-    spread = bucket_columns(name, key, partitions, partition_by, broadcast)
+    named = _name_columns(name, input, key, columns)
+    spread = bucket_columns(name, named.key, partitions, partition_by, broadcast)
     try:
         following = ChangeStreamOptions(
             changes=changes or Upserts(),
@@ -697,15 +887,16 @@ def unbounded_dataset(  # noqa: PLR0913
     return UnboundedDataset(
         name=name,
         input=input,
-        key=to_name_tuple(key),
+        key=tuple(column.name for column in named.key),
         partition_by=spread,
         partitions=partitions,
         bootstrap=bootstrap,
-        columns=None if columns is None else to_name_tuple(columns),
+        columns=named.stored,
+        paths=named.paths,
+        evolution=ColumnChanges(renamed or {}, to_name_tuple(drop)),
         extractor=extractor,
         discard=discard or DiscardPolicy(),
         following=following,
-        sensitive=to_name_tuple(shown.get("sensitive", ())),
         presentation=presentation,
     )
 
@@ -753,6 +944,8 @@ class LocalTableOptions(DescriptionOptions, total=False):
 
     compaction: DeltaCompaction
     discard: DiscardPolicy
+    renamed: Mapping[str, str]
+    drop: str | Collection[str]
 
 
 def local_table(
@@ -770,7 +963,7 @@ def local_table(
     """
     what = f"local table {name!r}"
     try:
-        check_key_types(owned.schema, key, what)
+        check_flat_key(owned.schema, key, what, "a local table")
     except SchemaMismatchError as error:
         raise ConfigurationError(
             error.problem, error.next_step, argument="key", dataset=name
@@ -781,8 +974,8 @@ def local_table(
         key=key,
         partition_by=partition_by or key,
         partitions=partitions,
+        evolution=ColumnChanges(options.get("renamed", {}), to_name_tuple(options.get("drop", ()))),
         discard=options.get("discard", DiscardPolicy()),
         compaction=options.get("compaction", DeltaCompaction()),
-        sensitive=to_name_tuple(options.get("sensitive", ())),
         presentation=_presentation(options),
     )

@@ -39,10 +39,14 @@ from dagster_adjunct.assets.declaration.envelope_values import DATE_TYPES, Envel
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
 from dagster_adjunct.assets.declaration.nested_envelope_values import (
     NESTED,
+    NESTED_BEFORE,
+    NESTED_BEFORE_PROBLEMS,
+    NESTED_COLUMNS,
     NESTED_PROBLEMS,
     with_nested_values,
 )
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.paths import column_of, split_path
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.schemas.values import UTF8, YEARS
@@ -220,18 +224,20 @@ def decode_envelopes(
     They have the columns of `schema`, META, PROBLEM, SNAPSHOT, the paths in `order_by`, and KEPT if
     changes may leave out columns.
     """
-    used = [field for field in schema.fields if field.name in (*key, *order_by)]
+    needed = [column_of(name, schema.names) for name in (*key, *order_by)]
+    used = [field for field in schema.fields if field.name in needed]
     # None is used if an extractor computes the key.
     simple = [field for field in schema.fields if not is_nested(field.type)]
-    old = Schema(tuple(used or simple))
+    old = Schema(tuple(used or simple or schema.fields))
     own = tuple(name for name in key if name in records.columns)
     decoding = _Decoding(declared, schema, old, key, own, order_by)
     records = with_envelope_json(declared, records, what)
     records = with_nested_values(records, declared, schema, TEXT)
+    records = with_nested_values(records, declared, old, TEXT, "before")
     marks = metadata_columns(records.columns)
     read = decoding.read(records).withColumn(PROBLEM, decoding.problem(comparable))
     read = read.withColumn(SNAPSHOT, decoding.is_below_changes())
-    used_up = (TOMBSTONE, TEXT, UNREAD, NESTED, NESTED_PROBLEMS)
+    used_up = (TOMBSTONE, TEXT, UNREAD, *NESTED_COLUMNS)
     others = [name for name in marks if name not in used_up]
     others += [SNAPSHOT, *map(path_column, decoding.paths)]
     if declared.completes:
@@ -336,8 +342,8 @@ class _Decoding:
     """How the envelopes of a stream become changes of rows.
 
     `schema` are the columns of the rows, and `old` those of them that are used of the row before a
-    change: the `key` and the columns of `order_by`. `own` are the columns of the key that a record
-    also has itself, next to its envelope.
+    change: those of the `key`, which has names and paths, and of `order_by`. `own` are the columns
+    of the key that a record also has itself, next to its envelope.
     """
 
     declared: Envelope
@@ -430,12 +436,29 @@ class _Decoding:
         values: dict[str, Column] = {}
         for field in schema.fields:
             if is_nested(field.type):
-                values[field.name] = F.col(NESTED)[field.name]
+                values[field.name] = self._nested_value(field.name, raw)
                 continue
             values[field.name] = envelope_values.convert_value(
                 self.declared, field, row[field.name], F.col(TEXT)
             )
         return F.when(row.isNotNull(), _struct(values))
+
+    def _nested_value(self, name: str, raw: str) -> Column:
+        """Return a nested column of the row in column `raw`."""
+        after = F.col(NESTED)[name]
+        if raw == _RAW:
+            return after
+        before = F.col(NESTED_BEFORE)[name]
+        if self.declared.layout == "maxwell":
+            return F.coalesce(before, after)
+        return before
+
+    def _key_value(self, side: str, name: str) -> Column:
+        """Return a value of the key, by its name or path, in the row of this side."""
+        value = F.col(side)
+        for step in (name,) if name in self.schema else split_path(name):
+            value = value[step]
+        return value
 
     def _unavailable(self) -> Column:
         """Return the names of the columns whose values are unavailable, as an array.
@@ -481,12 +504,12 @@ class _Decoding:
         reasons.append(self._missing_reason())
         if self.own:
             reasons.append(self._own_key_reason())
-        after = F.col(_AFTER)
-        before = F.col(_BEFORE)
         for name in self.key:
-            unknown = _is_op("u") & before.isNotNull() & before[name].isNull()
+            before = self._key_value(_BEFORE, name)
+            after = self._key_value(_AFTER, name)
+            unknown = _is_op("u") & F.col(_BEFORE).isNotNull() & before.isNull()
             reason = f"null key column {name!r} before it"
-            reasons.append(F.when(unknown & after[name].isNotNull(), reason))
+            reasons.append(F.when(unknown & after.isNotNull(), reason))
         if not comparable:
             reason = (
                 "an update changes the key, and offsets of several partitions do not say which"
@@ -602,7 +625,8 @@ class _Decoding:
     def _misfit_reason(self, field: Field, raw: str, converted: str) -> Column:
         """Return the reason for a value that could not be converted to its declared type."""
         if is_nested(field.type):
-            return F.col(NESTED_PROBLEMS)[field.name]
+            problems = NESTED_PROBLEMS if raw == _RAW else NESTED_BEFORE_PROBLEMS
+            return F.col(problems)[field.name]
         value = F.col(raw)[field.name]
         sent = envelope_values.raw_value_text(field, value)
         parts: list[str | Column] = [
@@ -634,7 +658,8 @@ class _Decoding:
         sent = _first_of(F.filter(names, lambda name: F.lower(name) == F.lower(alike)))
         lacks = "the row after it has no column '"
         reasons = [concat_reason(lacks, alike, "', but '", sent, "' in another case")]
-        required = [name for name in self._ruled("refuse") if name not in self.key]
+        in_key = [column_of(name, self.schema.names) for name in self.key]
+        required = [name for name in self._ruled("refuse") if name not in in_key]
         if required:
             lacking = _first_of(F.array_except(_names(required), names))
             advice = (
@@ -683,11 +708,11 @@ class _Decoding:
 
     def _key_changes(self) -> Column:
         """Return whether an update changes the key."""
-        before = F.col(_BEFORE)
         differs = F.lit(False)
         for name in self.key:
-            differs |= ~before[name].eqNullSafe(F.col(_AFTER)[name])
-        return is_true(_is_op("u") & before.isNotNull() & differs)
+            before = self._key_value(_BEFORE, name)
+            differs |= ~before.eqNullSafe(self._key_value(_AFTER, name))
+        return is_true(_is_op("u") & F.col(_BEFORE).isNotNull() & differs)
 
     # -- the changes
 

@@ -23,7 +23,6 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.parsed_columns import has_decimals
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -55,13 +54,6 @@ class EnvelopeFormat:
                 column=value,
             )
         declared = Schema.from_ddl(envelope.columns, what)
-        if all(is_nested(field.type) for field in declared.fields):
-            raise SchemaMismatchError(
-                f"{what}: the rows in {value!r} have only nested columns, and no key:"
-                f" {', '.join(declared.names)}.",
-                "Declare the simple columns of the key, too.",
-                column=declared.names[0],
-            )
         for field in declared.fields:
             own = records.field(field.name) if field.name in records else field
             if own.type != field.type:

@@ -38,6 +38,7 @@ from dagster_adjunct.resources.schemas.exact_values import (
     is_missing,
     to_exact_array,
 )
+from dagster_adjunct.resources.schemas.paths import path_expression
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested
@@ -155,13 +156,13 @@ class Projection:
         return self._entries(records, schema, what)
 
     def apply_to_changes(
-        self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]
+        self, records: DataFrame, schema: Schema, what: str, key: Sequence[Sequence[str]]
     ) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record that has a key and does
-        not satisfy `where`.
+        """Return what `apply` returns, and a tombstone for each record that has a key, at these
+        steps, and does not satisfy `where`.
         """
         if self.where is not None:
-            keyed = reduce(and_, [F.expr(quote_name(name)).isNotNull() for name in key])
+            keyed = reduce(and_, [F.expr(path_expression(steps)).isNotNull() for steps in key])
             mark = (
                 F.when(F.col(TOMBSTONE), True)
                 .when(self._passes(records, self.where, what), False)
@@ -176,7 +177,7 @@ class Projection:
         return bool(self.select) or self.where is not None
 
     def apply_arrow(
-        self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()
+        self, records: pa.Table, schema: Schema, what: str, deleting: Sequence[Sequence[str]] = ()
     ) -> pa.Table:
         """Return what `apply` returns, for records in Arrow and a projection without
         expressions.
@@ -294,10 +295,10 @@ class PythonExtractor:
         return self.apply_to_changes(records, schema, what, ())
 
     def apply_to_changes(
-        self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]
+        self, records: DataFrame, schema: Schema, what: str, key: Sequence[Sequence[str]]
     ) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record that has a key and no
-        entries.
+        """Return what `apply` returns, and a tombstone for each record that has a key, at these
+        steps, and no entries.
         """
         load_function(self, what)  # fail here instead of in every task
         declared = Schema.from_ddl(self.columns, what)
@@ -312,11 +313,12 @@ class PythonExtractor:
         return entries.select(*map(quote_name, schema.names), *marks)
 
     def apply_arrow(
-        self, records: pa.Table, schema: Schema, what: str, deleting: tuple[str, ...] = ()
+        self, records: pa.Table, schema: Schema, what: str, deleting: Sequence[Sequence[str]] = ()
     ) -> pa.Table:
         """Return what `apply` returns, for records in Arrow.
 
-        A record without entries becomes a tombstone if it has all columns of the key `deleting`.
+        A record without entries becomes a tombstone if it has all values of the key, which are at
+        the steps `deleting`.
         """
         declared = Schema.from_ddl(self.columns, what)
         names = records.column_names
@@ -421,12 +423,12 @@ def _entries(
     names: list[str],
     schema: Schema,
     what: str,
-    deleting: tuple[str, ...] = (),
+    deleting: Sequence[Sequence[str]] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield the entries of these records: the columns of `schema`, then the metadata columns.
 
     `names` are the records' columns in order. A record without entries becomes a tombstone if none
-    of its columns in `deleting`, which are the key, is null.
+    of its values at the steps `deleting`, which are the key, is null.
     """
     calls = _FunctionCalls(extractor, schema, what, load_function(extractor, what))
     for batch in batches:
@@ -447,7 +449,7 @@ class _FunctionCalls:
     what: str
     function: Function
 
-    def entry_columns(self, records: pa.Table, deleting: Sequence[str]) -> list[pa.Array]:
+    def entry_columns(self, records: pa.Table, deleting: Sequence[Sequence[str]]) -> list[pa.Array]:
         """Return the columns of the entries, then their metadata columns."""
         marks = records.select([PARTITION, OFFSET, TOMBSTONE]).to_pylist()
         places = [*map(self._describe_record, marks)]
@@ -464,7 +466,9 @@ class _FunctionCalls:
             is_deleted = bool(marks[row][TOMBSTONE])
             if not is_deleted:
                 extracted = self._call(record, places[row])
-                has_key = bool(deleting) and None not in map(record.get, deleting)
+                has_key = bool(deleting) and None not in [
+                    _value_at(record, steps) for steps in deleting
+                ]
                 is_deleted = has_key and not extracted
             if is_deleted:
                 extracted = [self._deleted_entry(record)]
@@ -597,6 +601,14 @@ class _FunctionCalls:
 
     def _describe_record(self, marks: dict[str, Any]) -> str:
         return f"{self.what}: {_describe_record(marks)}"
+
+
+def _value_at(record: dict[str, Any], steps: Sequence[str]) -> Any:
+    value: Any = record
+    for step in steps:
+        if value is not None:
+            value = value[step]
+    return value
 
 
 def _is_equal(returned: Any, value: Any) -> bool:

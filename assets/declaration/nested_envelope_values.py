@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import quote_value
 from dagster_adjunct.assets.declaration.envelope_values import (
@@ -44,6 +44,12 @@ NESTED = "__nested"
 """The nested columns of the row after a change, as a struct."""
 NESTED_PROBLEMS = "__nested_problems"
 """Why a nested column does not fit its type, by column, as a struct of texts."""
+NESTED_BEFORE = "__nested_before"
+NESTED_BEFORE_PROBLEMS = "__nested_before_problems"
+"""The same of the row before a change, of which only the columns with the key are read."""
+NESTED_COLUMNS = (NESTED, NESTED_PROBLEMS, NESTED_BEFORE, NESTED_BEFORE_PROBLEMS)
+
+Side = Literal["after", "before"]
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _ISO = re.compile(
@@ -61,19 +67,25 @@ def nested_schema(schema: Schema) -> Schema:
 
 
 def with_nested_values(
-    records: DataFrame, declared: Envelope, schema: Schema, text: str
+    records: DataFrame, declared: Envelope, schema: Schema, text: str, side: Side = "after"
 ) -> DataFrame:
     """Return the records with the columns NESTED and NESTED_PROBLEMS added, from the envelopes in
-    the column `text`, if the rows have nested columns.
+    the column `text`, if the rows have nested columns; for the row before, NESTED_BEFORE and
+    NESTED_BEFORE_PROBLEMS.
     """
     nested = nested_schema(schema)
     if not nested.fields:
         return records
-    read = partial(_read, index=records.columns.index(text), declared=declared, nested=nested)
+    names = (NESTED, NESTED_PROBLEMS)
+    if side == "before":
+        names = (NESTED_BEFORE, NESTED_BEFORE_PROBLEMS)
+    read = partial(
+        _read, index=records.columns.index(text), declared=declared, nested=nested, side=side
+    )
     columns = list(types_from_spark(records.schema).items())
-    columns.append((NESTED, _struct_type(nested)))
+    columns.append((names[0], _struct_type(nested)))
     problems = Schema.of(dict.fromkeys(nested.names, "string"))
-    columns.append((NESTED_PROBLEMS, _struct_type(problems)))
+    columns.append((names[1], _struct_type(problems)))
     return convert_in_tasks(records, read, columns)
 
 
@@ -83,12 +95,12 @@ def _struct_type(schema: Schema) -> str:
 
 
 def _read(
-    batches: Iterator[pa.RecordBatch], index: int, declared: Envelope, nested: Schema
+    batches: Iterator[pa.RecordBatch], index: int, declared: Envelope, nested: Schema, side: Side
 ) -> Iterator[pa.RecordBatch]:
     decode = json_decoder(nested)
     for batch in batches:
         values, problems = read_nested_columns(
-            batch.column(index).to_pylist(), declared, nested, decode
+            batch.column(index).to_pylist(), declared, nested, decode, side
         )
         columns = [*batch.columns, values, problems]
         yield pa.RecordBatch.from_arrays(columns, [f"c{place}" for place in range(len(columns))])
@@ -102,7 +114,11 @@ def json_decoder(nested: Schema) -> json.JSONDecoder:
 
 
 def read_nested_columns(
-    texts: list[str | None], declared: Envelope, nested: Schema, decoder: json.JSONDecoder
+    texts: list[str | None],
+    declared: Envelope,
+    nested: Schema,
+    decoder: json.JSONDecoder,
+    side: Side = "after",
 ) -> tuple[pa.Array, pa.Array]:
     """Return the nested columns of the rows in these envelopes, as an array of structs, and why
     their values don't fit, by column.
@@ -111,7 +127,7 @@ def read_nested_columns(
     unread: dict[int, str] = {}
     for place, text in enumerate(texts):
         try:
-            rows.append(_row_after(decoder.decode(text or "{}")))
+            rows.append(_row_of(side, decoder.decode(text or "{}")))
         except (ValueError, RecursionError) as error:
             unread[place] = f"the envelope can't be read as JSON: {type(error).__name__}"
             rows.append({})
@@ -140,13 +156,13 @@ def _places(fits: Any) -> pa.Array:
     return pa.array(np.arange(len(fits)), pa.int64(), mask=~fits)
 
 
-def _row_after(envelope: Any) -> dict[str, Any]:
-    """Return the row after the change, {} if there is none."""
+def _row_of(side: Side, envelope: Any) -> dict[str, Any]:
+    """Return the row after the change, or before it, {} if there is none."""
     found = envelope
     if isinstance(found, dict) and isinstance(found.get("payload"), dict):
         found = found["payload"]
     if isinstance(found, dict):
-        found = found.get("after")
+        found = found.get(side)
     if isinstance(found, dict):
         return found
     return {}

@@ -370,7 +370,7 @@ class ChangeStreamOptions:
                 argument="order_by",
             )
         for name in names:
-            check_name("ordering column", str(name).replace(".", "_"))
+            check_name("ordering column", name.replace(".", "_").replace("`", "_"))
         object.__setattr__(self, "order_by", names)
 
 

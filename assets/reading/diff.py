@@ -167,9 +167,10 @@ class VersionDiff(Report):
     and columns.
 
     Samples hold the smallest keys as dicts by column, which `Dataset.get` accepts. Entries are
-    compared in the columns of both versions. A column whose type changed, listed as (name, old,
-    new), is compared only if both types are integers, floating-point numbers or decimals. `to_json`
-    masks the values of `sensitive` columns.
+    compared in the columns of both versions: a column that was renamed, listed as (old, new), is
+    compared, and one that was dropped and added again is not. Old entries have the new names. A
+    column whose type changed, listed as (name, old, new), is compared only if both types are
+    integers, floating-point numbers or decimals. `to_json` masks the values of `sensitive` columns.
     """
 
     old: str
@@ -183,6 +184,7 @@ class VersionDiff(Report):
     changed_sample: tuple[ChangedEntry, ...] = ()
     columns_added: tuple[str, ...] = ()
     columns_removed: tuple[str, ...] = ()
+    columns_renamed: tuple[tuple[str, str], ...] = ()
     columns_retyped: tuple[tuple[str, str, str], ...] = ()
     sensitive: tuple[str, ...] = ()
 
@@ -191,7 +193,8 @@ class VersionDiff(Report):
             dict(zip(("name", "old", "new"), types, strict=True)) for types in self.columns_retyped
         ]
         masked = self.masked()
-        return Report.to_json(masked) | {"columns_retyped": retyped}
+        renamed = [dict(zip(("old", "new"), names, strict=True)) for names in self.columns_renamed]
+        return Report.to_json(masked) | {"columns_renamed": renamed, "columns_retyped": retyped}
 
     def masked(self) -> VersionDiff:
         """Return these differences with `***` for the values of sensitive columns."""
@@ -222,6 +225,9 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         raise ConfigurationError(
             f"a diff with a sample of {sample} is asked for.", "Give 0 or more.", argument="sample"
         )
+    before = _names_by_identity(old)
+    now = _names_by_identity(new)
+    old = name_as(old, new)
     types = _compared_types(old, new)
     key = new.sealed.key
     buckets, unchanged = buckets_to_read(old, new)
@@ -236,12 +242,12 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     old_types = old.schema.types
     new_types = new.schema.types
     rows = map(pa.concat_tables, zip(*(part[1] for part in parts), strict=True))
-    added, removed, before, after = (
+    added, removed, were, are = (
         smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows
     )
     changed = [
         ChangedEntry({name: now[name] for name in key}, was, now)
-        for was, now in zip(python_rows(before), python_rows(after), strict=True)
+        for was, now in zip(python_rows(were), python_rows(are), strict=True)
     ]
     return VersionDiff(
         old.version,
@@ -253,11 +259,32 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         added_sample=tuple(added.select(key).to_pylist()),
         removed_sample=tuple(removed.select(key).to_pylist()),
         changed_sample=tuple(changed),
-        columns_added=tuple(name for name in new_types if name not in old_types),
-        columns_removed=tuple(name for name in old_types if name not in new_types),
+        columns_added=tuple(name for stored, name in now.items() if stored not in before),
+        columns_removed=tuple(name for stored, name in before.items() if stored not in now),
+        columns_renamed=tuple(_renamed_columns(before, now)),
         columns_retyped=tuple(_retyped_columns(old_types, new_types)),
         sensitive=tuple(dict.fromkeys([*old.schema.sensitive, *new.schema.sensitive])),
     )
+
+
+def name_as(old: VersionReader, new: VersionReader) -> VersionReader:
+    """Return a reader of the old version in which columns have the names that they have in the new
+    one.
+    """
+    named = old.sealed.named_as(new.sealed.named_columns, keep_others=True)
+    return VersionReader(old.store, old.dataset, named)
+
+
+def _names_by_identity(view: VersionReader) -> dict[str, str]:
+    """Return the names of a version's columns by their stored names."""
+    names = view.schema.names
+    return dict(zip(view.sealed.layout.stored_names(names), names, strict=True))
+
+
+def _renamed_columns(before: dict[str, str], now: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for stored, name in before.items():
+        if now.get(stored, name) != name:
+            yield name, now[stored]
 
 
 def _retyped_columns(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -17,6 +17,7 @@ from dagster_adjunct.assets.reading.diff import (
     check_equal_keys,
     common_type,
     compare_tables,
+    name_as,
     repeated_key_error,
 )
 from dagster_adjunct.assets.reading.superseded import kept_rows
@@ -80,14 +81,14 @@ class EntryChanges:
     `kind` ("insert", "update" or "delete"), the structs `key`, `before` and `after`, the `version`
     and the time `at` when it was sealed. Each iteration reads the files again, a bucket at a time;
     changes are in the order of their keys within a bucket. A column that one version lacks counts
-    as null there.
+    as null there, and one that was renamed has its new name before, too.
     """
 
     def __init__(self, old: VersionReader | None, new: VersionReader) -> None:
-        self._old = old
+        self._old = None if old is None else name_as(old, new)
         self._new = new
-        if old is not None:
-            check_equal_keys(old, new)
+        if self._old is not None:
+            check_equal_keys(self._old, new)
 
     def __repr__(self) -> str:
         return f"EntryChanges({self._new.dataset!r}, since={self.since!r}, until={self.until!r})"

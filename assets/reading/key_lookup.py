@@ -316,7 +316,7 @@ def decode_group(
     file = pq.ParquetFile(
         source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
     )
-    table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
+    table = file.read_row_group(group, columns=list(layout.stored.columns), use_threads=False)
     return RowGroup(conform_to_layout(table, layout).combine_chunks(), layout)
 
 

@@ -65,6 +65,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.equality import comparable_value
+from dagster_adjunct.resources.schemas.paths import split_path
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field, named_column, named_columns, quote_name
 from dagster_adjunct.resources.schemas.values import python_rows
@@ -159,8 +160,11 @@ def merge_equal_neighbours(
     parts: Iterable[Validity], start_column: str | None = None
 ) -> Iterator[Validity]:
     """Yield the parts of a history, merging adjacent ones whose entries are equal but for
-    `start_column`.
+    `start_column`, which is a column or a path.
     """
+    steps: tuple[str, ...] = ()
+    if start_column is not None:
+        steps = split_path(start_column)
 
     def content(part: Validity) -> dict[str, Any] | None:
         if part.entry is None:
@@ -169,11 +173,23 @@ def merge_equal_neighbours(
         for name, value in part.entry.items():
             if name != start_column:
                 found[name] = comparable_value(value)
+        if start_column not in part.entry and steps and steps[0] in found:
+            found[steps[0]] = comparable_value(_without(part.entry[steps[0]], steps[1:]))
         return found
 
     for _, equal in groupby(parts, content):
         first, *more = equal
         yield replace(first, valid_to=more[-1].valid_to) if more else first
+
+
+def _without(value: Any, steps: Sequence[str]) -> Any:
+    """Return a struct without the value at these steps."""
+    if value is None or not steps:
+        return None
+    rest = {name: inner for name, inner in value.items() if name != steps[0]}
+    if len(steps) > 1:
+        rest[steps[0]] = _without(value[steps[0]], steps[1:])
+    return rest
 
 
 def _place_row(files: KeyFiles, rows: RowGroup, row: int) -> _Placed:

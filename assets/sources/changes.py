@@ -34,14 +34,17 @@ from dagster_adjunct.assets.sources.entries import (
     OpenedChanges,
     derive_row_schema,
     describe_input,
+    extracted_columns,
     hides_values,
     select_relevant_columns,
+    with_read_paths,
 )
 from dagster_adjunct.assets.sources.json_records import records_to_json
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.schemas.paths import path_expression, read_path, split_path
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
 from dagster_adjunct.resources.schemas.values import (
     CHECKED_TYPES,
@@ -199,21 +202,42 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
     if following.on_bad_change != "fail":
         given = F.struct(*[named_column(name) for name in source.records.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
-    order_by = following.ordering
+    readable = with_read_paths(spec, schema)
+    read = list_read_paths(readable, schema)
+    order_by = [split_path(name)[0] if name in read else name for name in following.ordering]
     rows = following.changes.decode(
         records,
         schema,
         describe_input(spec),
-        key=tuple(name for name in spec.key if name in schema.names),
-        order_by=order_by,
+        key=tuple(spec.source_of(name) for name in spec.key if spec.steps_to(name)[0] in schema),
+        order_by=tuple(dict.fromkeys(order_by)),
         comparable=bool(order_by) or len(source.ssps) == 1,
     )
-    return _reject_unreadable(rows, schema)
+    return _reject_unreadable(add_read_paths(rows, read), readable)
+
+
+def add_read_paths(rows: DataFrame, paths: Sequence[str]) -> DataFrame:
+    """Return the rows with the values of these paths as columns of their names."""
+    for path in paths:
+        rows = rows.withColumn(path, F.expr(path_expression(split_path(path))))
+    return rows
 
 
 def relevant_schema(source: OpenedChanges) -> Schema:
     """Return the columns of the changed rows that the dataset stores or uses."""
     return select_relevant_columns(source.spec, derive_row_schema(source.spec, source.records))
+
+
+def readable_schema(source: OpenedChanges) -> Schema:
+    """Return the columns of the changed rows that the dataset stores or uses, and the paths that it
+    is ordered or valid by.
+    """
+    return with_read_paths(source.spec, relevant_schema(source))
+
+
+def list_read_paths(readable: Schema, rows: Schema) -> list[str]:
+    """Return the names of those columns that are paths into the rows."""
+    return [name for name in readable.names if name not in rows]
 
 
 def decode_changes(
@@ -234,15 +258,20 @@ def decode_changes(
     rows = decode_rows(source, records)
     position = F.col(OFFSET)
     if following.order is not None:
-        rows = add_order(spec, rows, relevant_schema(source), samples)
+        rows = add_order(spec, rows, readable_schema(source), samples)
         position = F.col(ORDER)
     if positions_from and following.order_by is None:
         position = position + F.lit(positions_from).cast("bigint")
     if following.history is not None:
         rows = _add_valid_from(rows, following.valid_from)
+    schema = relevant_schema(source)
+    rows = rows.drop(*list_read_paths(readable_schema(source), schema))
     if spec.extractor is not None:
-        entries = _extract_entries(spec, rows, source.schema, describe_input(spec))
-        rows = _reject_unreadable(entries, source.schema)
+        made = extracted_columns(spec, source.schema, schema)
+        entries = _extract_entries(spec, rows, made, describe_input(spec))
+        rows = _reject_unreadable(entries, made)
+    if spec.paths:
+        rows = _reject_unreadable(_select_stored(spec, rows, source.schema), source.schema)
     changes = _add_key_problems(spec, rows)
     shown = change_values.render_reason_column(F.col(PROBLEM), values=not hides_values(spec))
     return changes.select(
@@ -252,6 +281,23 @@ def decode_changes(
         shown.alias(PROBLEM),
         *[name for name in (VALID_FROM, KEPT, RAW) if name in changes.columns],
     )
+
+
+def _select_stored(spec: UnboundedDataset, rows: DataFrame, schema: Schema) -> DataFrame:
+    """Return the rows with the stored columns, some of which are made of paths, and the metadata
+    columns. A column that is made of a kept one is kept, too.
+    """
+    values = {}
+    kept = []
+    for name in schema.names:
+        steps = spec.steps_to(name)
+        values[name] = F.expr(path_expression(steps))
+        kept.append(F.when(F.array_contains(KEPT, steps[0]), name))
+    for name in metadata_columns(rows.columns):
+        values[name] = named_column(name)
+    if KEPT in values:
+        values[KEPT] = F.when(F.col(KEPT).isNotNull(), F.array_compact(F.array(*kept)))
+    return rows.select(*[value.alias(name) for name, value in values.items()])
 
 
 def _add_key_problems(spec: UnboundedDataset, rows: DataFrame) -> DataFrame:
@@ -304,11 +350,11 @@ def _extract_entries(
     """
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.masked)
-    kept = extractor.keeps(spec.key)
+    kept = extractor.keeps(spec.key_columns)
     marks = metadata_columns(rows.columns)
     around = rows.withColumn(TOMBSTONE, F.col(TOMBSTONE) | F.col(PROBLEM).isNotNull())
     if kept and isinstance(extractor, Projection | PythonExtractor):
-        entries = extractor.apply_to_changes(around, entry_schema, what, spec.key)
+        entries = extractor.apply_to_changes(around, entry_schema, what, spec.key_steps)
     else:
         entries = extractor.apply(around, entry_schema, what)
     lost = [name for name in marks if name not in entries.columns]
@@ -384,7 +430,26 @@ def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
     records = _set_column(records, TIMESTAMP, null_out_rows(times, unreadable_values(times)))
     if following.on_bad_change != "fail":
         records = _set_column(records, RAW, records_to_json(records, source.records))
-    return _reject_unreadable_in_arrow(following.changes.decode_arrow(records, schema), schema)
+    rows = following.changes.decode_arrow(records, schema)
+    readable = with_read_paths(source.spec, schema)
+    for name in list_read_paths(readable, schema):
+        rows = rows.append_column(name, read_path(rows, split_path(name)))
+    return _reject_unreadable_in_arrow(rows, readable)
+
+
+def _select_stored_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> pa.Table:
+    """Return what `_select_stored` returns, for rows in Arrow."""
+    made = {name: read_path(rows, spec.steps_to(name)) for name in schema.names}
+    for name in metadata_columns(rows.column_names):
+        made[name] = rows.column(name)
+    if KEPT in made:
+        sources = list(dict.fromkeys(spec.steps_to(name)[0] for name in schema.names))
+        kept = dict(zip(sources, change_formats.kept_matrix(made[KEPT], sources).T, strict=True))
+        marks = {}
+        for name in schema.names:
+            marks[name] = pa.chunked_array([pa.array(kept[spec.steps_to(name)[0]])])
+        made[KEPT] = change_formats.kept_column(marks, pa.repeat(True, rows.num_rows))
+    return pa.table(made)
 
 
 def _add_key_problems_in_arrow(spec: UnboundedDataset, rows: pa.Table) -> pa.Table:
@@ -410,12 +475,17 @@ def decode_arrow_changes(
     following = spec.following
     rows = decode_arrow_rows(source, records)
     if following.order is not None:
-        rows = _add_order_in_arrow(spec, rows, relevant_schema(source), samples)
+        rows = _add_order_in_arrow(spec, rows, readable_schema(source), samples)
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
+    relevant = relevant_schema(source)
+    rows = rows.drop_columns(list_read_paths(readable_schema(source), relevant))
     if spec.extractor is not None:
-        entries = _extract_entries_in_arrow(spec, rows, schema, describe_input(spec))
-        rows = _reject_unreadable_in_arrow(entries, schema)
+        made_of = extracted_columns(spec, schema, relevant)
+        entries = _extract_entries_in_arrow(spec, rows, made_of, describe_input(spec))
+        rows = _reject_unreadable_in_arrow(entries, made_of)
+    if spec.paths:
+        rows = _reject_unreadable_in_arrow(_select_stored_in_arrow(spec, rows, schema), schema)
     rows = _add_key_problems_in_arrow(spec, rows)
     position = rows.column(OFFSET if following.order is None else ORDER)
     if following.order_by is None:
@@ -519,11 +589,11 @@ def _extract_entries_in_arrow(
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.masked)
     assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
-    kept = extractor.keeps(spec.key)
+    kept = extractor.keeps(spec.key_columns)
     around = _set_column(
         rows, TOMBSTONE, pc.or_(rows.column(TOMBSTONE), pc.is_valid(rows.column(PROBLEM)))
     )
-    entries = extractor.apply_arrow(around, schema, what, spec.key if kept else ())
+    entries = extractor.apply_arrow(around, schema, what, spec.key_steps if kept else ())
     if kept:
         return entries
     return _add_problem_where(entries, entries.column(TOMBSTONE), UNKEYED_DELETION)

@@ -25,13 +25,27 @@ from dagster_adjunct.assets.declaration.dataset import (
     BoundedDataset,
     LocalTable,
     UnboundedDataset,
+    select_stored_columns,
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types, named_column
+from dagster_adjunct.resources.schemas.paths import (
+    find_path,
+    path_expression,
+    read_path,
+    require_value,
+    split_path,
+)
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    check_key_types,
+    named_column,
+    named_columns,
+)
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -76,8 +90,7 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     """
     what = describe_input(spec)
     schema = records if spec.extractor is None else spec.extractor.schema(records, what)
-    if spec.columns is not None:
-        schema = schema.select(spec.columns, what)
+    schema = select_stored_columns(spec, schema, what)
     if spec.by_offset:
         schema = _add_position_columns(spec, schema, what)
     check_key_types(schema, spec.key, what)
@@ -124,10 +137,11 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
     following = spec.following
     rows = following.changes.schema(stream_schema, what)
     name = following.valid_from
-    if name is None:
-        kind = "timestamp"
-    else:
-        kind = rows.field(name, f"{what}: valid_from names {name!r}, and the record").type
+    kind = "timestamp"
+    if name is not None:
+        kind = require_value(
+            name, rows.types, f"{what}: valid_from names {name!r}, and the record"
+        ).type
     if kind not in ("date", "timestamp"):
         raise errors.SchemaMismatchError(
             f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
@@ -137,7 +151,10 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
         )
     for name in following.ordering:
         _check_ordering(spec, rows, name, what)
-    if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
+    ordering = with_read_paths(spec, rows)
+    if following.keep_tombstones is not None and (
+        position_type(following.order, ordering) != "bigint"
+    ):
         raise errors.SchemaMismatchError(
             f"{what}: keep_tombstones is {following.keep_tombstones}, and between values of "
             f"{order_as_code(following.ordering)} there is no distance.",
@@ -151,21 +168,40 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
     return rows
 
 
+def with_read_paths(spec: UnboundedDataset, rows: Schema) -> Schema:
+    """Return the columns of the rows, and one for each path into them by which changes are ordered
+    or valid. They have the path as their name, and are read, not stored.
+    """
+    following = spec.following
+    fields = list(rows.fields)
+    for name in dict.fromkeys((*following.ordering, following.valid_from)):
+        if name is None or following.changes.orders(name):
+            continue
+        path = find_path(name, rows.types)
+        if path is not None:
+            fields.append(Field(name, path.type))
+    return Schema(tuple(fields))
+
+
 def select_relevant_columns(spec: UnboundedDataset, rows: Schema) -> Schema:
     """Return those columns of the rows that the dataset stores or uses; bad values in other
     columns are ignored.
     """
     if spec.columns is None or spec.extractor is not None:
         return rows
-    used = {*spec.columns, *spec.following.ordering, spec.following.valid_from}
+    used = {spec.steps_to(name)[0] for name in spec.columns}
+    for name in (*spec.following.ordering, spec.following.valid_from):
+        if name is not None:
+            used |= {name, *split_path(name)[:1]}
     return Schema(tuple(field for field in rows.fields if field.name in used))
 
 
 def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) -> None:
     changes = spec.following.changes
     order = spec.following.ordering
-    if name in rows.names:
-        kind = rows.field(name).type
+    readable = with_read_paths(spec, rows)
+    if name in readable:
+        kind = readable.field(name).type
         if is_orderable(kind):
             return
         problem = (
@@ -199,8 +235,11 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     what = describe_input(spec)
     if spec.extractor is not None:
         extractor = mask_columns(spec.extractor, spec.masked)
-        records = extractor.apply(records, _extracted_columns(spec, schema), what)
-    values = {name: named_column(name) for name in (*schema.names, *META)}
+        own = [name for name in records.columns if not name.startswith("__")]
+        given = Schema.from_spark(records.select(*named_columns(own)).schema)
+        records = extractor.apply(records, extracted_columns(spec, schema, given), what)
+    values = {name: F.expr(path_expression(spec.steps_to(name))) for name in schema.names}
+    values |= {name: named_column(name) for name in META}
     if spec.by_offset:
         values |= {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
     if not _keeps_key(spec):
@@ -208,18 +247,22 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     return records.select(*[value.alias(name) for name, value in values.items()])
 
 
-def _extracted_columns(spec: AdjunctDataset, schema: Schema) -> Schema:
-    """Return the columns of entries without those of the record's position, which are a key."""
-    if not spec.by_offset:
-        return schema
-    return Schema(tuple(field for field in schema.fields if field.name not in BY_OFFSET))
+def extracted_columns(spec: AdjunctDataset, schema: Schema, records: Schema) -> Schema:
+    """Return the columns that the extractor makes for entries with the columns of `schema`: without
+    the record's position, which is a key, and with the columns that paths lead into.
+    """
+    assert spec.extractor is not None
+    if not spec.paths:
+        return Schema(tuple(field for field in schema.fields if field.name not in BY_OFFSET))
+    made = spec.extractor.schema(records, describe_input(spec))
+    return made.select(dict.fromkeys(spec.steps_to(name)[0] for name in schema.names))
 
 
 def _keeps_key(spec: AdjunctDataset) -> bool:
     """Whether records have the key of their entries, so that a tombstone deletes one."""
     if spec.by_offset:
         return False
-    return spec.extractor is None or spec.extractor.keeps(spec.key)
+    return spec.extractor is None or spec.extractor.keeps(spec.key_columns)
 
 
 def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
@@ -304,7 +347,9 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     if spec.extractor is not None:
         extractor = mask_columns(spec.extractor, spec.masked)
         assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
-        records = extractor.apply_arrow(records, _extracted_columns(spec, schema), what)
+        own = [name for name in records.column_names if not name.startswith("__")]
+        given = Schema.from_arrow(records.select(own).schema)
+        records = extractor.apply_arrow(records, extracted_columns(spec, schema, given), what)
     if not _keeps_key(spec):
         deleted = records.filter(records.column(TOMBSTONE))
         if deleted.num_rows:
@@ -314,10 +359,11 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
                 _NO_KEY_STEP,
                 dataset=spec.name,
             )
-    values = {name: name for name in (*schema.names, *META)}
+    steps = {name: spec.steps_to(name) for name in schema.names}
+    steps |= {name: (name,) for name in META}
     if spec.by_offset:
-        values |= {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET}
-    return records.select([*values.values()]).rename_columns([*values])
+        steps |= {BY_OFFSET[0]: (PARTITION,), BY_OFFSET[1]: (OFFSET,)}
+    return pa.table({name: read_path(records, path) for name, path in steps.items()})
 
 
 Offsets = Mapping[SystemStreamPartition, str]
@@ -370,20 +416,23 @@ class OpenedStream:
         records.
         """
         info = self.info
-        names = self.spec.partition_by
-        extractor = self.spec.extractor
-        spread = ("spark-murmur3", self.spec.partitions, names)
-        if (info.partitioner, info.partitions, info.key) != spread or not self._keeps(names):
+        spec = self.spec
+        extractor = spec.extractor
+        spread = ("spark-murmur3", spec.partitions, tuple(map(spec.source_of, spec.partition_by)))
+        columns = [spec.steps_to(name)[0] for name in spec.partition_by]
+        if (info.partitioner, info.partitions, info.key) != spread or not self._keeps(columns):
             return False
         if extractor is None:
             return True
         if not isinstance(extractor, Projection | PythonExtractor):
             return False  # others may shuffle
-        if self.records.select(names) != self.schema.select(names):
-            return False
-        return extractor.keeps(names)
+        for name, source in zip(spec.partition_by, info.key, strict=True):
+            given = require_value(source, self.records.types, describe_input(spec))
+            if given.type != self.schema.field(name).type:
+                return False
+        return extractor.keeps(columns)
 
-    def _keeps(self, names: tuple[str, ...]) -> bool:
+    def _keeps(self, names: Sequence[str]) -> bool:
         """Whether rows have these columns of their records unchanged."""
         return True
 
@@ -505,7 +554,8 @@ class OpenedChanges(OpenedStream):
         order = self.spec.following.order
         if order is None:
             return "bigint"
-        return position_type(order, derive_row_schema(self.spec, self.records))
+        rows = derive_row_schema(self.spec, self.records)
+        return position_type(order, with_read_paths(self.spec, rows))
 
     @property
     def only_offsets_order_keys(self) -> bool:
@@ -527,7 +577,7 @@ class OpenedChanges(OpenedStream):
         """
         if not self.orders_itself:
             return False
-        of_key = bool(self.info.key) and set(self.info.key) <= set(self.spec.key)
+        of_key = bool(self.info.key) and set(self.info.key) <= set(self.spec.key_sources)
         return self.info.partitioner != "spark-murmur3" or not of_key
 
     @property
@@ -541,9 +591,9 @@ class OpenedChanges(OpenedStream):
         if following.history is None or following.valid_from is None:
             return following.history is not None
         rows = derive_row_schema(self.spec, self.records)
-        return rows.field(following.valid_from).type != "date"
+        return require_value(following.valid_from, rows.types, "the row").type != "date"
 
-    def _keeps(self, names: tuple[str, ...]) -> bool:
+    def _keeps(self, names: Sequence[str]) -> bool:
         """Whether rows have these columns of their changes unchanged."""
         return self.spec.following.changes.keeps(names)
 
@@ -638,12 +688,14 @@ def check_changes_ordered(
     keyed = "not keyed"
     if key:
         keyed = f"keyed by ({', '.join(key)})"
+    key_step = f"Key the stream by columns of ({', '.join(spec.key_sources)})"
+    if spec.key_columns != spec.key_sources:
+        key_step = "Key the stream and the dataset by a column with that value"
     raise errors.DatasetError(
         f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
-        f" defined order. Its key is ({', '.join(spec.key)}), but its input {spec.input} is"
+        f" defined order. Its key is ({', '.join(spec.key_sources)}), but its input {spec.input} is"
         f" {keyed}, in {partitions} partitions (partitioner: {partitioner}).",
-        f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare"
-        " order_by=COLUMN.",
+        f"{key_step}, give it one partition, or declare order_by=COLUMN.",
         dataset=spec.name,
     )
 
@@ -656,7 +708,7 @@ def has_one_partition_per_key(
     """
     if partitions == 1:
         return True
-    return bool(key) and partitioner != "unknown" and set(key) <= set(spec.key)
+    return bool(key) and partitioner != "unknown" and set(key) <= set(spec.key_sources)
 
 
 def _offset_ranges(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:

@@ -20,11 +20,11 @@ from dagster_adjunct.assets.sources.changes import (
     decode_rows,
     order_columns,
     position_array,
+    readable_schema,
 )
 from dagster_adjunct.assets.sources.entries import (
     OpenedChanges,
     Ranges,
-    derive_row_schema,
     describe_input,
     hides_values,
 )
@@ -89,7 +89,7 @@ def find_order_samples(
     """
     spec = source.spec
     order = spec.following.ordering
-    rows = derive_row_schema(spec, source.records)
+    rows = readable_schema(source)
     if not needs_samples(order, rows):
         return known
     nothing: Samples = (None,) * len(order)
@@ -142,10 +142,11 @@ def samples_in_frame(spec: UnboundedDataset, rows: DataFrame, schema: Schema) ->
     lacks = F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH))
     known = F.col(PROBLEM).isNull() | lacks
     place = (TIMESTAMP, OFFSET, PARTITION)
+    positions = change_values.position_type(order, schema)
     firsts = []
     for number, (name, value) in enumerate(zip(order, order_columns(order, schema), strict=True)):
         text = value.cast("string")
-        orders = text.rlike(change_values.orderable_pattern(name, order))
+        orders = text.rlike(change_values.orderable_pattern(name, positions))
         fits = known & orders
         misfits = (known & ~orders) | (lacks & text.isNull())
         firsts.append(
@@ -173,11 +174,12 @@ def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> 
     times = pc.fill_null(rows.column(TIMESTAMP).cast("int64"), change_values.LOWEST)
     by = [(name, "ascending") for name in (TIMESTAMP, OFFSET, PARTITION)]
     rows = rows.take(pc.sort_indices(places.append_column(TIMESTAMP, times), sort_keys=by))
+    positions = change_values.position_type(order, schema)
     values: list[str | None] = []
     problems: list[str | None] = []
     for name in order:
         texts = position_array(rows, name, schema).cast("string").drop_null()
-        orders = pc.match_substring_regex(texts, change_values.orderable_pattern(name, order))
+        orders = pc.match_substring_regex(texts, change_values.orderable_pattern(name, positions))
         fits = texts.filter(orders)
         misfits = texts.filter(pc.invert(orders))
         values += fits.slice(0, 1).to_pylist() or [None]

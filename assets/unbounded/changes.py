@@ -271,7 +271,7 @@ def _plan_completion(
     """Return how the changes are completed from stored rows, None where they need none."""
     spec = advance.spec
     by_offset = spec.following.order is None
-    layout = commit.table_layout(advance.source)
+    layout = commit.table_layout(advance.source, advance.names)
     ties = find_tie_rule(advance.source, layout)
     places_rows = again and (by_offset or replaced_from is not None)
     if ties is None and not spec.following.completes and not places_rows:
@@ -336,7 +336,7 @@ def _write_changes(
     generation, counters = write_generation(
         advance.context.lake.store,
         chunk.attempt.generation(manifest.next_generation),
-        commit.table_layout(source),
+        commit.table_layout(source, advance.names),
         select_applicable(changes, spec.name, set_aside=set_aside),
         writer,
         plan.options,

@@ -242,7 +242,7 @@ def _refusal_error(
                 " purpose.",
                 dataset=spec.name,
             )
-    if spec.extractor is None or spec.extractor.keeps(spec.key):
+    if spec.extractor is None or spec.extractor.keeps(spec.key_columns):
         return None
     for partition in partitions:
         if partition.again and partition.ssp not in forced:

@@ -234,7 +234,9 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     view = candidate.view
     for column in columns:
         view.schema.field(column, f"dataset {view.dataset!r}")
-    nulls = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), columns)
+    stored = view.sealed.layout.stored_names(columns)
+    counts = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), stored)
+    nulls = {name: counts[in_files] for name, in_files in zip(columns, stored, strict=True)}
     facts = {"nulls": nulls, "rows": view.rows}
     broken = []
     for column, count in nulls.items():

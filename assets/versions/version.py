@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
@@ -36,8 +37,11 @@ from dagster_adjunct.resources.bucketing.files import (
 )
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
+from dagster_adjunct.resources.schemas.paths import write_path
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames, StoredNamesField
 from dagster_adjunct.resources.schemas.values import MICROS
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import PARTITION
 from dagster_adjunct.resources.validation import validated
 
@@ -211,10 +215,14 @@ class SealedVersion(VersionFacts, RowForm):
     A bounded version has one generation and the name given by its markers. An unbounded one has a
     base and the deltas after it, oldest first. `digest` is the sum of the rows' hashes modulo
     2**64. `offsets` are the ranges [start, end) of the input that this version read, by stream
-    partition. `positioned` means that rows store their position.
+    partition. `positioned` means that rows store their position. `names` are the names that files
+    have for the columns, and those of dropped ones. A `projected` version has other columns than
+    when it was built; it is never stored.
     """
 
     columns: StoredSchema
+    names: StoredNamesField = AS_NAMED
+    projected: bool = Field(default=False, exclude=True)
     positioned: bool
     generations: tuple[StoredGeneration, ...] = Field(min_length=1)
     digest: int | None = None
@@ -239,7 +247,7 @@ class SealedVersion(VersionFacts, RowForm):
     @property
     def layout(self) -> BucketLayout:
         """The layout of rows in files; a broadcast copy is one file."""
-        return build_layout(
+        layout = build_layout(
             self.columns,
             self.key,
             self.partition_by,
@@ -249,6 +257,38 @@ class SealedVersion(VersionFacts, RowForm):
             position_type=self.position_type,
             placed=self.placed,
         )
+        return replace(layout, names=self.names, projected=self.projected)
+
+    @property
+    def named_columns(self) -> NamedColumns:
+        """Its columns with their stored names."""
+        return NamedColumns(self.columns, self.names)
+
+    def named_as(self, other: NamedColumns, *, keep_others: bool = False) -> Self:
+        """Return this version with the names that its columns have among `other` columns of the
+        dataset.
+
+        Those that are not among these, because they were dropped, are left out; with `keep_others`
+        only if another column has their name now.
+        """
+        named = self.named_columns.named_as(other, keep_others=keep_others)
+        if named == self.named_columns:
+            return self
+        history = self.history
+        if history is not None and history.valid_from is not None:
+            stored = self.names.of((), history.valid_from)
+            now = {named.names.of((), name): name for name in named.schema.names}
+            history = history.after(valid_from=now.get(stored))
+        return self._projected_to(named, history=history)
+
+    def read_as(self, other: NamedColumns) -> Self:
+        """Return this version with just these columns of the dataset, null where it lacks one."""
+        missing = self.named_columns.named_as(other).names.retired
+        names = StoredNames(other.names.names, other.names.retired | missing)
+        return self._projected_to(NamedColumns(other.schema, names))
+
+    def _projected_to(self, columns: NamedColumns, **changes: Any) -> Self:
+        return self.after(columns=columns.schema, names=columns.names, projected=True, **changes)
 
     @property
     def edge(self) -> int | None:
@@ -414,11 +454,12 @@ class DatasetDeclaration(RowForm, Ownership):
     changes.
 
     `computed` means that the input is a query. `columns` are those that new versions store, None
-    for all of the input's. `input_partitions` is the number of partitions of the input (0: files, a
-    query or a local table). `order` is the order of versions: by arrival or by name (version
-    partitions); with `by_time` it is by the time since when they are valid. For an unbounded
-    dataset, `keep_tombstones` is how far below the newest position deletions are kept. Order and
-    policies may change: they are those of the last advance.
+    for all of the input's; `paths` are what some of them are made of, by name. `input_partitions`
+    is the number of partitions of the input (0: files, a query or a local table). `order` is the
+    order of versions: by arrival or by name (version partitions); with `by_time` it is by the time
+    since when they are valid. For an unbounded dataset, `keep_tombstones` is how far below the
+    newest position deletions are kept. Order and policies may change: they are those of the last
+    advance.
     """
 
     kind: DatasetKind
@@ -427,12 +468,19 @@ class DatasetDeclaration(RowForm, Ownership):
     key_types: tuple[str, ...]
     input_partitions: int = Field(ge=0)
     columns: tuple[str, ...] | None = None
+    paths: dict[str, str] = Field(default_factory=dict)
     bootstrap: bool = True
     order: Literal["arrival", "name"] = "arrival"
     by_time: bool = False
     discard: DiscardPolicy = DiscardPolicy()
     keep_tombstones: int | None = Field(default=None, ge=0)
     compaction: DeltaCompaction = DeltaCompaction()
+
+    def describe_column(self, name: str) -> str:
+        """Return the name of a stored column, and what it is made of if that is a path."""
+        if name not in self.paths:
+            return name
+        return f"{self.paths[name]} as {name}"
 
     @property
     def history_time(self) -> str:
@@ -464,12 +512,18 @@ def declaration_from_spec(
         partitions=spec.partitions,
         input_partitions=input_partitions,
         columns=spec.columns,
+        paths=paths_of(spec),
         bootstrap=spec.bootstrap,
         discard=spec.discard,
         position_type=position_type,
         placed=placed,
         **_kind_facts(spec),
     )
+
+
+def paths_of(spec: AdjunctDataset) -> dict[str, str]:
+    """Return what the stored columns that are made of paths, or renamed, are made of."""
+    return {column.name: write_path(column.steps) for column in spec.paths}
 
 
 def _kind_facts(spec: AdjunctDataset) -> dict[str, Any]:
@@ -516,6 +570,10 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
     """
     before = _compared_facts(stored)
     after = _compared_facts(declared)
+    if declared.kind == "unbounded":
+        for column in sorted(stored.paths.keys() & declared.paths.keys()):
+            before[f"column {column!r}"] = stored.paths[column]
+            after[f"column {column!r}"] = declared.paths[column]
     changed = [what for what, old in before.items() if after[what] != old]
     if not changed:
         return
@@ -546,7 +604,7 @@ def _compared_facts(declared: DatasetDeclaration) -> dict[str, object]:
     return {
         "kind": declared.kind,
         "input": declared.input,
-        "key": declared.key,
+        "key": tuple(map(declared.describe_column, declared.key)),
         "type of the key": declared.key_types,
         "partition_by": declared.partition_by,
         "partitions": declared.partitions or "broadcast",

@@ -26,6 +26,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     LocalTableOptions,
     OwnedBy,
     local_table,
+    to_name_tuple,
 )
 from dagster_adjunct.orchestration.application.component_files import find_component_mistake
 from dagster_adjunct.orchestration.application.graph import (
@@ -54,6 +55,7 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.small_work import SMALL_RECORDS
 from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
@@ -222,13 +224,17 @@ class Application:
         partitions: int,
         key: str | Sequence[str] | None = None,
         description: str = "",
+        renamed: Mapping[str, str] | None = None,
+        drop: str | Sequence[str] = (),
     ) -> OutputStream:
         """Declare a stream that records can be sent to, partitioned by the columns `key` into
         `partitions`.
 
         Without a key, records stay in their partitions, and the planner takes them for
         unpartitioned from then on. The plan and the stream's asset in Dagster show the
-        `description`.
+        `description`. The next run renames columns of the existing stream to the names in `renamed`
+        (by old name, or by path, `{"customer.mail": "email"}`), and drops the columns `drop`; both
+        may stay declared.
         """
         split_stream_name(name)
         what = f"output stream {name!r}"
@@ -238,7 +244,8 @@ class Application:
             step = "Keep what the first output_stream() returned, and use it in both places."
             raise PlanningError(problem, step, application=self.name)
         columns = validate_column_names(f"{what}: key", key)
-        output = OutputStream(self._graph, name, partitions, columns, description)
+        changes = ColumnChanges(renamed or {}, to_name_tuple(drop))
+        output = OutputStream(self._graph, name, partitions, columns, description, changes)
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
         self._reject_dataset_input(name)

@@ -352,10 +352,12 @@ class MessageStream:
         `by` (default: all of it). `late_records` returns records that arrive too late.
         """
         check_event_times(self.graph, self.operator, f"window after {self.operator}")
+        key, computed = records.parse_key_columns((by,) if isinstance(by, str) else by)
+        before = self.with_columns(**computed) if computed else self
         spec = build_window(
-            self.operator, kind, by, name, aggregates, results, allowed_lateness, partition_by
+            before.operator, kind, key, name, aggregates, results, allowed_lateness, partition_by
         )
-        return self.apply(spec, name=name)
+        return before.apply(spec, name=name)
 
     def late_records(self) -> MessageStream:
         """Return the records that the stream join or window before this rejected: too late, or

@@ -359,6 +359,7 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
     output.show_json(differences.to_json())
+    renamed = list(starmap("{} to {}".format, differences.columns_renamed))
     retyped = list(starmap("{} ({} to {})".format, differences.columns_retyped))
     facts = {
         "added": differences.added,
@@ -367,6 +368,7 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
         "unchanged": differences.unchanged,
         "columns added": list(differences.columns_added),
         "columns removed": list(differences.columns_removed),
+        "columns renamed": renamed,
         "columns retyped": retyped,
     }
     title = f"{name}: {differences.old} to {differences.new}"

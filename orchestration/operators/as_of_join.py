@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.operators.operator import Match
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Columns
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
+from dagster_adjunct.resources.schemas.paths import column_of, flat_name, value_of
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
@@ -46,12 +47,13 @@ class AsOfJoin(Join):
         step = "Correct as_of=, or join before the column is dropped."
         time = self.as_of.column
         stream.require(operator, (time,), step)
+        stream.require_simple(operator, (time,), "with the record's time")
         kind = stream.type_of(time)
         if kind is not None and kind not in TIME_TYPES:
             is_text = kind in ("string", "timestamp_ntz")
             converted = f"cast({time} as timestamp)" if is_text else f"timestamp_millis({time})"
             problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
-            step = f'Convert it first, for example .with_columns({time}="{converted}").'
+            step = f'Convert it first, for example .with_columns({flat_name(time)}="{converted}").'
             raise PlanningError(problem, step, column=time, dataset=self.dataset, operator=operator)
         return Join._join_columns(self, operator, stream, entries, dataset)
 
@@ -116,11 +118,12 @@ class AsOfJoin(Join):
 
 
 def _describe(record: Mapping[str, Any], name: str, hidden: Collection[str]) -> str:
-    """Return a column with its value, which is left out if its name is among the `hidden`."""
-    value = record[name]
+    """Return a name with its value, which is left out if it or its column is among the `hidden`."""
+    value = value_of(record, name)
     if isinstance(value, datetime):
         value = value.replace(tzinfo=None)  # the time is in UTC
-    return f"{name} = {MASKED if name.lower() in hidden else truncate_text(str(value))}"
+    is_hidden = name.lower() in hidden or column_of(name, record).lower() in hidden
+    return f"{name} = {MASKED if is_hidden else truncate_text(str(value))}"
 
 
 def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.paths import split_path
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import POSITION, RECORD_META
@@ -32,6 +33,13 @@ def plain_column(expression: str) -> str | None:
     if read.alias is not None:
         return None
     return read.column
+
+
+def plain_path(expression: str) -> tuple[str, ...]:
+    """Return the steps if the expression is only the path of a value in a column, else ()."""
+    steps = split_path(expression)
+    columns = parse_expression(expression).columns
+    return steps if [column.parts for column in columns] == [steps] else ()
 
 
 def split_alias(expression: str) -> tuple[str, str | None]:

@@ -16,6 +16,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     first_duplicate,
     function_label,
     plain_column,
+    plain_path,
     split_alias,
     validate_column_names,
 )
@@ -43,6 +44,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     LineageNode,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.schemas.paths import column_of
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 
 # Types of keys whose values are equal in Arrow exactly if they are equal in Spark.
@@ -118,6 +120,7 @@ def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Seq
         f" {', '.join(key)}."
     )
     stream.require(operator, dict(on), step)
+    stream.require_simple(operator, dict(on), "to look up")
 
 
 def describe_on(on: Pairs) -> str:
@@ -146,7 +149,7 @@ def parse_selection(
     operator: str, select: Sequence[str] | Mapping[str, str] | None, prefix: str
 ) -> tuple[SelectedColumn, ...] | None:
     """Return the columns that the user selected: "year as plane_year" gets that name, a plain
-    name gets `prefix`. A mapping gives their types.
+    name gets `prefix`, and so does the last step of a path. A mapping gives their types.
     """
     if select is None:
         return None
@@ -154,12 +157,26 @@ def parse_selection(
     for item in select:
         what, alias = split_alias(str(item))
         name = plain_column(what)
-        if name is None:
-            problem = f"{operator}: select names {item!r}: expected a column, or 'column as name'."
+        steps = (name,) if name is not None else plain_path(what)
+        if not steps:
+            problem = (
+                f"{operator}: select names {item!r}: expected a column, the path of a value in one,"
+                " or either 'as name'."
+            )
             step = "Compute other values with map() after the join."
             raise ConfigurationError(problem, step, argument="select", operator=operator)
-        kind = Field(name, select[item]).type if isinstance(select, Mapping) else None
-        chosen.append(SelectedColumn(name, alias or prefix + name, kind))
+        kind = None
+        if isinstance(select, Mapping):
+            kind = Field(steps[-1], select[item]).type
+            if name is None:
+                problem = f"{operator}: select gives a type to {item!r}, a value within a column."
+                step = (
+                    f'Give the type of its column, {{"{steps[0]}": "struct<…>"}}, and make columns'
+                    " of its parts after the join; or declare the table's columns."
+                )
+                raise ConfigurationError(problem, step, argument="select", operator=operator)
+        default = prefix + steps[-1]
+        chosen.append(SelectedColumn(name or what, alias or default, kind))
     double = first_duplicate([item.name for item in chosen])
     if double:
         problem = f"{operator}: select gives two columns the name {double!r}."
@@ -234,7 +251,8 @@ class Join(PassThroughSpec):
         more = {}
         for item in chosen:
             kind = entries.type_of(item.column)
-            more[item.name] = ColumnFacts(kind, ((node, item.column),))
+            column = column_of(item.column, entries.known)
+            more[item.name] = ColumnFacts(kind, ((node, column),))
         stream.check_added(operator, more, f"dataset {name}", name, dataset=name)
         check_equal_types(operator, self._compare(stream, entries), dataset=name)
         return stream.add(more, typed=entries.types is not None)
@@ -297,7 +315,9 @@ def _stored_columns(dataset: AdjunctDataset, records: Schema | None) -> Columns:
         step = error.next_step
         if error.argument is None:
             step = "Correct key=, columns= or the extractor of the dataset."
-        raise PlanningError(error.problem, step, dataset=dataset.name) from error
+        raise PlanningError(
+            error.problem, step, dataset=dataset.name, column=error.column
+        ) from error
 
 
 def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:

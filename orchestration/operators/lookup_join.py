@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -25,6 +25,7 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, LineageNode
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.paths import Path, column_of, find_path, flat_name
 from dagster_adjunct.resources.table_backends.columns import Kind, parse_column, to_spark_type
 from dagster_adjunct.resources.tables.table import AnyTable
 
@@ -92,7 +93,7 @@ def check_lookup_key_types(operator: str, table: AnyTable, on: Pairs, arriving: 
                 f"{operator}: the stream's {stream!r} is {kind}, which can't be a key: expected a"
                 " string, an integer, a date, a timestamp, a decimal or binary."
             )
-            step = f'Cast it first: .map("*", "cast({stream} as string) as {stream}_key").'
+            step = _cast_advice(stream, "string")
             raise PlanningError(problem, step, column=stream, operator=operator)
         stored = declared.get(entry, kind)
         if not _is_alike(kind, stored):
@@ -100,9 +101,12 @@ def check_lookup_key_types(operator: str, table: AnyTable, on: Pairs, arriving: 
                 f"{operator}: the stream's {stream!r} is {kind} and {entry!r} of table"
                 f" {table.name} is {stored}, so no record would be found."
             )
-            wanted = to_spark_type(stored) or stored
-            step = f'Cast it first: .map("*", "cast({stream} as {wanted}) as {stream}_key").'
+            step = _cast_advice(stream, to_spark_type(stored) or stored)
             raise PlanningError(problem, step, column=stream, operator=operator)
+
+
+def _cast_advice(name: str, kind: str) -> str:
+    return f'Cast it first: .map("*", "cast({name} as {kind}) as {flat_name(name)}_key").'
 
 
 def _is_alike(one: str, other: str) -> bool:
@@ -125,15 +129,16 @@ def check_stored_columns(
         return
     for answer in lookup.answers:
         problems = _storage_problems(answer, stored)
-        raise_first_problem(operator, table, problems, column=answer.column)
+        raise_first_problem(operator, table, problems, column=answer.value.column)
 
 
 def _storage_problems(answer: LookupColumn, stored: dict[str, str]) -> Problems:
-    yield from _missing_problems(answer.column, stored)
-    kind = to_spark_type(stored[answer.column])
-    if kind is not None and not _is_alike(kind, answer.type):
+    column = answer.value.column
+    yield from _missing_problems(column, stored)
+    kind = to_spark_type(stored[column])
+    if kind is not None and not _is_alike(kind, answer.column_type):
         yield (
-            f" has {answer.column!r} as {kind}, and it is looked up as {answer.type}.",
+            f" has {column!r} as {kind}, and it is looked up as {answer.column_type}.",
             "Correct the table's declared columns, or the type in select=.",
         )
 
@@ -147,13 +152,30 @@ def lookup_columns(
     Raises PlanningError for a column that the table does not have, or whose type is unknown.
     """
     declared = declared_column_types(table)
+    types = {}
+    for name, kind in (declared or {}).items():
+        types[name] = to_spark_type(kind)
     columns = []
     for item in chosen:
-        problems = _selection_problems(item, declared)
-        raise_first_problem(operator, table, problems, column=item.column)
-        kind = item.type or to_spark_type((declared or {})[item.column])
-        columns.append(LookupColumn(item.column, item.name, str(kind)))
+        value = find_path(item.column, types)
+        if value is None:
+            _require_part(operator, table, item, types)
+            problems = _selection_problems(item, declared)
+            raise_first_problem(operator, table, problems, column=item.column)
+            value = Path((item.column,), str(item.type or types[item.column]))
+        raise_first_problem(operator, table, _type_problems(item, value), column=item.column)
+        column_type = types.get(value.column) or value.type
+        columns.append(LookupColumn(value, item.name, column_type))
     return tuple(columns)
+
+
+def _require_part(
+    operator: str, table: AnyTable, item: SelectedColumn, types: Mapping[str, str | None]
+) -> None:
+    """Raise PlanningError for the path of a value that a declared column does not have."""
+    if item.column not in types and column_of(item.column, ()) in types:
+        columns = Columns({name: ColumnFacts(kind) for name, kind in types.items()})
+        columns.require(operator, (item.column,), "Correct select=.", side=f"table {table.name}")
 
 
 def _selection_problems(item: SelectedColumn, declared: dict[str, str] | None) -> Problems:
@@ -161,10 +183,12 @@ def _selection_problems(item: SelectedColumn, declared: dict[str, str] | None) -
     column = item.column
     if declared is None:
         if item.type is None:
+            given = f'select={{"{column}": "string"}}'
+            if column_of(column, ()) != column:
+                given = f'select={{"{column_of(column, ())}": "struct<…>"}}, of the whole column'
             yield (
                 f" declares no columns, so the type of {column!r} is not known.",
-                f'Give the type: select={{"{column}": "string"}}; or declare the columns of its'
-                " function.",
+                f"Give the type: {given}; or declare the columns of its function.",
             )
         return
     yield from _missing_problems(column, declared)
@@ -177,8 +201,14 @@ def _selection_problems(item: SelectedColumn, declared: dict[str, str] | None) -
                 ' "decimal(38,9)"}.',
             )
     elif kind not in (None, item.type):
+        yield from _type_problems(item, Path((column,), str(kind)))
+
+
+def _type_problems(item: SelectedColumn, value: Path) -> Problems:
+    """Yield why a value can't be looked up with the type that the user gave."""
+    if item.type not in (None, value.type):
         yield (
-            f" has {column!r} as {kind}, and select= gives it the type {item.type}.",
+            f" has {item.column!r} as {value.type}, and select= gives it the type {item.type}.",
             "Leave the type out, and cast with map() after the join.",
         )
 
@@ -257,7 +287,10 @@ class LookupJoin(PassThroughSpec):
         answers = self.lookup(context.operator, table).answers
         joins.require_keys(context.operator, self.on, stream, what, table.key)
         node = LineageNode("table", self.table)
-        added = {it.name: ColumnFacts(it.type, ((node, it.column),)) for it in answers}
+        added = {}
+        for answer in answers:
+            value = answer.value
+            added[answer.name] = ColumnFacts(value.type, ((node, value.column),))
         stream.check_added(context.operator, added, what, self.table)
         check_lookup_key_types(context.operator, table, self.on, stream)
         return stream.add(added)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from dagster_adjunct.resources.schemas.paths import Path
+
 BeforeHistory = Literal["null", "oldest", "error"]
 
 
@@ -38,8 +40,8 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SelectedColumn:
-    """A `column` of the dataset or table to add, its `name` in the joined record, and its type
-    if the user gave one.
+    """A `column` of the dataset or table to add, or the path of a value in one, its `name` in the
+    joined record, and its type if the user gave one.
     """
 
     column: str
@@ -67,13 +69,13 @@ class EntryLookup:
 
 @dataclass(frozen=True, slots=True)
 class LookupColumn:
-    """A `column` of a table's records, the `name` that it has in the joined record, and its
-    Spark type.
+    """A value of a table's records, the `name` that it has in the joined record, and the Spark
+    type of its column.
     """
 
-    column: str
+    value: Path
     name: str
-    type: str
+    column_type: str
 
 
 @dataclass(frozen=True, slots=True)

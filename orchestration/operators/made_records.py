@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnFacts, Columns
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.schemas.schema import named_column, value_column
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def make_records(
     """
     place: Column = F.lit(0)
     if by:
-        place = F.pmod(F.hash(*map(named_column, by)), F.lit(partitions))
+        values = [value_column(frame.columns, name) for name in by]
+        place = F.pmod(F.hash(*values), F.lit(partitions))
     tombstone: Column = F.lit(False)
     if TOMBSTONE in frame.columns:
         tombstone = F.col(TOMBSTONE)
@@ -156,9 +157,9 @@ def exclusion_column(
 ) -> Column:
     """Return the values of EXCLUSION: the first reason to ignore each record, null for none.
 
-    `null_time` and `late` are conditions.
+    `keys` are columns, or paths of values in columns; `null_time` and `late` are conditions.
     """
-    null_key = reduce(or_, [named_column(name).isNull() for name in keys])
+    null_key = reduce(or_, [value_column(frame.columns, name).isNull() for name in keys])
     reasons = {DELETED: F.col(TOMBSTONE), NULL_TIME: null_time, NULL_KEY: null_key, LATE: late}
     if REPLAYED in frame.columns:
         reasons = {REPLAYED_REASON: F.col(REPLAYED), **reasons}

@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.orchestration.operators.updates import EVERY_COLUMN, ChangedColumns, TableSend
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.paths import flat_name, split_path, write_path
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
 from dagster_adjunct.resources.sql.types import types_differ
@@ -196,10 +197,9 @@ class Spec(ABC):
         """The names of its state tables, without the prefix APPLICATION-."""
         return ()
 
-    @property
-    def ordered_by(self) -> Sequence[str] | None:
-        """Columns of its results: those with equal values come in the order of their time, also
-        over batches.
+    def ordered_by(self, arriving: Sequence[Columns]) -> Sequence[str] | None:
+        """Return columns of its results: those with equal values come in the order of their time,
+        also over batches.
 
         None for an operator whose records are those that arrive, in their order.
         """
@@ -340,7 +340,9 @@ class Spec(ABC):
 
         Raises PlanningError as `derive_columns` does.
         """
-        return self.derive_columns(PlanContext(operator, app, Catalog()), list(arriving))
+        columns = list(arriving)
+        context = PlanContext(operator, app, Catalog(), columns=columns)
+        return self.derive_columns(context, columns)
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
@@ -425,7 +427,8 @@ class PlanContext:
 
     `counts` has the partition count of each `Flow.stream`; None before counts are decided. The
     operator adds to `compared` pairs of columns that need equal types, and to `declared` columns
-    that are written to, or looked up in, columns of a declared type.
+    that are written to, or looked up in, columns of a declared type. `columns` are those of its
+    inputs, once they are derived.
     """
 
     operator: str
@@ -434,6 +437,7 @@ class PlanContext:
     counts: Mapping[str, int] | None = None
     compared: list[ComparedColumn] = field(default_factory=list)
     declared: list[ComparedColumn] = field(default_factory=list)
+    columns: Sequence[Columns] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,8 +446,9 @@ class Flow:
 
     `stream` is the id of the node that determines their partitions: the operator that begins a
     stream, an inserted exchange, or an operator that merges streams (`merge_flows`).
-    `partitioned_by` is () if the partitioning is unknown; `lost_at` is then the id of the operator
-    that lost it, or "" if the input stream has no key.
+    `partitioned_by` are columns, or paths of values in columns; it is () if the partitioning is
+    unknown; `lost_at` is then the id of the operator that lost it, or "" if the input stream has no
+    key.
     """
 
     stream: str
@@ -459,17 +464,40 @@ class Flow:
             return self
         return replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
 
-    def rename(self, operator: str, renamed: Callable[[str], str | None]) -> Flow:
+    def rename(self, context: PlanContext, renamed: Callable[[str], str | None]) -> Flow:
         """Return the flow after an operator that gives columns these names, None to those that it
         drops or changes.
         """
         names = []
         for column in self.partitioned_by:
-            name = renamed(column)
+            name = _rename_value(column, renamed, context.columns[0])
             if name is None:
-                return self.lose(operator)
+                return self.lose(context.operator)
             names.append(name)
         return replace(self, partitioned_by=tuple(names))
+
+    def keep_paths(self, operator: str, before: Columns, after: Columns) -> Flow:
+        """Return the flow after an operator; it is lost if a path is the name of a column now, or
+        the other way round.
+        """
+        if before.complete and after.complete:
+            for name in self.partitioned_by:
+                if len(split_path(name)) > 1 and (name in before.known) != (name in after.known):
+                    return self.lose(operator)
+        return self
+
+
+def _rename_value(name: str, renamed: Callable[[str], str | None], columns: Columns) -> str | None:
+    """Return the new name of a column, or the new path of a value in one; None if it is lost, or
+    if it is not known which of both the name is.
+    """
+    steps = split_path(name)
+    as_column = renamed(name)
+    if len(steps) < 2 or name in columns.known:
+        return as_column
+    column = renamed(steps[0])
+    path = name if column == steps[0] else column and write_path((column, *steps[1:]))
+    return path if columns.complete or path == as_column else None
 
 
 def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
@@ -542,7 +570,8 @@ def check_equal_types(
                 f"{operator}: the stream's {name!r} is {pair.type} and {pair.other} is"
                 f" {pair.other_type}; equal values of different types hash to different buckets."
             )
-            step = f'Cast it first: .map("*", "cast({name} as {pair.other_type}) as {name}_key").'
+            cast = f"cast({name} as {pair.other_type}) as {flat_name(name)}_key"
+            step = f'Cast it first: .map("*", "{cast}").'
             raise PlanningError(problem, step, operator=operator, column=name, dataset=dataset)
 
 

@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     list_hidden_columns,
     ordinal_column,
     plain_column,
+    plain_path,
     split_alias,
     validate_column_names,
     validate_partition_count,
@@ -53,9 +54,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import simple_value_advice
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -311,7 +310,7 @@ class Map(Spec):
         return Columns(result, complete, columns.typed and columns.complete)
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return arriving[0].rename(context.operator, self._kept)
+        return arriving[0].rename(context, self._kept)
 
     def _kept(self, column: str) -> str | None:
         """Return the name that an input column has after the map, None if it is lost.
@@ -585,15 +584,7 @@ class PartitionBy(PassThroughSpec):
             ' city_key").'
         )
         arriving[0].require(context.operator, self.columns, next_step)
-        for name in self.columns:
-            kind = arriving[0].type_of(name)
-            if kind is not None and is_nested(kind):
-                problem = (
-                    f"{context.operator}: column {name!r} is {kind}: expected a simple value to"
-                    " partition by."
-                )
-                step = simple_value_advice(name)
-                raise PlanningError(problem, step, operator=context.operator, column=name)
+        arriving[0].require_simple(context.operator, self.columns, "to partition by")
         return arriving[0]
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
@@ -653,9 +644,10 @@ def build_select(after: str, columns: Sequence[str]) -> Select:
         raise ConfigurationError(problem, "Name those to keep.", argument="columns")
     for item in columns:
         what, name = split_alias(item)
-        if not item.strip() or (name or plain_column(what)) is None:
+        is_named = name or plain_column(what) or plain_path(what)
+        if not item.strip() or not is_named:
             found = f"select after {after} got {item!r}"
-            expected = "a column, 'column as name', or 'expression as name'"
+            expected = "a column, a path such as customer.id, or 'expression as name'"
             step = (
                 'Give the expression a name, "upper(shop) as shop"; to keep all columns, use'
                 " with_columns()."
@@ -694,7 +686,7 @@ class WithColumns(Spec):
         return replace(columns, known=dict(placed.values()))
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
-        return arriving[0].rename(context.operator, self._kept)
+        return arriving[0].rename(context, self._kept)
 
     def _kept(self, column: str) -> str | None:
         """Return the name that an input column has after this operator, None if its values are

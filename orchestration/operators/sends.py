@@ -148,7 +148,7 @@ class OutputStreamSpec(Spec):
         """
         output = context.app.outputs[self.stream]
         name = output.name
-        columns.require(context.operator, output.key, why, side=what)
+        columns.require_columns(context.operator, output.key, why, side=what)
         facts = context.catalog.get(name)
         if facts is None:
             _check_new_stream(context, output)
@@ -246,7 +246,7 @@ class SendToLocal(DatasetSend):
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
         step = f"They are the columns of table {self.table}."
-        columns.require(context.operator, self.schema.names, step)
+        columns.require_columns(context.operator, self.schema.names, step)
         context.declared.extend(self._compare_types(context.operator, columns))
         if self.deleted is not None:
             check_condition(context.operator, self.deleted, columns.names, columns.types)
@@ -341,13 +341,13 @@ class SendToDataset(DatasetSend):
         return f"dataset {self.table}"
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        key = context.app.dataset(self.table).key
+        key = context.app.dataset(self.table).key_sources
         arriving[0].require(context.operator, key, f"They are the key of table {self.table}.")
         return arriving[0]
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         facts = require_facts(context.catalog, self._fed(context.app), context.operator)
-        key = facts.key or context.app.dataset(self.table).key
+        key = facts.key or context.app.dataset(self.table).key_sources
         stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
         return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
 

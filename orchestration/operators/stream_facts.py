@@ -21,10 +21,19 @@ from dagster_adjunct.orchestration.operators.columns import (
     is_own,
     validate_partition_count,
 )
-from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.paths import (
+    find_path,
+    flat_name,
+    require_value,
+    simple_value_advice,
+    split_path,
+    write_path,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import is_nested, is_storable
 from dagster_adjunct.resources.sql.expression import NILADIC, did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
@@ -117,41 +126,85 @@ class Columns:
         """The sources of columns by name, also those of `fields` ("update.seats")."""
         return {name: column.sources for name, column in self._flat.items()}
 
+    def find(self, name: str) -> ColumnFacts | None:
+        """Return the column of this name, or else the value that the name is the path of, whose
+        source is its column; None if there is none.
+        """
+        if name in self.known:
+            return self.known[name]
+        steps = split_path(name)
+        column = self.known.get(steps[0]) if len(steps) > 1 else None
+        if column is None:
+            return None
+        if column.type is None or not is_storable(column.type):  # Spark looks for the value
+            return ColumnFacts(None, column.sources)
+        path = find_path(name, {steps[0]: column.type})
+        return None if path is None else ColumnFacts(path.type, column.sources)
+
     def type_of(self, name: str) -> str | None:
-        """Return the type of a column; None if it is unknown."""
+        """Return the type of a column, or of the value that a path names; None if it is
+        unknown.
+        """
         if self.types is None:
             return None
-        return self.types.get(name)
+        if name in self.types:
+            return self.types[name]
+        found = self.find(name)
+        return None if found is None else found.type
 
     def require(
         self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
     ) -> None:
-        """Raise PlanningError if these columns are known and lack one of `needed`.
+        """Raise PlanningError if these columns are known, and one of `needed` is neither one of
+        them nor the path of a value in one.
 
         `side` says in the error whose columns they are.
         """
         if not self.complete:
             return
         for name in needed:
+            if self.find(name) is not None:
+                continue
+            column = split_path(name)[:1]
+            problem = (
+                f"{operator}: {side} has no column {name!r}; its columns there are"
+                f" {', '.join(self.known)}."
+            )
+            step = did_you_mean(name, tuple(self.known)) + next_step
+            if column and column[0] in self.known:
+                kind = self.known[column[0]].type or ""
+                try:
+                    require_value(name, {column[0]: kind}, f"{operator}: {side}")
+                except SchemaMismatchError as error:
+                    problem = error.problem
+                    step = error.next_step
+            raise PlanningError(problem, step, operator=operator, column=name)
+
+    def require_columns(
+        self, operator: str, needed: Iterable[str], next_step: str, *, side: str = "the stream"
+    ) -> None:
+        """Do what `require` does, for names that must be those of columns: not paths."""
+        self.require(operator, needed, next_step, side=side)
+        for name in needed if self.complete else ():
             if name not in self.known:
                 problem = (
-                    f"{operator}: {side} has no column {name!r}; its columns there are"
-                    f" {', '.join(self.known)}."
+                    f"{operator}: {name!r} is a value within a column of {side}: expected a column."
                 )
-                step = did_you_mean(name, tuple(self.known)) + next_step
-                if self._is_path(name):
-                    made = name.replace(".", "_")
-                    step = (
-                        f'Make a column of the nested value first: .with_columns({made}="{name}"),'
-                        f" and name {made!r}."
-                    )
-                raise PlanningError(problem, step, operator=operator, column=name)
+                made = flat_name(name)
+                step = f'Make it a column, .with_columns({made}="{name}"), and name {made!r}.'
+                raise PlanningError(problem, f"{step} {next_step}", operator=operator, column=name)
 
-    def _is_path(self, name: str) -> bool:
-        """Whether a name is a path to a part of a struct."""
-        first, _, inner = name.partition(".")
-        kind = self.type_of(first) or ""
-        return bool(inner) and kind.startswith("struct<")
+    def require_simple(self, operator: str, names: Iterable[str], use: str) -> None:
+        """Raise PlanningError if one of these names means an array, a map or a struct; `use` says
+        what for a simple value is expected: "to partition by".
+        """
+        for name in names:
+            kind = self.type_of(name)
+            if kind is not None and is_nested(kind):
+                path = write_path((name,)) if name in self.known else name
+                problem = f"{operator}: {name!r} is {kind}: expected a simple value {use}."
+                step = simple_value_advice(path, kind)
+                raise PlanningError(problem, step, operator=operator, column=name)
 
     def check_added(
         self, operator: str, added: Iterable[str], other: str, prefix: str, **about: Any
@@ -262,7 +315,7 @@ class StreamFacts:
 
     `schema` is None where the columns are unknown. `evolves` says that writers may add and widen
     columns, `numbered` that offsets are numbers, and `in_arrow` that its records can be read
-    without Spark. `identity` is that of `StreamInfo`.
+    without Spark. `identity` and `former` are those of `StreamInfo`.
     """
 
     name: str
@@ -274,6 +327,7 @@ class StreamFacts:
     numbered: bool = True
     in_arrow: bool = True
     identity: str | None = None
+    former: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         validate_partition_count(f"partitions of stream {self.name!r}", self.partitions or 0)

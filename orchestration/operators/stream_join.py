@@ -57,8 +57,7 @@ from dagster_adjunct.orchestration.operators.watermarks import Watermarks
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, value_column
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
@@ -101,8 +100,8 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of the join: its name ("left", "right"), its key columns, the ones among them that
-    it is partitioned by, and all columns that are stored of it.
+    """One side of the join: its name ("left", "right"), its key, the part of it that it is
+    partitioned by, and all that is stored of it: columns and values in columns.
 
     If `outer`, rows without a match are emitted. A match may be up to `ahead` microseconds later
     than its row.
@@ -123,6 +122,10 @@ class Side:
         """Return a column of this side in rows of both sides."""
         return named_column(self.prefixed(name))
 
+    def values(self, frame: DataFrame) -> list[tuple[str, Column]]:
+        """Return what is stored of records of this side: names of columns, each with the value."""
+        return [(name, value_column(frame.columns, name)) for name in self.columns]
+
 
 Sides: TypeAlias = tuple[Side, Side]
 """The left and the right side."""
@@ -133,7 +136,7 @@ def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
     column EXCLUSION.
     """
     return frame.where(F.col(EXCLUSION).isin(*UNMATCHABLE)).select(
-        *[named_column(name).alias(side.prefixed(name)) for name in side.columns],
+        *[value.alias(side.prefixed(name)) for name, value in side.values(frame)],
         F.lit(side.name).alias(KIND),
         position_key(frame).alias(FIRST),
         F.lit("apart").alias(SECOND),
@@ -196,31 +199,32 @@ def find_unmatched(
 def combine_results(
     parts: Sequence[DataFrame],
     sides: Sides,
-    types: Sequence[dict[str, str]],
+    arriving: Sequence[Columns],
     added: Sequence[SelectedColumn],
 ) -> DataFrame:
     """Return the union of all results, with the left columns and the columns `added` of the right
     side.
 
     Columns of a side without a row are null, except for the key: the left key columns have it from
-    either side. `types` are the types of both inputs' columns.
+    either side. `arriving` are the columns of both inputs.
     """
     left, right = sides
     # By name of a column of the results: its type, and the columns that it is taken from, if there.
-    results: dict[str, tuple[str, list[str]]] = {}
-    for name in left.columns:
-        results[name] = types[0][name], [left.prefixed(name)]
+    results: dict[str, tuple[str | None, list[str]]] = {}
+    for name, column in arriving[0].known.items():
+        results[name] = column.type, [left.prefixed(name)]
     for name, theirs in zip(left.keys, right.keys, strict=True):
-        results[name][1].append(right.prefixed(theirs))
+        if name in results:
+            results[name][1].append(right.prefixed(theirs))
     for item in added:
-        results[item.name] = types[1][item.column], [right.prefixed(item.column)]
+        results[item.name] = arriving[1].type_of(item.column), [right.prefixed(item.column)]
     results[LIMIT] = "timestamp", [LIMIT]
 
     def combine(part: DataFrame) -> DataFrame:
         there = set(part.columns)
         columns = list(map(F.col, (KIND, FIRST, SECOND, TIME)))
         for name, (kind, places) in results.items():
-            value = F.lit(None).cast(kind)
+            value = F.lit(None).cast(str(kind))
             for place in reversed(places):
                 if place in there:
                     value = named_column(place)
@@ -274,6 +278,7 @@ def _join_spans(
 
 HowStreams = Literal["inner", "left", "right", "full"]
 _MICROSECOND = timedelta(microseconds=1)
+_KEY_STEP = "Unmatched records of the right stream have their key there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +353,10 @@ class StreamJoin(Spec):
         left, right = arriving
         to_left = {theirs: ours for ours, theirs in self.on}
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
-        return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
+        flow = merge_flows(context, [left, replace(right, partitioned_by=renamed)])
+        if context.columns[0].known.keys() >= set(self.partition_by):
+            return flow
+        return flow.lose(context.operator)  # Spark does not know that a stored value is a path's
 
     def selection(self, columns: Sequence[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a right side with these columns."""
@@ -361,10 +369,14 @@ class StreamJoin(Spec):
         side = "the right stream"
         left.require(operator, left_keys, "Correct on=.", side="the left stream")
         right.require(operator, right_keys, "Correct on=.", side=side)
+        left.require_simple(operator, left_keys, "in on=")
+        right.require_simple(operator, right_keys, "in on=")
+        if self._is_outer("right"):
+            left.require_columns(operator, left_keys, _KEY_STEP, side="the left stream")
         chosen = self.selection(tuple(right.known))
         taken = [item.column for item in chosen]
         right.require(operator, taken, "Correct select=.", side=side)
-        added = {item.name: right.known.get(item.column, ColumnFacts()) for item in chosen}
+        added = {item.name: right.find(item.column) or ColumnFacts() for item in chosen}
         is_complete = right.complete or self.select is not None
         if is_complete:
             left.check_added(operator, added, side, "right")
@@ -393,8 +405,8 @@ class StreamJoin(Spec):
             if side.outer and watermarks.after is not None:
                 parts.append(find_unmatched(rows, sides, self.bound, side, watermarks))
         parts += unmatchable
-        types = [types_from_spark(frame.schema) for frame in frames]
-        results = combine_results(parts, sides, types, added)
+        arriving = list(map(batch.records.columns, frames))
+        results = combine_results(parts, sides, arriving, added)
         conditions = {"matched": F.col(KIND) == BOTH, "unmatched": F.col(KIND) != BOTH}
         results = batch.records.count_records(operator, results, conditions)
         partitions = batch.planned.partitions_at(operator)
@@ -429,6 +441,7 @@ class StreamJoin(Spec):
         left_by, right_by = self._partition_columns
         stored = tuple(dict.fromkeys((*right_keys, *(item.column for item in chosen))))
         bound = self.bound
+        own = tuple(dict.fromkeys((*own, *left_keys)))
         left = Side("left", left_keys, left_by, own, self._is_outer("left"), bound.after)
         right = Side("right", right_keys, right_by, stored, self._is_outer("right"), bound.before)
         return (left, right), chosen
@@ -479,7 +492,7 @@ class StreamJoin(Spec):
         needed = side.ahead
         if self.how not in ("inner", side.name):
             needed = self.bound.before + self.bound.after
-        columns = list(map(named_column, side.columns))
+        columns = [value.alias(name) for name, value in side.values(frame)]
         rows = counted.where(F.col(EXCLUSION).isNull()).select(
             *columns,
             stored_position_key(counted, batch.planned).alias(RECORD),

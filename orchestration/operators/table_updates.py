@@ -734,7 +734,7 @@ class SendToTable(PassThroughSpec):
         types = columns.types
         key = context.app.table_key(table)
         sink = self._sink(context.app, types)
-        columns.require(operator, key, f"They are the key of table {table}.")
+        columns.require_columns(operator, key, f"They are the key of table {table}.")
         raise_first_problem(operator, sink.table, _sink_problems(sink))
         for part, name, expression in self.send.expressions.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
@@ -745,7 +745,7 @@ class SendToTable(PassThroughSpec):
                 " .map(*update_message(…)), or write stream.update(table, set={…}); or leave the"
                 " contract out."
             )
-            columns.require(operator, (UPDATE,), step)
+            columns.require_columns(operator, (UPDATE,), step)
         context.declared.extend(compare_sink_types(sink))
         check_sink_columns(operator, sink, types)
         return columns

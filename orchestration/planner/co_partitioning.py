@@ -29,7 +29,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlannedStream,
     Requirement,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    SPARK,
+    TASK_NUMBER,
+    Catalog,
+    Columns,
+)
 from dagster_adjunct.orchestration.planner.columns import (
     Arriving,
     Flows,
@@ -52,18 +57,23 @@ from dagster_adjunct.orchestration.planner.partition_counts import (
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 
 
-def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements) -> Insertions:
+def plan_repartitioning(
+    app: Application, catalog: Catalog, columns: Mapping[str, Columns], needs: Requirements
+) -> Insertions:
     """Return the exchanges by which all joins of an application are co-partitioned; none without
     `auto_repartition`.
+
+    `columns` are those after each operator.
     """
     if not app.auto_repartition:
         return {}
     counts = declared_counts(app, catalog)
-    for stream, partitions in _preferred_counts(app, trace_flows(app, catalog), needs).items():
+    flows = trace_flows(app, catalog, columns)
+    for stream, partitions in _preferred_counts(app, flows, needs).items():
         if counts[stream] is None:
             counts[stream] = partitions
     repartitioning = _Repartitioning(app, needs, EqualCounts(counts))
-    trace_flows(app, catalog, repartitioning.repartition)
+    trace_flows(app, catalog, columns, repartitioning.repartition)
     return repartitioning.inserted
 
 
@@ -403,7 +413,9 @@ class FixFinder:
         draft = self._draft
         flows = self._draft.flows
         if inserted:
-            flows = trace_flows(draft.app, draft.catalog, apply_insertions(inserted), earlier=flows)
+            flows = trace_flows(
+                draft.app, draft.catalog, draft.columns, apply_insertions(inserted), earlier=flows
+            )
         groups = find_join_groups(draft.app, draft.needs, flows)
         left = set(
             assign_counts(

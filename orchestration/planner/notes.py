@@ -28,7 +28,12 @@ from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Pla
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
 from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs
-from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
+from dagster_adjunct.orchestration.planner.columns import (
+    add_location,
+    arriving_columns,
+    derive_flow,
+    note_unless_strict,
+)
 from dagster_adjunct.orchestration.planner.planned import (
     FedJoin,
     JoinByTime,
@@ -384,7 +389,7 @@ def plan_tables(
     writers = name_writers(app, writer)
     again = trace_records_read_again(app)
     for operator in app.operators:
-        read[operator.id] = _trace_origin(operator, app, catalog, read)
+        read[operator.id] = _trace_origin(operator, app, catalog, columns, read)
         send = operator.spec.send
         if send is None:
             continue
@@ -463,16 +468,21 @@ def _compare_sends(one: str, sends: Mapping[str, ChangedColumns]) -> _SendConfli
 
 
 def _trace_origin(
-    operator: Operator, app: Application, catalog: Catalog, read: Mapping[str, _Origin]
+    operator: Operator,
+    app: Application,
+    catalog: Catalog,
+    columns: Mapping[str, Columns],
+    read: Mapping[str, _Origin],
 ) -> _Origin:
     spec = operator.spec
-    context = PlanContext(operator.id, app, catalog)
+    context = PlanContext(operator.id, app, catalog, columns=arriving_columns(operator, columns))
     if spec.reads is not None:
         return _begin_origin(spec.reads, spec.flow(context, []), catalog)
     before = list(map(read.__getitem__, operator.inputs))
-    flow = spec.flow(context, [one.flow for one in before])
-    if spec.ordered_by is not None:
-        return _order_origin(operator, tuple(spec.ordered_by), before)
+    flow = derive_flow(context, spec, [one.flow for one in before], columns[operator.id])
+    ordered_by = spec.ordered_by(context.columns)
+    if ordered_by is not None:
+        return _order_origin(operator, tuple(ordered_by), before)
     if len(before) > 1:
         return _merge_origins(operator, flow, before)
     (one,) = before
@@ -480,7 +490,8 @@ def _trace_origin(
         # Records of several input partitions have no order in new partitions, either.
         return _enter_stream(operator, one)
     if spec.keeps_only_final and one.made_by:
-        results = app.operator(one.made_by).spec.ordered_by
+        maker = app.operator(one.made_by)
+        results = maker.spec.ordered_by(arriving_columns(maker, columns))
         if results is not None and one.keyed == tuple(results):
             final = one.flow.partitioned_by[:-1]  # without the window's start
             return replace(one, flow=replace(one.flow, partitioned_by=final), keyed=one.keyed[:-1])

@@ -30,7 +30,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlannedStream,
     Requirement,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, require_facts
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    SPARK,
+    Catalog,
+    Columns,
+    require_facts,
+)
 from dagster_adjunct.orchestration.planner.columns import Flows
 from dagster_adjunct.orchestration.planner.planned import Task
 from dagster_adjunct.resources.errors import PlanningError
@@ -418,12 +423,13 @@ def collect_requirements(app: Application) -> Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan before it is proven; `needs` are the operators' requirements, `streams` the planned
-    streams by node id.
+    """A plan before it is proven; `columns` are those after each operator, `needs` the operators'
+    requirements, `streams` the planned streams by node id.
     """
 
     app: Application
     catalog: Catalog
+    columns: Mapping[str, Columns]
     needs: Requirements
     inserted: Insertions
     flows: Flows

@@ -119,7 +119,9 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         can = system.capabilities
         numbered = isinstance(system, NumberedOffsets)
         known = (info.partitions, info.key, info.partitioner, info.schema)
-        return StreamFacts(name, *known, can.evolves, numbered, can.reads_arrow, info.identity)
+        return StreamFacts(
+            name, *known, can.evolves, numbered, can.reads_arrow, info.identity, info.former
+        )
 
     def size_of(stream: str) -> int | None:
         system, name = split_stream_name(stream)
@@ -173,7 +175,7 @@ def build_plan(
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
     catalog = facts if isinstance(facts, Catalog) else Catalog(facts)
     unproven, columns = derive_columns(app, catalog)
-    draft = _draft_plan(app, catalog)
+    draft = _draft_plan(app, catalog, columns)
     streams = tuple(draft.streams.values())
     tables = notes.plan_tables(app, catalog, columns, writer=writes_as or app.name)
     calls = (operator.spec.call(operator.id, app) for operator in app.operators)
@@ -214,11 +216,13 @@ def build_plan(
     )
 
 
-def _draft_plan(app: Application, catalog: Catalog) -> partition_counts.Draft:
+def _draft_plan(
+    app: Application, catalog: Catalog, columns: Mapping[str, Columns]
+) -> partition_counts.Draft:
     """Return the streams of an application with their partition counts, proven to agree."""
     needs = partition_counts.collect_requirements(app)
-    inserted = plan_repartitioning(app, catalog, needs)
-    flows = trace_flows(app, catalog, apply_insertions(inserted))
+    inserted = plan_repartitioning(app, catalog, columns, needs)
+    flows = trace_flows(app, catalog, columns, apply_insertions(inserted))
     if app.tables:
         check_budgets(list_budgets(app.tables.values()))
     check_datasets(app, catalog)
@@ -231,12 +235,12 @@ def _draft_plan(app: Application, catalog: Catalog) -> partition_counts.Draft:
     counts = partition_counts.add_merged_counts(
         app, flows, partition_counts.add_broadcast_counts(app, counts)
     )
-    draft = partition_counts.Draft(app, catalog, needs, inserted, flows, groups, counts)
+    draft = partition_counts.Draft(app, catalog, columns, needs, inserted, flows, groups, counts)
     draft = replace(draft, streams=partition_counts.build_planned_streams(draft, default_from))
     check_co_partitioning(draft)
     if any(flows.merges_streams(operator) for operator in app.operators):
         # Only now is it known whether the inputs of merged streams have equal counts.
-        flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
+        flows = trace_flows(app, catalog, columns, apply_insertions(inserted), counts.partitions)
         return replace(draft, flows=flows)
     return draft
 

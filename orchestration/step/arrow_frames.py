@@ -44,6 +44,7 @@ from dagster_adjunct.orchestration.step.planned_batch import (
 )
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
+from dagster_adjunct.resources.schemas.paths import column_of, read_values
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.sql import arrow_nested
@@ -260,7 +261,7 @@ class ArrowFrames:
 
     def add_unknown_answers(self, operator: str, frame: pa.Table, lookup: TableLookup) -> pa.Table:
         for answer in lookup.answers:
-            unknown = pa.nulls(frame.num_rows, arrow_type(answer.type))
+            unknown = pa.nulls(frame.num_rows, arrow_type(answer.value.type))
             frame = frame.append_column(answer.name, unknown)
         return frame.append_column(MATCHED, pa.nulls(frame.num_rows, pa.bool_()))
 
@@ -300,7 +301,8 @@ def _struct_of(columns: dict[str, Any], frame: pa.Table) -> pa.Array:
 
 
 def _select_keys(frame: pa.Table, lookup: TableLookup) -> pa.Table:
-    return frame.select(list(lookup.keys)).rename_columns(lookups.key_columns(lookup))
+    keys = [read_values(frame, name) for name in lookup.keys]
+    return pa.table(keys, lookups.key_columns(lookup))
 
 
 def _true_or_null(there: pa.Array) -> pa.Array:
@@ -329,12 +331,12 @@ class ArrowDatasets:
 
     def match(self, operator: str, frame: pa.Table, lookup: EntryLookup) -> pa.Table:
         key = tuple(entry for _, entry in lookup.on)
-        columns = [frame.column(stream) for stream, _ in lookup.on]
+        columns = [read_values(frame, stream) for stream, _ in lookup.on]
         if lookup.as_of is None:
             found = self.entries(lookup.dataset, key)
             return _take_columns(frame, found.entries, found.find(columns), lookup)
         timed = self._timed_entries(lookup.dataset, key)
-        times = frame.column(lookup.as_of.column).cast(arrow_type("timestamp"))
+        times = read_values(frame, lookup.as_of.column).cast(arrow_type("timestamp"))
         oldest = lookup.as_of.before_history == "oldest"
         places, early = timed.find(columns, times.cast("int64").to_pylist(), oldest=oldest)
         joined = _take_columns(frame, timed.entries, places, lookup)
@@ -362,7 +364,8 @@ def _take_columns(
         whole = entries.to_struct_array().combine_chunks()
         frame = frame.append_column(ENTRY, whole.take(places))
     for item in lookup.added or ():
-        frame = frame.append_column(item.name, entries.column(item.column).take(places))
+        taken = entries.select([column_of(item.column, entries.column_names)]).take(places)
+        frame = frame.append_column(item.name, read_values(taken, item.column))
     return frame.append_column(MATCHED, _true_or_null(pc.is_valid(places)))
 
 

@@ -40,7 +40,6 @@ from dagster_adjunct.orchestration.step.spark_state import (
     WrittenLocalTables,
 )
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
 from dagster_adjunct.resources.streams.system import POSITION
 
@@ -216,9 +215,9 @@ class SparkCompiler:
         """
         frames = list(sources)
         for exchange in self.batch.planned.moves(operator.id):
-            by = map(named_column, exchange.partitioned_by)
-            gathered = self.batch.records.gather_small(frames[exchange.input])
-            frames[exchange.input] = gathered.repartition(exchange.partitions, *by)
+            frames[exchange.input] = self.batch.records.repartition(
+                frames[exchange.input], exchange.partitions, exchange.partitioned_by
+            )
         frames = [self.times.arriving(operator, frame) for frame in frames]
         return add_branches(self.batch.planned, operator, frames, _add_branch)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.dataset import OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
@@ -176,7 +176,9 @@ class BatchVersions:
         """Return the stored versions of a dataset or state table."""
         if name not in self._stored:
             declared = {dataset.name: dataset for dataset in self._app.datasets}
-            self._stored[name] = StoredVersions(self._runtime.lake, declared.get(name, name))
+            self._stored[name] = StoredVersions(
+                self._runtime.lake, declared.get(name, name), named_now=True
+            )
         return self._stored[name]
 
     def table(self, name: str, state: ApplicationState) -> TransientTable:
@@ -552,7 +554,7 @@ def list_sensitive_columns(
         if isinstance(dataset.input, OwnedBy):
             own |= _sensitive_names(dataset.input.schema)
         elif dataset.stream:
-            own |= of_stream(dataset.stream)
+            own |= _with_made_columns(dataset, of_stream(dataset.stream))
         found[LineageNode("dataset", dataset.name)] = own
     for operator in app.operators:  # results of functions: matched by column name
         names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))
@@ -561,6 +563,14 @@ def list_sensitive_columns(
     for node, names in found.items():
         columns |= {(node, name) for name in names}
     return frozenset(columns)
+
+
+def _with_made_columns(dataset: AdjunctDataset, sensitive: frozenset[str]) -> frozenset[str]:
+    """Return the sensitive columns of a dataset's input, and those that the dataset makes of
+    them.
+    """
+    made = [path.name.lower() for path in dataset.paths if path.steps[0].lower() in sensitive]
+    return sensitive.union(made)
 
 
 def _sensitive_names(schema: Schema | None) -> frozenset[str]:

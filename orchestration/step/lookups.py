@@ -15,11 +15,13 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.schema import named_column, quote_name
+from dagster_adjunct.resources.schemas.paths import read_path
+from dagster_adjunct.resources.schemas.schema import value_column
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.table_backends.columns import arrow_column_from_records
 from dagster_adjunct.resources.tables.metrics import TableMetrics
@@ -68,17 +70,17 @@ class OpenTables:
             self.forget(name)
 
 
-def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a lookup asks of its table, for `RecordedAnswers.about`; `types` are those of the
-    records' columns.
+def describe_lookup(lookup: TableLookup, columns: Columns) -> dict[str, Any]:
+    """Return what a lookup asks of its table, for `RecordedAnswers.about`; `columns` are those of
+    the records.
 
     `args` are included as a digest of their JSON, since they may be secret. They are left out if
     they are not JSON values, which can't be compared between processes.
     """
     asked: dict[str, Any] = {
         "table": lookup.table,
-        "key": [types[name] for name in lookup.keys],
-        "columns": {answer.column: answer.type for answer in lookup.answers},
+        "key": [columns.type_of(name) for name in lookup.keys],
+        "columns": {str(answer.value): answer.value.type for answer in lookup.answers},
     }
     with suppress(TypeError):
         plain = json.dumps(lookup.args, sort_keys=True)
@@ -161,8 +163,9 @@ def join_answers(
     equal = []
     whole = F.lit(True)
     for stream, name in zip(lookup.keys, names, strict=True):
-        equal.append(frame[quote_name(stream)] == side[name])
-        whole = whole & named_column(stream).isNotNull()
+        value = value_column(frame.columns, stream)
+        equal.append(value == side[name])
+        whole = whole & value.isNotNull()
     lacking = (
         f"{operator}: a record has a key that this batch did not look up in table {lookup.table}:"
         " the operators before the join are not deterministic."
@@ -181,7 +184,7 @@ def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
         # Not plain nulls: Spark would infer that records partitioned by them are in one partition.
         return F.from_json(F.col("__offset").cast("string"), f"value {kind}")["value"]
 
-    answers = [column_for(answer.type).alias(answer.name) for answer in lookup.answers]
+    answers = [column_for(answer.value.type).alias(answer.name) for answer in lookup.answers]
     return frame.select("*", *answers, column_for("boolean").alias("__matched"))
 
 
@@ -213,11 +216,11 @@ def _build_answers(
             )
         found.append(record is not None)
     columns = [*keys.select(key_columns(lookup)).columns, pa.array(found, pa.bool_())]
-    known = [one.column for one in lookup.answers]
+    known = [one.value.column for one in lookup.answers]
     for one in lookup.answers:
-        columns.append(
-            arrow_column_from_records(what, wanted, records, one.column, one.type, known)
-        )
+        column = one.value.column
+        values = arrow_column_from_records(what, wanted, records, column, one.column_type, known)
+        columns.append(read_path(pa.table({column: values}), one.value.steps))
     return pa.table(columns, names=_answers_schema(keys, lookup).names)
 
 
@@ -225,5 +228,5 @@ def _answers_schema(keys: pa.Table, lookup: TableLookup) -> pa.Schema:
     fields = [(name, keys.schema.field(name).type) for name in key_columns(lookup)]
     fields.append((FOUND, pa.bool_()))
     for place, one in enumerate(lookup.answers):
-        fields.append((f"{place}:{one.column}", arrow_type(one.type)))
+        fields.append((f"{place}:{one.value}", arrow_type(one.value.type)))
     return pa.schema(fields)

@@ -4,7 +4,7 @@ time of the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ from dagster_adjunct.resources.bucketing.files import (
     bucketed_frame,
 )
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, value_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -174,7 +174,7 @@ def join_entries(
     hint: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
     """Return all records with what the lookup takes of their entries, and MATCHED."""
-    added = _added_columns(lookup)
+    added = _added_columns(entries, lookup)
     if lookup.added is None:
         added = [F.struct(*map(named_column, schema.names)).alias(ENTRY)]
     keys = _key_names(lookup.on)
@@ -183,9 +183,12 @@ def join_entries(
     return joined.drop(*keys)
 
 
-def _added_columns(lookup: EntryLookup) -> list[Column]:
+def _added_columns(entries: DataFrame, lookup: EntryLookup) -> list[Column]:
     """Return the chosen columns of entries, under the names that they get in joined records."""
-    return [named_column(chosen.column).alias(chosen.name) for chosen in lookup.added or ()]
+    added = []
+    for chosen in lookup.added or ():
+        added.append(value_column(entries.columns, chosen.column).alias(chosen.name))
+    return added
 
 
 def _key_names(on: Pairs) -> list[str]:
@@ -201,7 +204,7 @@ def _key_columns(on: Pairs) -> list[Column]:
 def _same_key(frame: DataFrame, side: DataFrame, on: Pairs) -> Column:
     is_same = F.lit(True)
     for (stream, _), key in zip(on, _key_names(on), strict=True):
-        is_same = is_same & (frame[quote_name(stream)] == side[key])
+        is_same = is_same & (value_column(frame.columns, stream) == side[key])
     return is_same
 
 
@@ -228,15 +231,14 @@ class AsOfMatch:
         """
         on = self.lookup.on
         side = hint(self._side())
-        at = frame[quote_name(self.as_of.column)].cast("timestamp")
+        at = value_column(frame.columns, self.as_of.column).cast("timestamp")
         during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
         is_matched = during | (at < side[_BEGINS])
         joined = frame.join(side, _same_key(frame, side, on) & is_matched, "left")
-        time = named_column(self.as_of.column).cast("timestamp")
         row = F.col(_ROW_ENTRY)
-        early = row.isNotNull() & (time < F.col(_FROM))
+        early = row.isNotNull() & (at < F.col(_FROM))
         entry = row if self.as_of.before_history == "oldest" else row & ~early
-        is_before = F.coalesce(early | self._pruned(row, time), F.lit(False))
+        is_before = F.coalesce(early | self._pruned(frame.columns, row, at), F.lit(False))
         columns = {name: named_column(name) for name in joined.columns}
         for unused in (*_key_names(on), _FROM, _TO, _BEGINS, _ROW_ENTRY):
             del columns[unused]
@@ -246,7 +248,7 @@ class AsOfMatch:
             *columns.values(),
             F.when(entry, True).alias(MATCHED),
             is_before.alias(BEFORE_HISTORY),
-            time.isNull().alias(NO_TIME),
+            at.isNull().alias(NO_TIME),
         )
 
     def _side(self) -> DataFrame:
@@ -256,7 +258,7 @@ class AsOfMatch:
         on = self.lookup.on
         side = self.rows.frame.select(
             *_key_columns(on),
-            *_added_columns(self.lookup),
+            *_added_columns(self.rows.frame, self.lookup),
             F.col(VALID_FROM).alias(_FROM),
             F.col(VALID_TO).alias(_TO),
             F.col(IS_FIRST).alias(_FIRST),
@@ -272,13 +274,13 @@ class AsOfMatch:
             begins = F.when(F.col(_FROM) == oldest, F.min(begins).over(of_key))
         return side.withColumn(_BEGINS, begins).drop(_FIRST)
 
-    def _pruned(self, row: Column, time: Column) -> Column:
-        """Return the condition that a record matches no row because the history of its time was
-        dropped.
+    def _pruned(self, names: Collection[str], row: Column, time: Column) -> Column:
+        """Return the condition that a record, which has the columns `names`, matches no row because
+        the history of its time was dropped.
         """
         if self.rows.known_from is None:
             return F.lit(False)
         is_pruned = row.isNull() & (time < F.lit(self.rows.known_from))
         for name, _ in self.lookup.on:
-            is_pruned = is_pruned & named_column(name).isNotNull()
+            is_pruned = is_pruned & value_column(names, name).isNotNull()
         return is_pruned

@@ -35,7 +35,8 @@ from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.paths import column_of
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, value_column
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
@@ -144,8 +145,9 @@ class SparkFrames:
             # If all inputs are partitioned alike, Spark unions partition by partition. To find out,
             # it compares the names that the columns have in files; an alias with metadata makes it
             # compare the current names.
+            keys = dict.fromkeys(column_of(name, first.columns) for name in by)
             first = first.withColumns(
-                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in by}
+                {name: named_column(name).alias(name, metadata={"merged": 1}) for name in keys}
             )
         merged = first
         for other in others:
@@ -156,12 +158,13 @@ class SparkFrames:
         if partitions == 1:
             return merged.coalesce(1)
         # Spark omits this exchange if it knows that the records are partitioned so.
-        return merged.repartition(partitions, *map(named_column, by))
+        return merged.repartition(partitions, *[value_column(merged.columns, name) for name in by])
 
     def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
         if self.planned.gathered:
             return frame
-        return self.gather_small(frame).repartition(partitions, *map(named_column, by))
+        columns = [value_column(frame.columns, name) for name in by]
+        return self.gather_small(frame).repartition(partitions, *columns)
 
     def gather_small(self, frame: DataFrame) -> DataFrame:
         """Return the records, in one task if the batch is small; used before they are
@@ -242,7 +245,7 @@ class SparkFrames:
         # Under names that need no quotes, which dropna() would not accept.
         keys = []
         for name, key in zip(lookup.keys, lookups.key_columns(lookup), strict=True):
-            keys.append(named_column(name).alias(key))
+            keys.append(value_column(frame.columns, name).alias(key))
         # Collected with duplicates: a shuffle would cost more than the few extra bytes.
         collected = frame.select(*keys).dropna().toArrow()
         return lookups.distinct_keys(operator, collected, lookup, sensitive=sensitive)

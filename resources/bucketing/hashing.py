@@ -451,17 +451,16 @@ def _nested_hashes(array: pa.Array) -> UInt64:
 def _hash_keys(keys: pa.Array) -> UInt64:
     """Return the hash of each key of maps, few of which differ: each is hashed once."""
     encoded = keys.dictionary_encode()
-    known = _chain(encoded.dictionary, np.full(len(encoded.dictionary), SEED, dtype=np.uint64))
-    hashes: UInt64 = known[np.asarray(encoded.indices)]
-    return hashes
+    hashes = _chain(encoded.dictionary, np.full(len(encoded.dictionary), SEED, dtype=np.uint64))
+    each: UInt64 = hashes[np.asarray(encoded.indices)]
+    return each
 
 
 def _hash_counts(counts: npt.NDArray[Any]) -> UInt64:
     """Return the hash of each count from 0 on, few of which differ: each is hashed once."""
-    numbers = np.arange(counts.max(initial=0) + 1, dtype=np.int32)
-    known = _xxhash_int(numbers, np.full(len(numbers), SEED, dtype=np.uint64))
-    hashes: UInt64 = known[counts]
-    return hashes
+    known = np.arange(counts.max(initial=0) + 1, dtype=np.int32)
+    each: UInt64 = _xxhash_int(known, np.full(len(known), SEED, dtype=np.uint64))[counts]
+    return each
 
 
 def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:

@@ -44,7 +44,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, has_maps
-from dagster_adjunct.resources.schemas.arrow_values import as_lists
+from dagster_adjunct.resources.schemas.arrow_values import as_lists, rename_columns
 from dagster_adjunct.resources.schemas.records import cast_column
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.types import is_nested
@@ -411,8 +411,6 @@ class BucketFileWriter:
         """
         if not self._waiting:
             return
-        if self._writer is None:
-            self._writer = self._open_file(self._waiting[0])
         table = pa.concat_tables(self._waiting)
         for name, kind in self._maps.items():  # Spark's maps have any order
             place = table.column_names.index(name)
@@ -422,6 +420,9 @@ class BucketFileWriter:
         # which group has a key.
         for row in range(0, table.num_rows, ROWS_PER_GROUP):
             self._group_keys.append(self._key_at(table, row))
+        table = rename_columns(table, self._layout.stored.arrow_schema())
+        if self._writer is None:
+            self._writer = self._open_file(table)
         with self._staged_file_errors():
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
         self._waiting = []
@@ -448,7 +449,7 @@ class BucketFileWriter:
         with self._staged_file_errors():
             return pq.ParquetWriter(
                 self._path,
-                self._layout.arrow_schema(),
+                first.schema,
                 compression="zstd",
                 use_dictionary=_repetitive_columns(first),
                 column_encoding=encoding,

@@ -52,6 +52,23 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def rename_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the table with the names of this schema, at every depth; its columns, and the members
+    of structs, have the same order and types.
+    """
+    columns = []
+    for column, field in zip(table.columns, schema, strict=True):
+        columns.append(rename_values(column, field.type))
+    return pa.table(columns, schema=schema)
+
+
+def rename_values(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    """Return a column as one of a type that differs only in the names of members."""
+    if column.type == to:
+        return column
+    return pa.chunked_array([chunk.view(to) for chunk in column.chunks], to)
+
+
 def _cast_simple(values: Any, to: pa.DataType) -> Any:
     fitted = values.cast(to, safe=True)
     if pt.is_float32(to) and pt.is_float64(values.type):

@@ -3,17 +3,34 @@
 A name that a column has means this column, even if it contains dots. Otherwise its parts are those
 of a path, in backticks where they contain dots: `` `shipped.to`.city ``. A path goes through
 structs only; it means null where a struct on its way is null.
+
+Where a path becomes a column, this has the name of the last step, or another one after "as":
+`customer.address.city as home`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from dagster_adjunct.resources.schemas.types import Struct, Type, parse_type, write_name
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Struct,
+    Type,
+    is_nested,
+    parse_type,
+    write_name,
+)
 
 _STEP = re.compile(r"`(?:[^`]|``)+`|[^`.]+")
+_ALIASED = re.compile(
+    r"(?P<source>.*[^\s])\s+as\s+(?P<name>`(?:[^`]|``)+`|\w+)", re.IGNORECASE | re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +53,101 @@ class Path:
     @property
     def expression(self) -> str:
         """The Spark SQL expression of the value."""
-        return ".".join(f"`{step.replace('`', '``')}`" for step in self.steps)
+        return path_expression(self.steps)
 
     def __str__(self) -> str:
-        return ".".join(map(write_name, self.steps))
+        return write_path(self.steps)
+
+
+def value_name(name: str, names: Collection[str]) -> str:
+    """Return the name of a column with the value that a name means: the last step of a path;
+    `names` are those of the columns.
+    """
+    steps = split_path(name)
+    return name if len(steps) < 2 or name in names else steps[-1]
+
+
+def flat_name(name: str) -> str:
+    """Return a name for a column with the value that a path names: "customer_id"; that of a column
+    unchanged.
+    """
+    return "_".join(split_path(name)) or name
+
+
+def value_of(record: Mapping[str, Any], name: str) -> Any:
+    """Return the value that a name, or a path, means in a record; null within a null struct."""
+    if name in record:
+        return record[name]
+    value: Any = record
+    for step in split_path(name):
+        value = None if value is None else value[step]
+    return value
+
+
+def column_of(name: str, names: Collection[str]) -> str:
+    """Return the column that a name means, or has the path of a value in; `names` are those of
+    the columns.
+    """
+    steps = split_path(name)
+    return name if len(steps) < 2 or name in names else steps[0]
+
+
+def read_values(records: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return the values of the column of this name, or those that the name is the path of."""
+    steps = split_path(name)
+    if len(steps) < 2 or name in records.column_names:
+        return records.column(name)
+    return read_path(records, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPath:
+    """A path that becomes a column: the `steps` to the value, and the `name` of the column."""
+
+    name: str
+    steps: tuple[str, ...]
+
+    @property
+    def renames(self) -> bool:
+        """Whether it is anything but a column under its own name."""
+        return self.steps != (self.name,)
+
+    def __str__(self) -> str:
+        path = write_path(self.steps)
+        if self.name == self.steps[-1]:
+            return path
+        return f"{path} as {write_name(self.name)}"
+
+
+def read_named_path(text: str, columns: Container[str] = ()) -> NamedPath:
+    """Return the column that a text means where it becomes one: "customer.id" is stored as "id",
+    "customer.id as customer" as "customer".
+
+    The name of one of these `columns` means this column. A text that is no path is a plain name.
+    """
+    if text in columns:
+        return NamedPath(text, (text,))
+    source, name = split_alias(text)
+    steps = split_path(source) or (source,)
+    return NamedPath(steps[-1] if name is None else name, steps)
+
+
+def path_expression(steps: Sequence[str]) -> str:
+    """Return the Spark SQL expression of the value at these steps."""
+    return ".".join(f"`{step.replace('`', '``')}`" for step in steps)
+
+
+def read_path(records: pa.Table, steps: Sequence[str]) -> pa.ChunkedArray:
+    """Return the values at these steps; null where a struct on the way is null."""
+    values = records.column(steps[0])
+    for step in steps[1:]:
+        values = pc.struct_field(values, [step])
+    return values
+
+
+def write_path(steps: Sequence[str]) -> str:
+    """Return the text of a path with these steps."""
+    return ".".join(map(write_name, steps))
 
 
 def split_path(text: str) -> tuple[str, ...]:
@@ -58,6 +166,19 @@ def split_path(text: str) -> tuple[str, ...]:
             return ()
         at += 1
     return ()
+
+
+def split_alias(text: str) -> tuple[str, str | None]:
+    """Split "customer.id as customer_id" into the path and the name; the name is None without
+    "as".
+    """
+    match = _ALIASED.fullmatch(text.strip())
+    if match is None:
+        return text, None
+    name = match["name"]
+    if name.startswith("`"):
+        name = name[1:-1].replace("``", "`")
+    return match["source"], name
 
 
 def find_path(name: str, types: Mapping[str, str | None]) -> Path | None:
@@ -81,3 +202,81 @@ def find_path(name: str, types: Mapping[str, str | None]) -> Path | None:
             return None
         type_ = member.type
     return Path(steps, str(type_))
+
+
+def require_value(name: str, types: Mapping[str, str], what: str) -> Path:
+    """Return the simple value that a name, or a path, means among columns of these types.
+
+    Raises SchemaMismatchError for a missing column or field, for a path through anything but
+    structs, and for a value that is not simple; `what` names whose columns these are.
+    """
+    steps = split_path(name)
+    if name in types:
+        steps = (name,)
+    if not steps or steps[0] not in types:
+        column = steps[0] if steps else name
+        problem = f"{what} has no column {column!r}: it has {', '.join(types) or 'none'}."
+        raise SchemaMismatchError(problem, "Check the name.", column=name)
+    type_ = parse_type(types[steps[0]])
+    for at, step in enumerate(steps[1:], 1):
+        member = type_.member(step) if isinstance(type_, Struct) else None
+        if member is None:
+            raise _no_field_error(name, steps[: at + 1], type_, what)
+        type_ = member.type
+    path = Path(steps, str(type_))
+    if is_nested(path.type):
+        problem = f"{what}: {name!r} is {path.type}: expected a simple value."
+        raise SchemaMismatchError(problem, simple_value_advice(str(path), path.type), column=name)
+    return path
+
+
+def _no_field_error(name: str, steps: Sequence[str], type_: Type, what: str) -> SchemaMismatchError:
+    """Return the error for a path whose last one of these steps is not in a value of this type."""
+    before = write_path(steps[:-1])
+    problem = f"{what}: the path {name!r} does not exist: {before!r} is {type_}"
+    if isinstance(type_, Struct):
+        fields = ", ".join(write_name(member.name) for member in type_.members)
+        problem = f"{problem}, without a field {steps[-1]!r}."
+        return SchemaMismatchError(problem, f"Name one of its fields: {fields}.", column=name)
+    step = f"Name {before!r} itself."
+    if isinstance(type_, Array | Map):
+        step = "Compute the value as a column of its own."
+    problem = f"{problem}, and paths go through structs only."
+    return SchemaMismatchError(problem, step, column=name)
+
+
+def simple_value_advice(
+    path: str, kind: str, fits: Callable[[str], bool] = lambda kind: True
+) -> str:
+    """Return what to do where a simple value is expected, and a path to a value of this nested type
+    was given; `fits` says of which types the value may be.
+    """
+    inner = find_simple_value(path, kind, fits)
+    if inner is None:
+        return "Compute a simple value of it as a column of its own, and name that."
+    return f"Name a simple value within it instead, for example {inner!r}."
+
+
+def find_simple_value(path: str, kind: str, fits: Callable[[str], bool]) -> str | None:
+    """Return the path of the first simple value that fits, through structs, in a value of this type
+    at this path; None if there is none.
+    """
+    within = _first_simple(parse_type(kind), fits)
+    if within is None:
+        return None
+    return write_path((*split_path(path), *within))
+
+
+def _first_simple(type_: Type, fits: Callable[[str], bool]) -> tuple[str, ...] | None:
+    """Return the steps to the first simple value that fits, through structs; None if there is
+    none.
+    """
+    if isinstance(type_, Array | Map):
+        return None
+    if not isinstance(type_, Struct):
+        return () if fits(str(type_)) else None
+    for member in type_.members:
+        within = _first_simple(member.type, fits)
+        if within is not None:
+            return (member.name, *within)
+    return None

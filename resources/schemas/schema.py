@@ -6,7 +6,7 @@ A schema is stored as a list of {"name", "type"}; reading one imports neither Sp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +15,14 @@ from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMisma
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.models import columns_of_model
+from dagster_adjunct.resources.schemas.paths import (
+    column_of,
+    find_simple_value,
+    flat_name,
+    simple_value_advice,
+    split_path,
+    write_path,
+)
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -306,27 +314,64 @@ def named_columns(names: Iterable[str]) -> list[Column]:
     return [named_column(name) for name in names]
 
 
+def value_column(names: Collection[str], name: str) -> Column:
+    """Return Spark's column of this name, or the value that the name is the path of, in records
+    that have the columns `names`.
+    """
+    steps = split_path(name)
+    if len(steps) < 2 or name in names:
+        steps = (name,)
+    value = named_column(steps[0])
+    for step in steps[1:]:
+        value = value.getField(step)
+    return value
+
+
 def repeated_names(names: Iterable[str]) -> list[str]:
     """Return the names that occur more than once, sorted."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def is_key_type(kind: str) -> bool:
+    """Whether values of this type can be compared exactly, so that they can be a key."""
+    return kind in _KEY_TYPES or decimal_digits(kind) is not None
 
 
 def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
     """Raise SchemaMismatchError for key columns whose type can't be compared exactly."""
     for name in columns:
         kind = schema.field(name, what).type
-        if kind not in _KEY_TYPES and decimal_digits(kind) is None:
+        if not is_key_type(kind):
             expected = "a string, integer, date, timestamp, decimal or binary column"
             problem = f"{what}: key column {name!r} is {kind}: expected {expected}."
             step = f"Cast {name!r} before it becomes a key."
             if is_nested(kind):
-                step = simple_value_advice(name)
+                step = simple_value_advice(write_path((name,)), kind, is_key_type)
             raise SchemaMismatchError(problem, step, column=name)
 
 
-def simple_value_advice(name: str) -> str:
-    """Return what to do where a simple value is expected and a nested column was named."""
-    return (
-        f"Name a simple value within it instead, for example {name + '.id'!r}, or compute one as a"
-        " column."
-    )
+def check_flat_key(schema: Schema, key: Sequence[str], what: str, keyed: str) -> None:
+    """Raise SchemaMismatchError for a key of what can't be keyed by values inside columns: streams
+    and local tables store records as they are. `keyed` is "a stream", for example.
+    """
+    for name in key:
+        column = column_of(name, schema.names)
+        if column not in schema or not is_nested(schema.field(column).type):
+            continue
+        path: str | None = name
+        if name in schema:
+            path = find_simple_value(write_path((name,)), schema.field(name).type, is_key_type)
+        step = "Give the records a simple column of their own for it."
+        if path is not None:
+            flat = write_name(flat_name(path))
+            step = (
+                f"Give the records a column with the value, and name that: key={flat!r}, after"
+                f' .with_columns({flat}="{path}") in an application.'
+            )
+        kind = schema.field(column).type
+        problem = (
+            f"{what}: the key is {name!r}, and {column!r} is {kind}: the key of {keyed} is made of"
+            " simple columns."
+        )
+        raise SchemaMismatchError(problem, step, column=name)
+    check_key_types(schema, key, what)

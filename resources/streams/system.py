@@ -23,7 +23,8 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
+from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
+from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
@@ -290,7 +291,7 @@ def build_declaration(
     if len(set(key)) != len(key):
         problem = f"{what}: key columns {list(key)} contain a column twice."
         raise errors.ConfigurationError(problem, argument="key", stream=stream)
-    check_key_types(schema, key, what)
+    check_flat_key(schema, key, what, "a stream")
     if not key and partitions != 1:
         problem = (
             f"{what} has no key and {partitions} partitions: without a key it can only have one."
@@ -412,7 +413,8 @@ class StreamInfo:
     if it is equal too. `schema` is None for raw records. `default_offset` is where a reader without
     a checkpoint begins; None leaves that to the system. A `compacted` stream keeps the newest
     record of every key, and deletions for `tombstones_kept`. `identity`, if the system has one,
-    changes when the stream is deleted and recreated, or `repartitioned`.
+    changes when the stream is deleted and recreated, or `repartitioned`. `former` says what became
+    of columns that it had before, by name or path: "renamed to email", "dropped".
     """
 
     name: str
@@ -425,6 +427,7 @@ class StreamInfo:
     tombstones_kept: timedelta | None = None
     identity: str | None = None
     repartitioned: Repartitioning | None = None
+    former: Mapping[str, str] = field(default_factory=dict)
 
     def has_all_keys(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
         """Return whether the stream still holds the newest record of every key, given its oldest
@@ -765,16 +768,29 @@ class StreamWriter(StreamSystem):
 
     @abstractmethod
     def create(
-        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        changes: ColumnChanges = NO_CHANGES,
     ) -> StreamInfo:
         """Create a stream, or do nothing if it exists with this declaration. Raises
         StreamExistsError.
 
-        A system that `evolves` adds and widens columns of an existing stream.
+        A system that `evolves` adds and widens columns of an existing stream, and renames and drops
+        those of `changes`. Other systems get no changes.
         """
 
     def check_create(
-        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        changes: ColumnChanges = NO_CHANGES,
     ) -> None:
         """Raise what `create` would raise for this declaration, without changing anything."""
         return

@@ -66,3 +66,14 @@ def entries_of_lines() -> Function:
 def wrong_line() -> Function:
     """An entry with a part of another type."""
     return lambda record: [{"k": 1, "line": {"price": "x"}, "by": None}]
+
+
+def open_orders() -> Function:
+    """Orders with a number that is not negative."""
+
+    def extract(record: dict[str, Any]) -> list[dict[str, Any]]:
+        if record["no"] < 0:
+            return []
+        return [{"no": record["no"], "customer": record["customer"]}]
+
+    return extract

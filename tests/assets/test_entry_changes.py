@@ -210,6 +210,22 @@ def test_columns_that_came_later_are_null_before(quick: World, opened: Any) -> N
     assert change.after == {"k": "a", "n": 1, "more": "x"}
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_renamed_column_is_compared_with_what_it_was(
+    quick: World, opened: Any, is_compacted: bool
+) -> None:
+    spec = table(quick)
+    first, _ = send(quick, spec, {"a": 1, "b": 2})
+    quick.streams.change_columns(spec.name, renamed={"n": "seats"})
+    renamed = table(quick, renamed={"n": "seats"})
+    quick.send(spec.name, [("a", 1), ("b", 3)])
+    quick.advance(renamed)
+    if is_compacted:
+        compact_dataset(quick.lake, spec.name, spark=IN_PROCESS, by="test", level="major")
+    (change,) = opened(spec.name).changes(first)
+    assert (change.before, change.after) == ({"k": "b", "seats": 2}, {"k": "b", "seats": 3})
+
+
 def test_versions_with_other_keys_have_no_changes() -> None:
     schema = Schema.of(k="string", n="int")
     old, new = (

@@ -475,9 +475,7 @@ class Aggregate(Aggregation):
         return self.returns
 
     def compute(self, records: pa.Table) -> object:
-        """Return the function's result for a window's records."""
-        if self.of:
-            records = records.select(list(self.columns))
+        """Return the function's result for a window's records, with the columns that it takes."""
         if self.form == "pandas":
             return self.function(to_pandas(records))
         return self.function(records)

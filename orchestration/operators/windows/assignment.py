@@ -7,7 +7,7 @@ closes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from itertools import chain
@@ -77,6 +77,9 @@ TIME = "__micros"
 class Windows:
     """A `Window` operator's windows of a kind by the columns `by`; `types` are those of the
     records' columns.
+
+    `paths` are those of the columns that have values in other columns: they are called by the path,
+    and here have the name that the value gets in results and for users' functions.
     """
 
     kind: Kind
@@ -84,6 +87,12 @@ class Windows:
     aggregates: tuple[tuple[str, Aggregation], ...]
     lateness: timedelta
     types: Mapping[str, str]
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own(self) -> list[str]:
+        """The names of the columns that records have, without those for paths."""
+        return [name for name in self.types if name not in self.paths]
 
     @property
     def keys(self) -> list[Column]:
@@ -425,7 +434,7 @@ def _number_sessions(
 
 def stored_record_schema(windows: Windows) -> Schema:
     """Return the columns of the records that are stored for users' functions."""
-    taken = (name for _, made in windows.functions for name in made.columns or windows.types)
+    taken = (name for _, made in windows.functions for name in made.columns or windows.own)
     columns = {name: windows.types[name] for name in (*windows.by, *taken)}
     return Schema.of(columns | STATE_COLUMNS)
 
@@ -500,7 +509,7 @@ class WindowFunctionCall:
     and their values.
 
     `key` names the key columns, `given` the columns that functions get, `schema` the columns of the
-    result.
+    result; `paths` are those of the windows.
     """
 
     operator: str
@@ -509,6 +518,7 @@ class WindowFunctionCall:
     given: tuple[str, ...]
     schema: Schema
     sensitive: frozenset[str]
+    paths: Mapping[str, str]
 
     def __call__(self, records: pa.Table) -> pa.Table:
         key = records.select(list(self.key)).slice(0, 1)
@@ -521,10 +531,18 @@ class WindowFunctionCall:
         arrays = [self._value(name, made, given) for name, made in self.aggregates]
         return pa.table([*key.columns, *arrays], names=self.schema.names)
 
+    def _select(self, made: Aggregate, records: pa.Table) -> pa.Table:
+        """Return what a function gets of the records: the columns `of`, or all but those for
+        paths.
+        """
+        names = made.columns or [name for name in self.given if name not in self.paths]
+        taken = records.select(list(names))
+        return taken.rename_columns([self.paths.get(name, name) for name in names])
+
     def _value(self, name: str, made: Aggregate, records: pa.Table) -> pa.Array:
         called = made.describe()
         try:
-            value = made.compute(records)
+            value = made.compute(self._select(made, records))
         except Exception as error:  # noqa: BLE001 - it is a user's function
             failed = function_failed_error(
                 self.operator, called, made.function, error, sensitive=self.sensitive
@@ -560,7 +578,7 @@ def call_window_functions(
     columns = {name: windows.types[name] for name in windows.by} | {START: "timestamp"}
     schema = Schema.of(columns | {name: function.returns for name, function in functions})
     given = tuple(name for name in stored_record_schema(windows).names if name not in STATE_COLUMNS)
-    call = WindowFunctionCall(operator, functions, key, given, schema, sensitive)
+    call = WindowFunctionCall(operator, functions, key, given, schema, sensitive, windows.paths)
     shipped = pickle_function(operator, functions[0][1].function, call)
 
     def task(records: pa.Table) -> pa.Table:

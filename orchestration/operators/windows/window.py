@@ -7,7 +7,7 @@ in `aggregates.py`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
@@ -37,6 +37,7 @@ from dagster_adjunct.orchestration.operators.made_records import (
     to_late_records,
 )
 from dagster_adjunct.orchestration.operators.operator import (
+    Flow,
     PassThroughSpec,
     PlanContext,
     Requirement,
@@ -83,7 +84,8 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.schemas.paths import column_of, flat_name, value_name
+from dagster_adjunct.resources.schemas.schema import named_column, value_column
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.schemas.types import is_nested, is_storable
 from dagster_adjunct.resources.spark.tasks import raise_error_column
@@ -134,13 +136,13 @@ def _check_range(
     returns = str(made.result_type(kind))
     value = F.expr(made.result(name, kind))
     exact = named_column(exact_column(name))
-    total = _shown(made.columns[0], exact, sensitive)
+    total = _shown(windows, made.columns[0], exact, sensitive)
     words: list[object] = [f"{operator}: {made.describe()} as {name} is ", total]
     words += [f", which is no {returns}: in the window from ", F.col(START).cast("string")]
     words += [" to ", F.col(END).cast("string"), " UTC of "]
     separator = ""
     for key in windows.by:
-        words += [f"{separator}{key} = ", _shown(key, named_column(key), sensitive)]
+        words += [f"{separator}{key} = ", _shown(windows, key, named_column(key), sensitive)]
         separator = ", "
     problem = F.concat(*map(F.lit, words), F.lit("."))
     step = _next_step(made, kind)
@@ -149,9 +151,9 @@ def _check_range(
     return F.when(too_large, refused.cast(returns)).otherwise(value)
 
 
-def _shown(source: str, value: Column, sensitive: Collection[str]) -> Column:
-    """Return a value of the column `source` as an error shows it."""
-    if find_taken((source,), sensitive):
+def _shown(windows: Windows, source: str, value: Column, sensitive: Collection[str]) -> Column:
+    """Return a value of the column `source`, or in it, as an error shows it."""
+    if find_taken((column_of(source, windows.own),), sensitive):
         return F.lit(MASKED)
     return F.substring(value.cast("string"), 1, MAX_VALUE_CHARS)
 
@@ -164,12 +166,13 @@ def _next_step(made: Aggregation, kind: str) -> str:
     in the same way.
     """
     column = made.columns[0]
+    flat = flat_name(column)
     stored = ExactSum("", kind)
     if stored.wider is not None:
         return (
-            f"Nothing is lost: the sum is stored exactly. Sum a wider type, .with_columns({column}="
-            f'"cast({column} as {stored.wider})") before the window, and the next run continues'
-            " with it."
+            "Nothing is lost: the sum is stored exactly. Sum a wider type,"
+            f' .with_columns({flat}="cast({column} as {stored.wider})") before the window, and the'
+            " next run continues with it."
         )
     scale = stored.scale
     fewer = f', or, with fewer digits after the point, "cast({column} as decimal(38,{scale // 2}))"'
@@ -177,7 +180,7 @@ def _next_step(made: Aggregation, kind: str) -> str:
         fewer = ""
     return (
         f"No decimal with {scale} digits after the point can hold it, and the stored sum has as"
-        f' many. Sum doubles, which are rounded: .with_columns({column}="cast({column} as'
+        f' many. Sum doubles, which are rounded: .with_columns({flat}="cast({column} as'
         f' double)") before the window{fewer}. Do that in an application with another name and its'
         " own outputs: it fills its windows from the oldest records on."
     )
@@ -257,12 +260,10 @@ class Window(PassThroughSpec):
             return (self.name, f"{self.name}-records")
         return (self.name,)
 
-    @property
-    def ordered_by(self) -> Sequence[str]:
+    def ordered_by(self, arriving: Sequence[Columns]) -> Sequence[str]:
+        by = [value_name(name, arriving[0].known) for name in self.by]
         # An update of an earlier window may come after the results of a later one.
-        if self.emits_updates:
-            return (*self.by, START)
-        return self.by
+        return [*by, START] if self.emits_updates else by
 
     @property
     def zones(self) -> Sequence[str]:
@@ -309,10 +310,15 @@ class Window(PassThroughSpec):
         (columns,) = arriving
         operator = context.operator
         columns.require(operator, self.by, "Correct by=.")
-        made = [(name, columns.known.get(name, ColumnFacts())) for name in self.by]
+        columns.require_simple(operator, self.by, "in by=")
+        made = []
+        for name in self.by:
+            made.append((value_name(name, columns.known), columns.find(name) or ColumnFacts()))
         made += [(START, ColumnFacts("timestamp")), (END, ColumnFacts("timestamp"))]
         for name, aggregate in self.aggregates:
             columns.require(operator, aggregate.columns, f"Correct the aggregate {name!r}.")
+            taken = [value_name(column, columns.known) for column in aggregate.columns]
+            check_new_names(operator, taken, f"Rename one before, or leave it out of {name!r}.")
             made.append((name, _derive_result(aggregate, columns)))
         if self.emits_updates:
             made.append((FINAL, ColumnFacts("boolean")))
@@ -321,6 +327,12 @@ class Window(PassThroughSpec):
         if columns.types is not None:
             self._check_types(operator, columns)
         return Columns(dict(made), typed=columns.types is not None)
+
+    def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
+        (flow,) = arriving
+        columns = context.columns[0].known
+        by = tuple(value_name(name, columns) for name in flow.partitioned_by)
+        return replace(flow, partitioned_by=by)
 
     def _check_types(self, operator: str, columns: Columns) -> None:
         """Raise PlanningError for columns that can't be aggregated or stored; unknown types are
@@ -346,9 +358,13 @@ class Window(PassThroughSpec):
         (frame,) = frames
         self.check_columns(operator, [batch.records.columns(frame)], batch.planned.app)
         sensitive = batch.planned.sensitive(operator, frame.columns)
+        paths = self._find_paths(frame.columns)
+        frame = frame.withColumns({name: value_column(frame.columns, name) for name in paths})
         types = types_from_spark(frame.schema)
         types = {name: kind for name, kind in types.items() if is_own(name)}
-        windows = Windows(self.windows, self.by, self.aggregates, self.allowed_lateness, types)
+        windows = Windows(
+            self.windows, self.by, self.aggregates, self.allowed_lateness, types, paths
+        )
         partitions = batch.planned.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
         key = (*self.by, START)
@@ -374,9 +390,19 @@ class Window(PassThroughSpec):
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
         ordinal = to_json_object([named_column(name) for name in key])
         by = self.partition_by
-        return make_records(
+        made = make_records(
             results, batch.planned, by=by, partitions=partitions, ordinal=ordinal, event_time=last
         )
+        return made.withColumnsRenamed(dict(paths))
+
+    def _find_paths(self, names: Collection[str]) -> dict[str, str]:
+        """Return the paths that it names, each with the name of a column for the value; `names` are
+        those of the columns.
+        """
+        named = list(self.by)
+        for _, aggregate in self.aggregates:
+            named += aggregate.columns
+        return {name: value_name(name, names) for name in named if value_name(name, names) != name}
 
     def _repartition(self, frame: DataFrame, partitions: int) -> DataFrame:
         return frame.repartition(partitions, *map(named_column, self.partition_by))
@@ -420,6 +446,7 @@ class Window(PassThroughSpec):
         why = F.col(EXCLUSION)
         if has_late_consumer:
             late = classified.filter(why.isin(*LEFT_OUT))
+            late = late.drop(*map(named_column, windows.paths))
             late = to_late_records(late, why, self.watermark_delay)
             batch.state.divert_late_records(operator, late)
         record = stored_position_key(classified, batch.planned)
@@ -459,14 +486,14 @@ class Window(PassThroughSpec):
         else:
             state.write(new, partitioned=True)
             assigned = select_window_records(state.with_written(), asked, windows)
-        sensitive = batch.planned.sensitive(operator, list(windows.types))
+        sensitive = batch.planned.sensitive(operator, windows.own)
         values = call_window_functions(operator, assigned, windows, sensitive)
         values = self._repartition(values, partitions).hint("merge")
         return _keep_single_partition(asked.join(values, [*self.by, START], "left"), partitions)
 
 
 def _derive_result(aggregate: Aggregation, columns: Columns) -> ColumnFacts:
-    of = [columns.known.get(column, ColumnFacts()) for column in aggregate.columns]
+    of = [columns.find(column) or ColumnFacts() for column in aggregate.columns]
     kind = of[0].type if of else None
     return ColumnFacts(aggregate.result_type(kind), merge_sources(of))
 
@@ -481,7 +508,8 @@ def _check_aggregated(
     if wanted == "string" and is_storable(kind):
         return
     problem = f"{operator}: {name!r} is {made.describe()}, and column {column!r} is {kind}."
-    step = f'Cast it before, for example .with_columns({column}="cast({column} as {wanted})").'
+    cast = f'{flat_name(column)}="cast({column} as {wanted})"'
+    step = f"Cast it before, for example .with_columns({cast})."
     if is_nested(kind):
         step = (
             f"Compute a simple value of it before, in .with_columns(…), or use Count({column!r}) or"

@@ -340,3 +340,85 @@ def test_envelopes_in_avro_have_nested_columns() -> None:
     assert values.to_pylist(maps_as_pydicts="strict") == [
         {"tags": ["a", None], "attrs": {"b": None}, "doc": doc | {"at": at}}
     ]
+
+
+KEYED = DebeziumEnvelope("id STRUCT<n: BIGINT, region: STRING>, v STRING", on_missing="null")
+
+
+def test_rows_of_envelopes_are_keyed_by_paths(sparkling: World) -> None:
+    one = {"id": {"n": 1, "region": "eu"}, "v": "a"}
+    moved = {"id": {"n": 1, "region": "us"}, "v": "b"}
+    other = {"id": {"n": 2, "region": "us"}, "v": "c"}
+    envelopes(
+        sparkling,
+        {"op": "c", "before": None, "after": one},
+        {"op": "u", "before": one, "after": moved},
+        {"op": "u", "before": moved, "after": other},
+        {"op": "u", "before": {"id": None, "v": None}, "after": one},
+        {"op": "d", "before": {"id": '{"n": 2}', "v": None}, "after": None},
+        {"op": "d", "before": {"id": {"n": "x"}, "v": None}, "after": None},
+        {"op": "c", "before": None, "after": {"id": {"region": "eu"}, "v": "d"}},
+    )
+    spec = dataset(key="id.n as no", changes=KEYED, columns=["v"])
+    found = [
+        (row["__offset"], row["no"], row["v"], row["__tombstone"])
+        for row in changes_of(sparkling, spec).collect()
+        if row["__problem"] is None
+    ]
+    assert found == [
+        (0, 1, "a", False),
+        (1, 1, "b", False),
+        (2, 1, None, True),
+        (2, 2, "c", False),
+        (4, 2, None, True),
+    ]
+    bad = problems(sparkling, spec)
+    assert list(bad) == [3, 5, 6]
+    assert "before it" in bad[3]
+    assert "'id.n'" in bad[5]
+    assert bad[6] == "null key column 'no'"
+
+
+def test_a_table_of_envelopes_is_ordered_and_keyed_by_paths_of_rows(sparkling: World) -> None:
+    form = DebeziumEnvelope("id STRUCT<n: BIGINT>, meta STRUCT<seq: BIGINT, v: STRING>")
+
+    def row(number: int, seq: int, value: str) -> dict[str, Any]:
+        return {"id": {"n": number}, "meta": {"seq": seq, "v": value}}
+
+    envelopes(
+        sparkling,
+        {"op": "c", "before": None, "after": row(1, 5, "new")},
+        {"op": "u", "before": row(1, 5, "new"), "after": row(1, 3, "old")},
+        {"op": "c", "before": None, "after": row(2, 1, "gone")},
+        {"op": "d", "before": row(2, 2, "gone"), "after": None},
+    )
+    spec = dataset(key="id.n", changes=form, order_by="meta.seq")
+    sparkling.advance(spec)
+    assert dict(sparkling.view(spec).items()) == {1: {"n": 1, **row(1, 5, "new")}}
+
+
+def test_rows_of_maxwell_are_keyed_by_paths(sparkling: World) -> None:
+    form = MaxwellEnvelope("id STRUCT<n: BIGINT>, v STRING")
+
+    def change(kind: str, data: Any, old: Any = None) -> dict[str, Any]:
+        return {"type": kind, "data": data, "old": old, "database": "d", "table": "t"}
+
+    one = {"id": {"n": 1}, "v": "a"}
+    envelopes(
+        sparkling,
+        change("insert", one),
+        change("update", {"id": {"n": 1}, "v": "b"}, {"v": "a"}),
+        change("update", {"id": {"n": 2}, "v": "b"}, {"id": {"n": 1}}),
+        change("delete", {"id": {"n": 2}, "v": "b"}),
+    )
+    found = [
+        (row["__offset"], row["n"], row["v"], row["__tombstone"], row["__problem"])
+        for row in changes_of(sparkling, dataset(key="id.n", changes=form, columns=["v"])).collect()
+    ]
+    assert found == [
+        (0, 1, "a", False, None),
+        (1, 1, "b", False, None),
+        (2, 1, None, True, None),
+        (2, 2, "b", False, None),
+        (3, 2, None, True, None),
+    ]

@@ -72,3 +72,35 @@ def test_a_mistyped_part_is_refused_by_name(columns: str, named: str) -> None:
     with pytest.raises(ComponentError) as failure:
         component(COMPONENT.replace("COLUMNS", columns)).applications()
     assert named in failure.value.problem
+
+
+PATHS = """
+bounded_datasets:
+  customers:
+    input: {FileSource: {url: orders, format: jsonl, schema: COLUMNS}}
+    key: customer.id
+    columns: [id as order_no, customer.zip code as zip]
+    partitions: 2
+unbounded_datasets:
+  newest:
+    input: lake.orders
+    key: customer.id as customer_id
+    order_by: meta.seq
+    partitions: 2
+applications:
+  app:
+    steps:
+      - input_stream: lake.visits
+      - join: {table: customers, by: id}
+      - join: {table: newest, by: {id: customer_id}, prefix: newest_}
+"""
+
+
+def test_paths_are_texts_in_yaml() -> None:
+    application = component(PATHS.replace("COLUMNS", NESTED)).application()
+    customers = application.dataset("customers")
+    assert customers.key == ("id",)
+    assert customers.columns == ("id", "order_no", "zip")
+    assert customers.steps_to("zip") == ("customer", "zip code")
+    newest = application.dataset("newest")
+    assert (newest.key, newest.key_sources) == (("customer_id",), ("customer.id",))

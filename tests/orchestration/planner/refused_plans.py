@@ -167,6 +167,20 @@ rejected(sent("visitor", "spent"), there)
 
 planned(sent("visitor", "cast(spent as string) as spent"), there)
 
+
+def sent_to_topic(**changes):
+    return lambda app, visits: visits.map("visitor").send_to(
+        app.output_stream("kafka.out", partitions=4, key="visitor", **changes)
+    )
+
+
+topics = {
+    **streams,
+    "kafka.out": TestStream(Schema.of(visitor="string"), key="visitor", partitions=4),
+}
+rejected(sent_to_topic(drop=["spent"]), topics)
+planned(sent_to_topic(), topics)
+
 floors = unbounded_dataset(
     "floors", input="lake.floors", key=["shop", "floor"], partition_by="shop", partitions=2
 )
@@ -225,11 +239,35 @@ rejected(
         "shops"
     )
 )
+rejected(
+    lambda app, visits: visits.with_columns(shops="named_struct('first', shop)").partition_by(
+        "shops.last"
+    )
+)
 planned(
     lambda app, visits: (
-        visits.with_columns(first_shop="named_struct('first', shop).first")
-        .partition_by("first_shop")
+        visits.with_columns(shops="named_struct('first', shop)")
+        .partition_by("shops.first")
         .send_to(app.output_stream("lake.out", partitions=2, key="shop"))
+    )
+)
+
+
+def firsts_of(app):
+    schema = Schema.of({"shops.first": "string"})
+    return app.local_table("firsts", key="shops.first", schema=schema, partitions=4)
+
+
+rejected(
+    lambda app, visits: visits.with_columns(shops="named_struct('first', shop)").send_to(
+        firsts_of(app)
+    )
+)
+planned(
+    lambda app, visits: (
+        visits.with_columns(shops="named_struct('first', shop)")
+        .with_columns(**{"shops.first": "shops.first"})
+        .send_to(firsts_of(app))
     )
 )
 rejected(lambda app, visits: visits.flat_map("shop as place"))

@@ -70,7 +70,7 @@ def test_records_stay_where_they_lie_and_get_the_tables_columns() -> None:
     assert operator.columns == ("k", "plane", "number", "share", "seats", "price", "tags", "about")
     assert (operator.partitions, operator.partitioned_by) == (4, ("k",))
     types = app.operators[1].spec.lookup("join", app.tables["planes"]).answers  # type: ignore[attr-defined]
-    assert {answer.name: answer.type for answer in types} == {
+    assert {answer.name: answer.value.type for answer in types} == {
         "seats": "int",
         "price": "decimal(10,2)",
         "tags": "array<string>",
@@ -188,3 +188,40 @@ def test_a_missing_key_column_and_wrong_arguments_are_refused() -> None:
     with pytest.raises(PlanningError) as failure:
         once.join(planes, on="plane", name="a", prefix="b_")
     assert failure.value.operator == "join-3-a"
+
+
+PEOPLE = {"plane": "string", "home": "struct<city:string,geo:struct<lat:int>>", "about": "jsonb"}
+
+
+def test_parts_of_a_tables_columns_are_looked_up_by_paths() -> None:
+    select = ["home.city", "home.geo.lat as latitude", "home.geo"]
+    made = planned(looked_up(table(PEOPLE), select=select)).columns["join-2-planes"].known
+    added = {name: made[name] for name in ("city", "latitude", "geo")}
+    assert [column.type for column in added.values()] == ["string", "int", "struct<lat:int>"]
+    source = ((LineageNode("table", "planes"), "home"),)
+    assert {column.sources for column in added.values()} == {source}
+
+
+@pytest.mark.parametrize(
+    ("select", "columns"),
+    [
+        (["home.town"], PEOPLE),
+        (["home.city.x"], PEOPLE),
+        (["about.x"], PEOPLE),
+        (["house.city"], PEOPLE),
+        (["home.city"], None),
+    ],
+)
+def test_parts_that_a_table_is_not_known_to_have_are_refused(
+    select: list[str], columns: dict[str, str] | None
+) -> None:
+    with pytest.raises(PlanningError) as caught:
+        planned(looked_up(table(columns), select=select))
+    assert caught.value.column == select[0]
+
+
+def test_a_type_is_given_to_a_whole_column() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        looked_up(table(None), select={"home.city": "string"})
+    assert caught.value.argument == "select"
+    planned(looked_up(table(None), select={"home": "struct<city:string>"}))
