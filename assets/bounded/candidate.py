@@ -50,7 +50,12 @@ from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.column_changes import FixedColumns
 from dagster_adjunct.resources.schemas.stored_names import StoredNames
-from dagster_adjunct.resources.schemas.version_columns import adopt_columns, names_in_files
+from dagster_adjunct.resources.schemas.version_columns import (
+    NamedColumns,
+    adopt_columns,
+    drop_replaced,
+    names_in_files,
+)
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
@@ -226,9 +231,16 @@ def evolve_known_columns(member: Member) -> KnownColumns:
     declared = member.source.schema
     before = member.manifest.known_columns
     if before is None:
-        before = KnownColumns(columns=declared)
+        before = KnownColumns(columns=declared, input_names=member.source.declaration.input_names)
+    input_names = member.source.declaration.input_names
+    stored = drop_replaced(
+        before.named_columns,
+        before.input_names,
+        NamedColumns(declared, input_names),
+        spec.evolution,
+    )
     after = adopt_columns(
-        before.columns, before.names, declared, spec.evolution, FixedColumns(spec.key)
+        stored.schema, stored.names, declared, spec.evolution, FixedColumns(spec.key)
     )
     if after.problems:
         raise errors.DatasetError(
@@ -236,7 +248,7 @@ def evolve_known_columns(member: Member) -> KnownColumns:
             "Correct renamed= and drop= of the dataset. What is served stays.",
             dataset=spec.name,
         )
-    return KnownColumns(columns=after.schema, names=after.names)
+    return KnownColumns(columns=after.schema, names=after.names, input_names=input_names)
 
 
 def _stored_names(member: Member) -> StoredNames:

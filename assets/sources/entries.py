@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.declaration.change_formats import Upserts
 from dagster_adjunct.assets.declaration.change_values import (
     PositionType,
     find_path_problem,
@@ -46,6 +47,7 @@ from dagster_adjunct.resources.schemas.schema import (
     named_column,
     named_columns,
 )
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -395,7 +397,13 @@ class OpenedStream:
             input_partitions=len(self.ssps),
             position_type=self.position_type,
             placed=self.stores_partitions,
+            input_names=self.info.names if self.stores_records else AS_NAMED,
         )
+
+    @property
+    def stores_records(self) -> bool:
+        """Whether entries have the columns of the stream's records."""
+        return self.spec.extractor is None
 
     @property
     def position_type(self) -> PositionType:
@@ -547,6 +555,11 @@ class OpenedChanges(OpenedStream):
     """An unbounded dataset's opened change stream."""
 
     spec: UnboundedDataset
+
+    @property
+    def stores_records(self) -> bool:
+        """Whether entries have the columns of the stream's records."""
+        return self.spec.extractor is None and isinstance(self.spec.following.changes, Upserts)
 
     @property
     def position_type(self) -> PositionType:

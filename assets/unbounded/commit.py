@@ -24,7 +24,7 @@ from dagster_adjunct.assets.sources.transactions import limit_to_complete_transa
 from dagster_adjunct.assets.unbounded.recovery import (
     TableSnapshot,
     effective_max_age,
-    evolve_columns,
+    evolve_table_columns,
 )
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
@@ -369,7 +369,8 @@ def evolve_table(advance: Advance) -> Advance:
     version = advance.manifest.version
     source = advance.source
     assert version is not None, "only a served version evolves"
-    evolution = evolve_columns(advance.spec, version.named_columns, source.schema)
+    input_names = advance.manifest.declaration.input_names
+    evolution = evolve_table_columns(source, version.named_columns, input_names)
     changes = [*evolution.changes]
     history = describe_history_length(version.history)
     declared = describe_history_length(history_from_spec(advance.spec))

@@ -61,7 +61,12 @@ from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_com
 from dagster_adjunct.resources.schemas.column_changes import Evolution, FixedColumns, evolve
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
-from dagster_adjunct.resources.schemas.version_columns import NamedColumns, adopt_columns
+from dagster_adjunct.resources.schemas.version_columns import (
+    NamedColumns,
+    adopt_columns,
+    drop_replaced,
+    names_in_files,
+)
 from dagster_adjunct.resources.streams.system import order_keys_step
 
 
@@ -291,7 +296,11 @@ def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedChanges, now: 
     """Return why a running bootstrap can't be continued, "" if it can."""
     bootstrap = manifest.bootstrap
     kept = source.info.tombstones_kept
-    if bootstrap.columns is not None and bootstrap.columns != source.schema:
+    changed = (bootstrap.columns, manifest.declaration.input_names) != (
+        source.schema,
+        source.declaration.input_names,
+    )
+    if bootstrap.columns is not None and changed:
         return (
             "the declared columns have changed since it began"
             f" ({bootstrap.columns.difference(source.schema)})"
@@ -340,9 +349,12 @@ def plan_recovery(
     served = None
     if manifest is not None and manifest.bootstrap.state == "done":
         served = manifest.version
+    evolves = False
     if rebuild is None:
         if served is not None:
-            _check_served(spec.name, served, source)
+            assert manifest is not None, "it serves a version"
+            evolution = _evolve_served(spec.name, served, manifest.declaration.input_names, source)
+            evolves = evolution.names != served.names or served.columns != source.schema
         decision = decide_recovery(snapshot)
     else:  # bootstraps also without a table and with bootstrap=False
         store = "invalid"
@@ -362,17 +374,21 @@ def plan_recovery(
         return RecoveryPlan("apply", decision)
     kept = describe_history_length(served.history)
     declared = describe_history_length(history_from_spec(spec))
-    evolves = served.columns != source.schema or kept != declared
-    return RecoveryPlan("evolve" if evolves else "apply", decision)
+    return RecoveryPlan("evolve" if evolves or kept != declared else "apply", decision)
 
 
-def _check_served(dataset: str, served: SealedVersion, source: OpenedChanges) -> None:
-    """Raise DatasetError where the served version can't continue as the dataset is declared."""
+def _evolve_served(
+    dataset: str, served: SealedVersion, input_names: StoredNames, source: OpenedChanges
+) -> Evolution:
+    """Return what the declared columns make of those of the served version. Raises DatasetError
+    where it can't continue as the dataset is declared.
+    """
     declared = source.declaration
-    evolve_columns(source.spec, served.named_columns, source.schema)
+    evolution = evolve_table_columns(source, served.named_columns, input_names)
     order = rename_names(source.spec, served.order_by)
     if (order, served.position_type) != (declared.order_by, declared.position_type):
         raise order_change_error(dataset, served.order_by, declared.order_by)
+    return evolution
 
 
 def decide_recovery(snapshot: TableSnapshot) -> Decision:
@@ -502,6 +518,20 @@ def _restore_or_rebuild(what: str, dataset: str) -> str:
     )
 
 
+def evolve_table_columns(
+    source: OpenedChanges, stored: NamedColumns, input_names: StoredNames
+) -> Evolution:
+    """Return what `evolve_columns` returns for the columns of a stream, of which those that were
+    dropped from it and added again are new ones.
+
+    `input_names` are the stored names of its columns when the table was stored last.
+    """
+    spec = source.spec
+    now = NamedColumns(source.schema, source.declaration.input_names)
+    same = drop_replaced(stored, input_names, now, spec.evolution)
+    return evolve_columns(spec, same, source.schema)
+
+
 def evolve_columns(spec: AdjunctDataset, stored: NamedColumns, declared: Schema) -> Evolution:
     """Return what the declared columns make of the stored ones, in the order of the declaration.
 
@@ -539,7 +569,7 @@ def rebuilt_names(
             "Correct renamed= and drop= of the dataset.",
             dataset=spec.name,
         )
-    return after.names
+    return names_in_files(declared, after.names)
 
 
 def rename_names(spec: AdjunctDataset, names: tuple[str, ...] | None) -> tuple[str, ...] | None:

@@ -305,10 +305,13 @@ class Pin(ManifestPart):
 class KnownColumns(ManifestPart):
     """All columns that the versions of a bounded dataset have had, except dropped ones, with their
     stored names.
+
+    `input_names` are those that the input of the last version had for its columns.
     """
 
     columns: StoredSchema
     names: StoredNamesField = AS_NAMED
+    input_names: StoredNamesField = AS_NAMED
 
     @property
     def named_columns(self) -> NamedColumns:

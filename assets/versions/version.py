@@ -455,11 +455,11 @@ class DatasetDeclaration(RowForm, Ownership):
 
     `computed` means that the input is a query. `columns` are those that new versions store, None
     for all of the input's; `paths` are what some of them are made of, by name. `input_partitions`
-    is the number of partitions of the input (0: files, a query or a local table). `order` is the
-    order of versions: by arrival or by name (version partitions); with `by_time` it is by the time
-    since when they are valid. For an unbounded dataset, `keep_tombstones` is how far below the
-    newest position deletions are kept. Order and policies may change: they are those of the last
-    advance.
+    is the number of partitions of the input (0: files, a query or a local table). `input_names` are
+    the stored names of the input's columns, if entries are its records. `order` is the order of
+    versions: by arrival or by name (version partitions); with `by_time` it is by the time since
+    when they are valid. For an unbounded dataset, `keep_tombstones` is how far below the newest
+    position deletions are kept. Order and policies may change: they are those of the last advance.
     """
 
     kind: DatasetKind
@@ -467,6 +467,7 @@ class DatasetDeclaration(RowForm, Ownership):
     computed: bool = False
     key_types: tuple[str, ...]
     input_partitions: int = Field(ge=0)
+    input_names: StoredNamesField = AS_NAMED
     columns: tuple[str, ...] | None = None
     paths: dict[str, str] = Field(default_factory=dict)
     bootstrap: bool = True
@@ -499,6 +500,7 @@ def declaration_from_spec(
     input_partitions: int = 0,
     position_type: PositionType = "bigint",
     placed: bool = False,
+    input_names: StoredNames = AS_NAMED,
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns."""
     return DatasetDeclaration(
@@ -511,6 +513,7 @@ def declaration_from_spec(
         partition_by=spec.partition_by,
         partitions=spec.partitions,
         input_partitions=input_partitions,
+        input_names=input_names,
         columns=spec.columns,
         paths=paths_of(spec),
         bootstrap=spec.bootstrap,

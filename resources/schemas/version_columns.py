@@ -4,6 +4,7 @@ an earlier version if it has the same name, or if it is declared to be renamed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dagster_adjunct.resources.schemas.column_changes import (
@@ -21,7 +22,15 @@ from dagster_adjunct.resources.schemas.stored_names import (
     sorted_names,
     struct_schema,
 )
-from dagster_adjunct.resources.schemas.types import Array, Map, Member, Struct, Type
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Member,
+    Struct,
+    Type,
+    path_column,
+    write_name,
+)
 
 
 def adopt_columns(
@@ -196,3 +205,65 @@ class _View:
             inner = self._name_type(was.value, value, place)
             return None if inner is None else Map(inner)
         return was
+
+
+def drop_replaced(
+    stored: NamedColumns, input_before: StoredNames, now: NamedColumns, changes: ColumnChanges
+) -> NamedColumns:
+    """Return the stored columns after the renames and removals, without those that are others in
+    the input now: dropped there, and added again under the same name.
+
+    `input_before` are the stored names that the columns had in the input when they were stored
+    last, and `now` the columns and stored names of the input. Problems of `changes` are left to
+    `evolve`.
+    """
+    moved = evolve(stored.schema, stored.names, None, changes)
+    before = evolve(stored.schema, input_before, None, changes)
+    if moved.problems or before.problems:
+        return stored
+    found = _find_replaced(
+        NamedColumns(before.schema, before.names),
+        now,
+        (schema_struct(before.schema), schema_struct(now.schema)),
+        ((), ()),
+        "",
+    )
+    paths = tuple(found)
+    if not paths:
+        return stored
+    for drop in (paths, tuple(dict.fromkeys(map(path_column, paths)))):
+        after = evolve(moved.schema, moved.names, None, ColumnChanges(drop=drop))
+        if not after.problems:
+            return NamedColumns(after.schema, after.names)
+    return stored
+
+
+def _find_replaced(
+    before: NamedColumns,
+    now: NamedColumns,
+    types: tuple[Type, Type],
+    parents: tuple[Steps, Steps],
+    path: str,
+) -> Iterator[str]:
+    """Yield the paths of the members that have another stored name now."""
+    was, is_now = types
+    if isinstance(was, Array) and isinstance(is_now, Array):
+        inner = (was.element, is_now.element)
+        yield from _find_replaced(before, now, inner, parents, f"{path}[]")
+    elif isinstance(was, Map) and isinstance(is_now, Map):
+        inner = (was.value, is_now.value)
+        yield from _find_replaced(before, now, inner, parents, f"{path}[*]")
+    elif isinstance(was, Struct) and isinstance(is_now, Struct):
+        for member in was.members:
+            same = is_now.member(member.name)
+            if same is None:
+                continue
+            place = f"{path}.{write_name(member.name)}" if path else write_name(member.name)
+            stored = before.names.of(parents[0], member.name)
+            stored_now = now.names.of(parents[1], member.name)
+            if stored != stored_now:
+                yield place
+                continue
+            deeper = ((*parents[0], stored), (*parents[1], stored_now))
+            inner = (member.type, same.type)
+            yield from _find_replaced(before, now, inner, deeper, place)

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
@@ -414,7 +415,8 @@ class StreamInfo:
     a checkpoint begins; None leaves that to the system. A `compacted` stream keeps the newest
     record of every key, and deletions for `tombstones_kept`. `identity`, if the system has one,
     changes when the stream is deleted and recreated, or `repartitioned`. `former` says what became
-    of columns that it had before, by name or path: "renamed to email", "dropped".
+    of columns that it had before, by name or path: "renamed to email", "dropped". `names` are the
+    stored names of its columns, for a system that renames columns.
     """
 
     name: str
@@ -428,6 +430,7 @@ class StreamInfo:
     identity: str | None = None
     repartitioned: Repartitioning | None = None
     former: Mapping[str, str] = field(default_factory=dict)
+    names: StoredNames = AS_NAMED
 
     def has_all_keys(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
         """Return whether the stream still holds the newest record of every key, given its oldest

@@ -226,6 +226,36 @@ def test_an_evolving_advance_that_dies_at_any_request_is_taken_up(steps: World) 
     assert verify_version(stored.require_current(), deep=True).damaged == ()
 
 
+@pytest.mark.parametrize("declare", [bounded, unbounded])
+def test_a_column_that_a_stream_dropped_and_added_again_is_another_one(
+    steps: World, declare: Any
+) -> None:
+    note = Schema.of(k="bigint", note="string", home={"city": "string", "zip": "string"})
+    evolve_stream(steps, note)
+    steps.send("planes", [(1, "old", {"city": "Oslo", "zip": "1"})], version="v1")
+    first = steps.advance(declare()).version
+    bare = Schema.of(k="bigint", home={"zip": "string"})
+    evolve_stream(steps, bare, drop=("note", "home.city"))
+    evolve_stream(steps, note)
+    columns = steps.streams.info("planes").schema
+    assert columns is not None
+    assert columns.names == ("k", "home", "note")
+    steps.send("planes", [(2, {"zip": "2", "city": "Rome"}, "new")], version="v2")
+    second = steps.advance(declare()).version
+    stored = open_stored_versions(steps.lake, "planes")
+    view = stored.require_current()
+    assert view.get(2) == {"k": 2, "home": {"zip": "2", "city": "Rome"}, "note": "new"}
+    if declare is unbounded:
+        assert view.get(1) == {"k": 1, "home": {"zip": "1", "city": None}, "note": None}
+    assert first is not None
+    assert second is not None
+    before = stored.version(first).get(1)
+    assert before == {"k": 1, "note": "old", "home": {"city": "Oslo", "zip": "1"}}
+    diff = stored.diff(first, second)
+    assert (diff.columns_added, diff.columns_removed) == (("note",), ("note",))
+    assert steps.advance(declare()).sealed == ()
+
+
 # -- local tables
 
 

@@ -183,6 +183,7 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
         identity=state.id,
         repartitioned=repartitioned,
         former=former,
+        names=declared.names,
     )
 
 
