@@ -220,11 +220,8 @@ def _iterate_bucketed_rows(
         if one.sha256() != one.file.sha256:
             raise one.damaged("its SHA-256 differs, so it can't be rewritten")
         for group in one.row_groups():
-            # A change stream's table may have files older than its last added or widened column.
-            if layout.hidden:
-                rows = files.conform_to_layout(group, layout)
-            else:
-                rows = group.select(list(layout.columns))
+            # A change stream's table may have files from before its columns were changed.
+            rows = files.conform_to_layout(group, layout)
             placed = [rows.column(name) for name in layout.bucket_by]
             yield rows, assign_buckets(placed, layout.partitions)
 

@@ -11,14 +11,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dagster_adjunct.resources.argument_types import TEXT_FOR_LIST
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError
+
+# The types of our own errors among those of pydantic. Their context has `expected`, in words.
+WRONG_TYPE: Final = "wrong_type"
+TEXT_FOR_LIST: Final = "text_for_list"
 
 # Functions that validate their arguments, in which an unknown argument may belong to another one.
 validated_functions: list[Callable[..., Any]] = []

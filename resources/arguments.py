@@ -45,43 +45,6 @@ def check_zone(found: str, zone: str, *, argument: str) -> None:
         raise argument_error(f"{found}={zone!r}", expected, argument=argument)
 
 
-def check_whole_number(
-    value: object,
-    found: str,
-    expected: str,
-    *,
-    argument: str,
-    least: int = 1,
-    next_step: str = "",
-    **about: Any,
-) -> None:
-    """Raise `argument_error` unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise argument_error(found, expected, next_step, argument=argument, **about)
-
-
-def check_seconds(
-    value: object, found: str, *, argument: str, none: bool = False, zero: bool = False
-) -> None:
-    """Raise `argument_error` unless `value` is a finite number of seconds above 0.
-
-    `none` allows None, `zero` allows 0.
-    """
-    if value is None and none:
-        return
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        is_allowed = 0 <= value < MAX_SECONDS and (value > 0 or zero)
-    else:
-        is_allowed = False
-    if not is_allowed:
-        expected = "seconds above 0"
-        if zero:
-            expected = "seconds from 0 on"
-        if none:
-            expected += ", or None"
-        raise argument_error(found, expected, argument=argument)
-
-
 def check_choice(
     value: object, found: str, choices: Sequence[object], *, argument: str, **about: Any
 ) -> None:

@@ -1,12 +1,16 @@
-"""An event loop in a thread, for callers that are not async."""
+"""Event loops: of callers that are not async, in a thread of their own, and objects that each loop
+has its own of.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from dagster_adjunct.resources import errors
@@ -32,6 +36,20 @@ def run_in_new_loop(coroutine: Coroutine[Any, Any, T]) -> T:
             return runner.run(coroutine)
     finally:
         coroutine.close()  # it has not begun where no loop could be opened
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run the coroutine to its end and return its result.
+
+    If an event loop runs in this thread, it is blocked meanwhile, and the coroutine runs in another
+    thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run_in_new_loop(coroutine)
+    with ThreadPoolExecutor(1, thread_name_prefix="adjunct-loop") as aside:
+        return aside.submit(run_in_new_loop, coroutine).result()
 
 
 class LoopThread:
@@ -146,3 +164,70 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
             # receives the exception.
             continue
         return
+
+
+class PerLoop(Generic[T]):
+    """Holds one object per event loop, such as connections, locks or workers, and creates it on
+    first use.
+
+    For tables and functions that threads share, each with a loop of its own (as every
+    `BlockingTable` has). `drop` releases the object of a loop that ends without `take`: when
+    `asyncio.run` closes the loop's asynchronous generators, else when another loop asks for its
+    object.
+    """
+
+    def __init__(self, make: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> None:
+        self._make = make
+        self._drop = drop
+        self._of: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None]]] = {}
+        self._last: tuple[asyncio.AbstractEventLoop, T] | None = None
+        self._lock = threading.Lock()
+
+    def here(self) -> T:
+        """The running event loop's object."""
+        loop = asyncio.get_running_loop()
+        last = self._last  # read once, as another thread may change it
+        if last is not None and last[0] is loop:
+            return last[1]
+        with self._lock:
+            gone = []
+            for other in list(self._of):
+                if other.is_closed():
+                    gone.append(self._of.pop(other))
+            held = self._of.get(loop)
+            if held is None:
+                held = self._of[loop] = (self._make(), self._start_watch(loop))
+            self._last = (loop, held[0])
+        for unused, _ in gone:
+            self._drop(unused)
+        return held[0]
+
+    def take(self) -> T | None:
+        """Remove and return the running event loop's object; None if there is none."""
+        with self._lock:
+            self._last = None
+            held = self._of.pop(asyncio.get_running_loop(), None)
+        if held is None:
+            return None
+        mine, watch = held
+        with suppress(StopIteration):
+            watch.aclose().send(None)
+        return mine
+
+    def _start_watch(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        """Return a generator of the running event loop, which drops the loop's object at its
+        end.
+        """
+        watch = self._drop_at_end(loop)
+        with suppress(StopIteration):
+            watch.__anext__().send(None)  # up to its yield
+        return watch
+
+    async def _drop_at_end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            held = self._of.pop(loop, None)
+            if held is not None:
+                self._last = None
+                self._drop(held[0])

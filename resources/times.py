@@ -1,9 +1,16 @@
-"""Moments in UTC, and durations."""
+"""Moments in UTC, durations, and how much time has passed, also while the machine slept, the
+process was stopped, or its clock was set.
+"""
 
 from __future__ import annotations
 
 import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -14,6 +21,10 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d|w)", re.ASCII)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+# CLOCK_MONOTONIC stands still while a machine sleeps. Where there is no CLOCK_BOOTTIME, the wall
+# clock alone shows it.
+_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def read_duration(text: str) -> timedelta | None:
@@ -69,3 +80,35 @@ def fits_utc(moment: datetime) -> bool:
 def utc_now() -> datetime:
     """Return the time of this machine, the default clock of a lake."""
     return datetime.now(UTC)
+
+
+def read_clocks() -> tuple[float, float]:
+    """Return two times in seconds: since the boot, with the time that the machine slept, and by the
+    wall clock.
+
+    The wall clock also shows the sleep of a virtual machine, whose own clocks all stand still. It
+    may be set, so the larger of the two differences counts.
+    """
+    return time.clock_gettime(_BOOT_CLOCK), time.time()
+
+
+@cache
+def machine_id() -> str:
+    """Return what identifies this machine's clock since its boot; "" if that is not known."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment `seconds` after `since`, which `read_clocks` has returned on this machine."""
+
+    since: tuple[float, float]
+    seconds: float
+
+    def has_passed(self) -> bool:
+        """Return whether it has passed, by the clock that says that more time has."""
+        now = read_clocks()
+        return now[0] - self.since[0] >= self.seconds or now[1] - self.since[1] >= self.seconds

@@ -29,6 +29,7 @@ from dagster_adjunct.assets.bounded.candidate import (
     CandidateVersion,
     Member,
     build_candidate,
+    evolve_known_columns,
     reject_revoked_content,
     validate_candidate,
 )
@@ -283,7 +284,9 @@ def snapshot_inputs(
         with stages[spec.name]("collect"):
             manifest = source.first_manifest() if stored is None else source.resume_manifest(stored)
             committed = None if stored is None else as_bounded(stored)
-        members.append(Member(spec, context, source, stages[spec.name], manifest, committed))
+        member = Member(spec, context, source, stages[spec.name], manifest, committed)
+        evolve_known_columns(member)  # raises before anything is read
+        members.append(member)
     return AdvanceGroup(commit, tuple(members))
 
 
@@ -792,6 +795,7 @@ def _count_version(candidate: CandidateVersion, draft: BoundedManifest) -> Bound
         used = version.generations[-1].id
         fields["next_generation"] = max(draft.next_generation, used + 1)
         fields["counters"] = sum_counters(draft.counters, version.counters)
+        fields["known_columns"] = evolve_known_columns(candidate.member)
     return draft.model_copy(update=fields)
 
 

@@ -33,7 +33,7 @@ from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, Ve
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Lost
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, KnownColumns, Lost
 from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import (
     SealedVersion,
@@ -48,6 +48,9 @@ from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.reports import sum_counters
+from dagster_adjunct.resources.schemas.column_changes import FixedColumns
+from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.version_columns import adopt_columns, names_in_files
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
@@ -213,6 +216,34 @@ REJECTING_ERRORS = (
 )
 
 
+def evolve_known_columns(member: Member) -> KnownColumns:
+    """Return all columns of the dataset once a version has those of its source, with their stored
+    names.
+
+    Raises DatasetError for renamed and dropped columns that contradict these or earlier columns.
+    """
+    spec = member.spec
+    declared = member.source.schema
+    before = member.manifest.known_columns
+    if before is None:
+        before = KnownColumns(columns=declared)
+    after = adopt_columns(
+        before.columns, before.names, declared, spec.evolution, FixedColumns(spec.key)
+    )
+    if after.problems:
+        raise errors.DatasetError(
+            f"dataset {spec.name!r} can't follow its columns: {'; '.join(after.problems)}.",
+            "Correct renamed= and drop= of the dataset. What is served stays.",
+            dataset=spec.name,
+        )
+    return KnownColumns(columns=after.schema, names=after.names)
+
+
+def _stored_names(member: Member) -> StoredNames:
+    """Return the names that the files of a new version have for its columns."""
+    return names_in_files(member.source.schema, evolve_known_columns(member).names)
+
+
 def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
     """Build a delivered version, or reuse a finished build; find out whether it is unfit,
     unchanged or revoked.
@@ -307,6 +338,7 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         spec,
         source.schema,
         [generation],
+        names=_stored_names(member),
         name=delivery.version,
         id=version_id(number, attempt.id),
         number=number,
@@ -332,6 +364,7 @@ def _write_entries(
     spark = member.context.spark_for(records, source.list_spark_needs())
     schema = mark_sensitive(spec, source.schema)
     layout = build_layout(schema, spec.key, spec.partition_by, spec.partitions, positioned=False)
+    layout = replace(layout, names=_stored_names(member))
     try:
         with interpret_small_plans(spark, records):
             written, counted = write_generation(
@@ -441,6 +474,7 @@ def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
         "identity": delivery.identity,
         "declaration": member.source.declaration.model_dump(mode="json"),
         "schema": member.source.schema.to_json(),
+        "names": _stored_names(member).to_json(),
         "duplicates": member.spec.duplicates,
         "extractor": repr(member.spec.extractor),
         "valid_from": [member.spec.valid_from, *map(str, delivery.valid_from)],
@@ -494,6 +528,7 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
             new = VersionReader(lake.store, member.name, version)
             current = None
             if served is not None:
+                served = served.named_as(version.named_columns, keep_others=True)
                 current = VersionReader(lake.store, member.name, served)
             compared = Candidate(new, current, member.context.spark)
             verdicts = evaluate(member.spec.validators, compared, member.spec.masked)

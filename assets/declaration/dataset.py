@@ -37,6 +37,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.files.formats import FileFormat, check_format
 from dagster_adjunct.resources.files.tree import check_folder_url
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.paths import (
     NamedPath,
     read_named_path,
@@ -292,13 +293,15 @@ class DescriptionOptions(TypedDict, total=False):
 class Presentation:
     """What Dagster shows about a dataset, and when it materializes it by itself.
 
-    `freshness` is the age at which Dagster warns, None if it never does.
+    `freshness` is the age at which Dagster warns, None if it never does. Values of `sensitive`
+    columns are masked.
     """
 
     description: str = ""
     owners: tuple[str, ...] = ()
     group: str | None = None
     column_descriptions: tuple[tuple[str, str], ...] = ()
+    sensitive: tuple[str, ...] = ()
     automation_condition: Condition | None = field(default=None, repr=False)
     freshness: timedelta | None = None
 
@@ -313,6 +316,7 @@ def _presentation(shown: DescriptionOptions, freshness: timedelta | None = None)
         owners=to_name_tuple(shown.get("owners", ())),
         group=shown.get("group"),
         column_descriptions=tuple(described.items()),
+        sensitive=to_name_tuple(shown.get("sensitive", ())),
         automation_condition=shown.get("automation_condition"),
         freshness=freshness,
     )
@@ -337,6 +341,7 @@ class AdjunctDataset:
     `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns`
     are the stored columns, None for all of the input's. `extractor` turns records into entries.
     `paths` are the stored columns that are made of paths into the input's columns, or renamed.
+    `evolution` says which stored columns were renamed or dropped.
     `bootstrap` makes applications wait until the dataset is first readable. `discard` says which
     versions are retained. Dagster masks values of `sensitive` columns; the path of a part of a
     nested column, "customer.email", masks the whole column. `declared_at` is the line of
@@ -353,9 +358,9 @@ class AdjunctDataset:
     bootstrap: bool = True
     columns: tuple[str, ...] | None = None
     paths: tuple[NamedPath, ...] = ()
+    evolution: ColumnChanges = field(default_factory=ColumnChanges)
     extractor: KeyValueExtractor | None = None
     discard: DiscardPolicy = field(default_factory=DiscardPolicy)
-    sensitive: tuple[str, ...] = ()
     presentation: Presentation = field(default_factory=Presentation)
     declared_at: CodeLine | None = field(default=None, compare=False, repr=False)
 
@@ -436,6 +441,11 @@ class AdjunctDataset:
                 )
                 step = "Partition by columns of the key only, or add the column to the key."
                 yield "partition_by", problem, step
+
+    @property
+    def sensitive(self) -> tuple[str, ...]:
+        """The names and paths of the columns whose values are masked, as declared."""
+        return self.presentation.sensitive
 
     @property
     def masked(self) -> tuple[str, ...]:
@@ -766,6 +776,8 @@ def bounded_dataset(  # noqa: PLR0913
     broadcast: bool = False,
     bootstrap: bool = True,
     columns: Sequence[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    drop: str | Sequence[str] = (),
     extractor: KeyValueExtractor | None = None,
     duplicates: Literal["last", "error"] = "last",
     validators: Sequence[Validator] = (),
@@ -800,6 +812,7 @@ def bounded_dataset(  # noqa: PLR0913
         bootstrap=bootstrap,
         columns=named.stored,
         paths=named.paths,
+        evolution=ColumnChanges(renamed or {}, to_name_tuple(drop)),
         extractor=extractor,
         duplicates=duplicates,
         validators=tuple(validators),
@@ -807,7 +820,6 @@ def bounded_dataset(  # noqa: PLR0913
         discard=discard,
         on_damage=on_damage,
         valid_from=valid_from,
-        sensitive=to_name_tuple(shown.get("sensitive", ())),
         presentation=_presentation(shown),
     )
 
@@ -823,6 +835,8 @@ def unbounded_dataset(  # noqa: PLR0913
     broadcast: bool = False,
     bootstrap: bool = True,
     columns: Sequence[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+    drop: str | Sequence[str] = (),
     extractor: KeyValueExtractor | None = None,
     changes: ChangeFormat | None = None,
     order_by: str | Sequence[str] | None = None,
@@ -879,10 +893,10 @@ def unbounded_dataset(  # noqa: PLR0913
         bootstrap=bootstrap,
         columns=named.stored,
         paths=named.paths,
+        evolution=ColumnChanges(renamed or {}, to_name_tuple(drop)),
         extractor=extractor,
         discard=discard or DiscardPolicy(),
         following=following,
-        sensitive=to_name_tuple(shown.get("sensitive", ())),
         presentation=presentation,
     )
 
@@ -930,6 +944,8 @@ class LocalTableOptions(DescriptionOptions, total=False):
 
     compaction: DeltaCompaction
     discard: DiscardPolicy
+    renamed: Mapping[str, str]
+    drop: str | Collection[str]
 
 
 def local_table(
@@ -958,8 +974,8 @@ def local_table(
         key=key,
         partition_by=partition_by or key,
         partitions=partitions,
+        evolution=ColumnChanges(options.get("renamed", {}), to_name_tuple(options.get("drop", ()))),
         discard=options.get("discard", DiscardPolicy()),
         compaction=options.get("compaction", DeltaCompaction()),
-        sensitive=to_name_tuple(options.get("sensitive", ())),
         presentation=_presentation(options),
     )

@@ -291,7 +291,10 @@ def convert_value(declared: Envelope, field: Field, raw: Column, text: Column) -
         sent = F.when(F.schema_of_variant(raw) == "BOOLEAN", F.try_variant_get(raw, "$", "boolean"))
         return F.coalesce(sent, F.when(number.isin("0", "1"), number == "1"))
     if field.type == "binary":
-        return F.try_to_binary(raw, F.lit("base64"))
+        value = F.try_to_binary(raw, F.lit("base64"))
+        if declared.format == "json" and declared.layout != "documents":
+            return F.when(~_is_number(field.name, raw, text), value)
+        return value
     if field.type.startswith("decimal"):
         return _decimal(declared, field, raw, text)
     return raw
@@ -332,13 +335,20 @@ def _decimal(declared: Envelope, field: Field, raw: Column, text: Column) -> Col
     scale = int(field.type.rstrip(")").split(",")[1])
     fraction = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
     if declared.format == "json" and declared.decimals == "precise":
-        raw = F.udf(_plain_decimals(scale), "string", useArrow=True)(raw)
-        return F.when(raw.rlike(rf"^-?\d+{fraction}$"), raw.try_cast(field.type))
+        decoded = F.udf(_plain_decimals(scale), "string", useArrow=True)(raw)
+        fits = decoded.rlike(rf"^-?\d+{fraction}$") & ~_is_number(field.name, raw, text)
+        return F.when(fits, decoded.try_cast(field.type))
     plain = raw.rlike(rf"^[+-]?\d+{fraction}$")
     digits = F.length(F.regexp_replace(raw, r"[^\d]", ""))
     quoted = F.instr(text, F.concat(F.lit('"'), raw, F.lit('"'))) > 0
     exact = (digits <= _EXACT_DIGITS) | ~raw.contains(".") | quoted
     return F.when(plain & exact, raw.try_cast(field.type))
+
+
+def _is_number(name: str, raw: Column, text: Column) -> Column:
+    """Return whether a column's value is a number in the JSON `text`: some look like base64."""
+    as_text = F.concat(F.lit(rf'"\Q{name}\E"\s*:\s*"\Q'), raw, F.lit(r'\E"'))
+    return raw.rlike(r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$") & ~F.regexp_like(text, as_text)
 
 
 # Spark's own decorator has no types either.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +31,13 @@ from dagster_adjunct.assets.reading.valid_time import (
 )
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO, attempt_id
+from dagster_adjunct.resources.bucketing.files import (
+    VALID_FROM,
+    VALID_TO,
+    BucketLayout,
+    attempt_id,
+    conform_to_layout,
+)
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.names import unqualify_stream_name
@@ -40,7 +46,9 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
 from dagster_adjunct.resources.streams.lake.manifest import (
     HIDDEN_COLUMNS,
@@ -164,6 +172,30 @@ def _partition_expression(span: Span) -> Any:
     return begins & ends & (pc.field(TOMBSTONE) == pc.scalar(False))
 
 
+def _renamed_rows(
+    span: Span | None, stored: StoredFile, layout: BucketLayout, schema: pa.Schema
+) -> pa.Table:
+    """Return the rows of a file with the columns of `schema`, named as users see them."""
+    table = stored.reading(lambda: stored.open().read()).replace_schema_metadata()
+    own = layout.stored
+    shown = [name for name in table.column_names if name in own.schema]
+    columns_only = replace(layout, key=(), bucket_by=(), partitions=1, hidden=(), projected=True)
+    values = conform_to_layout(table.select(shown), columns_only)
+    constants: dict[str, Any] = {}
+    if span is not None:
+        constants = {VALID_FROM: span.start, VALID_TO: span.end, TOMBSTONE: False}
+    columns = []
+    for field in schema:
+        if field.name in values.column_names:
+            columns.append(values.column(field.name))
+        elif field.name in table.column_names:
+            columns.append(table.column(field.name).cast(field.type))
+        else:
+            constant = pa.scalar(constants.get(field.name), field.type)
+            columns.append(pa.repeat(constant, table.num_rows))
+    return pa.table(columns, schema=schema)
+
+
 def _sql_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
@@ -189,6 +221,12 @@ class StreamView:
     schema: Schema
     files: tuple[StoredFile, ...]
     replaced: tuple[SupersededRange, ...] = ()
+    names: StoredNames = AS_NAMED
+
+    @property
+    def layout(self) -> BucketLayout:
+        """The layout of its files, which may lack hidden columns."""
+        return BucketLayout(self.schema, (), 1, names=self.names, projected=True)
 
     @property
     def dataset(self) -> str:
@@ -254,6 +292,7 @@ def stream_view(
         state.declaration.columns,
         tuple(files),
         tuple(replaced),
+        state.declaration.names,
     )
 
 
@@ -304,6 +343,27 @@ class ViewFiles:
         return self._schema_with({})
 
     @property
+    def layout(self) -> BucketLayout:
+        """The layout of the files."""
+        if isinstance(self.view, VersionReader):
+            return self.view.sealed.layout
+        if isinstance(self.view, StreamView):
+            return self.view.layout
+        reader = self.view.reader
+        return reader.sealed.layout if isinstance(reader, VersionReader) else reader.layout
+
+    @property
+    def named_columns(self) -> NamedColumns:
+        """The columns that engines see, with the names that files have; hidden ones have theirs."""
+        fields = tuple(Field(name, kind) for name, kind in self.view.schema.types.items())
+        return NamedColumns(Schema(fields), self.layout.names)
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether files have other names than engines see."""
+        return bool(self.layout.names.names)
+
+    @property
     def paths(self) -> list[str]:
         """The locations of the files."""
         return [object_location(stored.store, stored.key) for _, stored in self.files]
@@ -317,13 +377,15 @@ class ViewFiles:
         """
         if self.condition is not None or not isinstance(self.view, VersionReader):
             return []
+        if self.is_renamed:
+            return []
         paths = self.paths
         if any(path.startswith("s3://") for path in paths):
             return []
         sealed = self.view.sealed
-        if not sealed.positioned:
+        if not sealed.positioned and not sealed.projected:
             return paths
-        wanted = sealed.layout.arrow_schema()
+        wanted = self.layout.arrow_schema()
         for _, stored in self.files:
             if not stored.open().schema_arrow.remove_metadata().equals(wanted):
                 return []
@@ -338,13 +400,18 @@ class ViewFiles:
             return rows
         return rows.filter(self.condition)
 
-    def all_rows(self) -> pads.FileSystemDataset:
+    def all_rows(self) -> pads.Dataset:
         """Return a pyarrow dataset of all rows in the files.
 
-        The span of a file, if it has one, becomes columns with its start and end.
+        The span of a file, if it has one, becomes columns with its start and end. Files with other
+        names than engines see are read into memory.
         """
         from pyarrow import dataset
 
+        schema = self._schema_with({name: self.hidden[name] for name in self.tested})
+        if self.is_renamed:
+            tables = [_renamed_rows(span, file, self.layout, schema) for span, file in self.files]
+            return dataset.InMemoryDataset(tables, schema)
         filesystem = arrow_filesystem(self.view.store)
         parquet = dataset.ParquetFileFormat()
         fragments = [
@@ -356,7 +423,6 @@ class ViewFiles:
             )
             for span, stored in self.files
         ]
-        schema = self._schema_with({name: self.hidden[name] for name in self.tested})
         return dataset.FileSystemDataset(fragments, schema, parquet, filesystem=filesystem)
 
     def _schema_with(self, more: Mapping[str, str]) -> pa.Schema:
@@ -471,7 +537,20 @@ def parquet_files(view: View) -> list[str]:
     DatasetError for a version whose files must be merged, for a stream with replaced records, and
     for files that also have rows of other times; raises ConfigurationError for a lake in memory.
     """
-    return lend_whole_files(view, lambda files: files.paths)
+    return lend_whole_files(view, _plain_locations)
+
+
+def _plain_locations(files: ViewFiles) -> list[str]:
+    if not files.is_renamed:
+        return files.paths
+    view = files.view
+    steps, stored = files.layout.names.names[0]
+    raise DatasetError(
+        f"dataset {view.dataset!r}: its files have other names for columns that were renamed, or"
+        f" dropped and added again, such as {stored} for {'.'.join(steps)}.",
+        "Use pyarrow_dataset, duckdb_view or polars_frame, which give columns their names.",
+        dataset=view.dataset,
+    )
 
 
 @validated

@@ -21,6 +21,13 @@ from dagster_adjunct.assets.exchange.handover import (
     ViewFiles,
     lend_whole_files,
     must_be_masked,
+    read_files,
+)
+from dagster_adjunct.assets.exchange.iceberg_columns import (
+    columns_of_table,
+    fields_in_files,
+    find_changes,
+    map_names,
 )
 from dagster_adjunct.assets.exchange.iceberg_types import missing_fields, type_differences
 from dagster_adjunct.assets.exchange.position_deletes import PositionDeletes, write_position_deletes
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.name_mapping import NameMapping
     from pyspark.sql import SparkSession
 
 
@@ -241,6 +249,7 @@ def _register(
         _check_sealed(view, lake)
     table = _load_or_create_table(files, catalog, identifier)
     _check_not_superseded(view, table, identifier, lake, may_replace)
+    files = _with_names_of_table(files, table)
     _check_columns(files, table, identifier)
     if must_be_masked(view):
         _check_takes_deletes(view, table, identifier)
@@ -487,13 +496,41 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
     return table
 
 
+def _with_names_of_table(files: ViewFiles, table: Table) -> ViewFiles:
+    """Return the files of an earlier version than the newest registered one with the names that
+    the table has for its columns; those of any other view as they are.
+    """
+    view = files.view
+    newest = max(map(version_number, _registered_versions(table)), default=0)
+    if not isinstance(view, VersionReader) or view.sealed.number >= newest:
+        return files
+    sealed = view.sealed.named_as(columns_of_table(table.metadata), keep_others=True)
+    return read_files(VersionReader(view.store, view.dataset, sealed), masked=True)
+
+
+def _follow_columns(files: ViewFiles, transaction: Transaction) -> None:
+    """Rename the table's columns that were renamed, and delete those that were dropped."""
+    changes = find_changes(transaction.table_metadata, files.named_columns)
+    if not changes:
+        return
+    with transaction.update_schema() as update:
+        for path, name in changes:
+            if name is None:
+                update.delete_column(path)
+            else:
+                update.rename_column(path, name)
+
+
 def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     """Raise DatasetError for missing columns and fields of structs (unless the version was in the
     table before), changed types and identifier fields, which need required columns: those of files
     are optional.
     """
     view = files.view
-    theirs = {field.name: field.field_type for field in table.schema().fields}
+    followed = table.transaction()  # which is not committed
+    _follow_columns(files, followed)
+    schema = followed.table_metadata.schema()
+    theirs = {field.name: field.field_type for field in schema.fields}
     missing = []
     wrong: list[str] = []
     for name, kind in theirs.items():
@@ -504,13 +541,14 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
         wrong += type_differences(files.columns[name], kind, name)
     if view.version not in _registered_versions(table):
         wrong[:0] = [f"{field} is missing" for field in missing]
-    for name in sorted(table.schema().identifier_field_names()):
+    for name in sorted(schema.identifier_field_names()):
         wrong.append(f"{name} is an identifier field there")
     if wrong:
         raise errors.DatasetError(
             f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}:"
             f" {'; '.join(wrong)}.",
-            "Columns can only be added. Register this version in a new table.",
+            "Columns can be added, and renamed or dropped as the dataset declares: renamed=, drop=."
+            " Else register this version in a new table.",
             dataset=view.dataset,
             version=view.version,
         )
@@ -566,6 +604,8 @@ def _commit(
         summary[NAME] = view.sealed.name
     try:
         with table.transaction() as transaction:
+            before = transaction.table_metadata.name_mapping()
+            _follow_columns(files, transaction)
             with transaction.update_schema() as update:
                 update.union_by_name(files.schema)
             # The files belong to the lake: engines that expire snapshots or drop the table must not
@@ -575,7 +615,7 @@ def _commit(
                 wanted[GARBAGE] = "false"
             # The files have no field ids, so readers find columns by this mapping.
             wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(
-                files, transaction.table_metadata
+                files, transaction.table_metadata, before
             )
             transaction.set_properties(wanted)
             # One snapshot: deleting and then adding would leave a snapshot without rows in between.
@@ -605,8 +645,8 @@ def _data_files(
     """Return Iceberg's descriptions, made from the footers, of those of the files that have these
     paths.
 
-    Raises DatasetError for files from before a column was widened, ManifestMismatchError for
-    missing or damaged ones.
+    Raises DatasetError for files from before a column was widened or dropped, ManifestMismatchError
+    for missing or damaged ones.
     """
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
@@ -639,33 +679,34 @@ def _data_files(
 
 
 def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> None:
-    """Raise DatasetError where files have a column from before it was widened."""
-    types = {field.name: field.type for field in view.schema.to_arrow()}
+    """Raise DatasetError where files have a column from before it was widened or dropped."""
+    layout = view.sealed.layout
+    wanted = {field.name: field.type for field in layout.stored.arrow_schema()}
     stored = (field for file in files for field in file.open().schema_arrow)
-    narrow = set()
+    changed = set()
     for field in stored:
-        if field.type != types.get(field.name, field.type):
-            narrow.add(field.name)
-    if narrow:
+        if field.type != wanted.get(field.name):
+            changed.add(field.name)
+    if changed:
         raise errors.DatasetError(
-            f"{_describe_view(view)} has files from before the type of"
-            f" {', '.join(sorted(narrow))} was widened, and Iceberg does not convert them.",
+            f"{_describe_view(view)} has files from before {', '.join(sorted(changed))} was"
+            " widened or dropped, and Iceberg does not convert them.",
             f"Register a compacted version: adjunct dataset compact {view.dataset} --level major.",
             dataset=view.dataset,
             version=view.version,
         )
 
 
-def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:
+def _name_mapping(files: ViewFiles, metadata: TableMetadata, before: NameMapping | None) -> str:
     """Return the table's mapping of column names to fields, which readers need for all columns in
-    the files.
+    the files; `before` is the one before its columns were changed.
 
     Hidden columns of a change stream's table are mapped to fields that the table does not have,
     like dropped columns, so that no reader sees them.
     """
     from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-    fields = [*(metadata.name_mapping() or metadata.schema().name_mapping).root]
+    fields = map_names(metadata, before, files.named_columns)
     there = {name for field in fields for name in field.names}
     for name in files.hidden:
         if name not in there:
@@ -674,8 +715,8 @@ def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:
 
 
 def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetadata:
-    """Return the table's metadata with the hidden columns added. It is only for reading files,
-    and never committed.
+    """Return the table's metadata with the names that files have, and the hidden columns added. It
+    is only for reading files, and never committed.
     """
     from pyiceberg.schema import Schema
     from pyiceberg.types import (
@@ -687,8 +728,6 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
         TimestamptzType,
     )
 
-    if not hidden:
-        return metadata
     types = {
         "bigint": LongType(),
         "boolean": BooleanType(),
@@ -701,7 +740,7 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
         NestedField(_HIDDEN[name], name, types[kind], required=False)
         for name, kind in hidden.items()
     ]
-    wide = Schema(*schema.fields, *fields, schema_id=schema.schema_id)
+    wide = Schema(*fields_in_files(metadata), *fields, schema_id=schema.schema_id)
     unseen = {f"write.metadata.metrics.column.{name}": "none" for name in hidden}
     return metadata.model_copy(
         update={"schemas": [wide], "properties": {**metadata.properties, **unseen}}

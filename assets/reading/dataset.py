@@ -16,6 +16,7 @@ from weakref import WeakMethod
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
+from dagster_adjunct.assets.reading.entry_changes import EntryChanges
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key, is_out_of_range
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import (
@@ -34,7 +35,6 @@ from dagster_adjunct.assets.reading.version_reader import (
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import check_seconds
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableUse, check_args
@@ -46,7 +46,7 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     key_reorderer,
 )
-from dagster_adjunct.resources.validation import validated, validated_methods
+from dagster_adjunct.resources.validation import SecondsOrZero, validated, validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -218,6 +218,37 @@ class Dataset(VersionOperations):
         """
         return self._stored.diff(old, new, sample=sample)
 
+    def changes(
+        self, since: str | datetime | int | None = None, until: str | datetime | int | None = None
+    ) -> EntryChanges:
+        """Return the entries that differ between two versions: one change for each key, as Python
+        objects, Arrow, or a frame.
+
+        Both are the id or name of a version, a time with its zone (the version served then), or a
+        commit's number. Without `since`, or at a time when nothing was served yet, all entries are
+        inserts; without `until` they are those of the version that the next call reads. They may be
+        in any order: after a rollback, the changes go back. Both versions stay leased until
+        `close`.
+
+        Raises DatasetError where a version does not exist, was revoked or has another key, and
+        VersionDiscardedError where it was discarded.
+        """
+        new = self._version_at(until) or self._served.lend(lambda reader: reader)
+        return EntryChanges(self._version_at(since), new)
+
+    def _version_at(self, asked: str | datetime | int | None) -> VersionReader | None:
+        """Return a leased reader of a version, None where nothing is asked for, or was served at
+        that time.
+        """
+        if asked is None:
+            return None
+        if isinstance(asked, str):
+            return self._served.lend_earlier(asked)
+        try:
+            return self._served.lend_earlier(as_of=asked)
+        except errors.NoSealedVersionError:
+            return None
+
     def verify(self, *, deep: bool = False) -> VerifyReport:
         """Return which stored objects of the version are missing, damaged or unlisted; raises
         nothing for these.
@@ -362,14 +393,12 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         dataset: str,
         *,
         version: str | None = None,
-        refresh_every: float | None = 5.0,
+        refresh_every: SecondsOrZero | None = 5.0,
     ) -> None:
         self.lake = lake
         self.dataset = dataset
         self.version = version
         self.refresh_every = refresh_every
-        what = f"the table of dataset {dataset!r} has refresh_every={refresh_every!r}"
-        check_seconds(refresh_every, what, argument="refresh_every", none=True, zero=True)
         self._reset()
 
     def _reset(self) -> None:

@@ -167,9 +167,10 @@ class VersionDiff(Report):
     and columns.
 
     Samples hold the smallest keys as dicts by column, which `Dataset.get` accepts. Entries are
-    compared in the columns of both versions. A column whose type changed, listed as (name, old,
-    new), is compared only if both types are integers, floating-point numbers or decimals. `to_json`
-    masks the values of `sensitive` columns.
+    compared in the columns of both versions: a column that was renamed, listed as (old, new), is
+    compared, and one that was dropped and added again is not. Old entries have the new names. A
+    column whose type changed, listed as (name, old, new), is compared only if both types are
+    integers, floating-point numbers or decimals. `to_json` masks the values of `sensitive` columns.
     """
 
     old: str
@@ -183,6 +184,7 @@ class VersionDiff(Report):
     changed_sample: tuple[ChangedEntry, ...] = ()
     columns_added: tuple[str, ...] = ()
     columns_removed: tuple[str, ...] = ()
+    columns_renamed: tuple[tuple[str, str], ...] = ()
     columns_retyped: tuple[tuple[str, str, str], ...] = ()
     sensitive: tuple[str, ...] = ()
 
@@ -191,7 +193,8 @@ class VersionDiff(Report):
             dict(zip(("name", "old", "new"), types, strict=True)) for types in self.columns_retyped
         ]
         masked = self.masked()
-        return Report.to_json(masked) | {"columns_retyped": retyped}
+        renamed = [dict(zip(("old", "new"), names, strict=True)) for names in self.columns_renamed]
+        return Report.to_json(masked) | {"columns_renamed": renamed, "columns_retyped": retyped}
 
     def masked(self) -> VersionDiff:
         """Return these differences with `***` for the values of sensitive columns."""
@@ -222,9 +225,12 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         raise ConfigurationError(
             f"a diff with a sample of {sample} is asked for.", "Give 0 or more.", argument="sample"
         )
+    before = _names_by_identity(old)
+    now = _names_by_identity(new)
+    old = name_as(old, new)
     types = _compared_types(old, new)
     key = new.sealed.key
-    buckets, unchanged = _buckets_to_read(old, new)
+    buckets, unchanged = buckets_to_read(old, new)
     few = len(buckets) < _WORKERS
     compare = partial(_diff_bucket, old, new, types, sample, few)
     parts = list(_pool(os.getpid()).map(compare, buckets))
@@ -236,12 +242,12 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     old_types = old.schema.types
     new_types = new.schema.types
     rows = map(pa.concat_tables, zip(*(part[1] for part in parts), strict=True))
-    added, removed, before, after = (
+    added, removed, were, are = (
         smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows
     )
     changed = [
         ChangedEntry({name: now[name] for name in key}, was, now)
-        for was, now in zip(python_rows(before), python_rows(after), strict=True)
+        for was, now in zip(python_rows(were), python_rows(are), strict=True)
     ]
     return VersionDiff(
         old.version,
@@ -253,11 +259,32 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         added_sample=tuple(added.select(key).to_pylist()),
         removed_sample=tuple(removed.select(key).to_pylist()),
         changed_sample=tuple(changed),
-        columns_added=tuple(name for name in new_types if name not in old_types),
-        columns_removed=tuple(name for name in old_types if name not in new_types),
+        columns_added=tuple(name for stored, name in now.items() if stored not in before),
+        columns_removed=tuple(name for stored, name in before.items() if stored not in now),
+        columns_renamed=tuple(_renamed_columns(before, now)),
         columns_retyped=tuple(_retyped_columns(old_types, new_types)),
         sensitive=tuple(dict.fromkeys([*old.schema.sensitive, *new.schema.sensitive])),
     )
+
+
+def name_as(old: VersionReader, new: VersionReader) -> VersionReader:
+    """Return a reader of the old version in which columns have the names that they have in the new
+    one.
+    """
+    named = old.sealed.named_as(new.sealed.named_columns, keep_others=True)
+    return VersionReader(old.store, old.dataset, named)
+
+
+def _names_by_identity(view: VersionReader) -> dict[str, str]:
+    """Return the names of a version's columns by their stored names."""
+    names = view.schema.names
+    return dict(zip(view.sealed.layout.stored_names(names), names, strict=True))
+
+
+def _renamed_columns(before: dict[str, str], now: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for stored, name in before.items():
+        if now.get(stored, name) != name:
+            yield name, now[stored]
 
 
 def _retyped_columns(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -300,17 +327,23 @@ def _diff_bucket(
     )
     comparison = compare_tables(before, after, key, [name for name in types if name not in key])
     if comparison is None:
-        raise DatasetError(
-            f"the key ({', '.join(key)}) is not unique in version {old.version} or {new.version} of"
-            f" {new.dataset!r}.",
-            "Compare versions with unique keys only; the validator unique_keys() finds the"
-            " duplicates.",
-            version=old.version,
-        )
+        raise repeated_key_error(old, new)
     kinds, unchanged = comparison
     counts = (len(kinds[0]), len(kinds[1]), len(kinds[3]), unchanged)
     sides = zip((after, before, before, after), kinds, strict=True)
     return counts, tuple(smallest_rows(table, rows, key, sample) for table, rows in sides)
+
+
+def repeated_key_error(old: VersionReader, new: VersionReader) -> DatasetError:
+    """Return the error for versions of which one has several entries of a key."""
+    problem = (
+        f"the key ({', '.join(new.sealed.key)}) is not unique in version {old.version} or"
+        f" {new.version} of {new.dataset!r}."
+    )
+    step = (
+        "Compare versions with unique keys only; the validator unique_keys() finds the duplicates."
+    )
+    return DatasetError(problem, step, version=old.version)
 
 
 def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
@@ -325,19 +358,30 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
     """Return the columns to compare, with the type to compare each in. Raises DatasetError if
     keys differ.
     """
+    check_equal_keys(old, new)
     mine = old.schema.types
     types = {}
     for name, kind in new.schema.types.items():
         if name in mine:
             types[name] = common_type(arrow_type(mine[name]), arrow_type(kind))
-    if old.sealed.key != new.sealed.key or any(types[name] is None for name in new.sealed.key):
-        raise DatasetError(
-            f"version {old.version} of {old.dataset!r} is keyed by ({_describe_key(old)}) and"
-            f" version {new.version} of {new.dataset!r} by ({_describe_key(new)}).",
-            "Compare versions with the same key.",
-            version=old.version,
-        )
     return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def check_equal_keys(old: VersionReader, new: VersionReader) -> None:
+    """Raise DatasetError unless both versions have the same key, of types that can be compared."""
+    mine = old.schema.types
+    theirs = new.schema.types
+    if old.sealed.key == new.sealed.key:
+        kinds = [
+            common_type(arrow_type(mine[name]), arrow_type(theirs[name])) for name in new.sealed.key
+        ]
+        if None not in kinds:
+            return
+    problem = (
+        f"version {old.version} of {old.dataset!r} is keyed by ({_describe_key(old)}) and version"
+        f" {new.version} of {new.dataset!r} by ({_describe_key(new)})."
+    )
+    raise DatasetError(problem, "Compare versions with the same key.", version=old.version)
 
 
 def _describe_key(view: VersionReader) -> str:
@@ -345,7 +389,7 @@ def _describe_key(view: VersionReader) -> str:
     return ", ".join(f"{name} {types[name]}" for name in view.sealed.key)
 
 
-def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
+def buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
     """Return the buckets whose contents may differ ([None]: all, read at once), and the row
     count of the others.
     """

@@ -36,10 +36,10 @@ from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.arrow_types import has_maps
 from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.schemas.texts import parse_moment, text_form
-from dagster_adjunct.resources.schemas.values import contains_maps
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
@@ -316,7 +316,7 @@ def decode_group(
     file = pq.ParquetFile(
         source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
     )
-    table = file.read_row_group(group, columns=list(layout.columns), use_threads=False)
+    table = file.read_row_group(group, columns=list(layout.stored.columns), use_threads=False)
     return RowGroup(conform_to_layout(table, layout).combine_chunks(), layout)
 
 
@@ -405,7 +405,7 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
         elif pt.is_integer(column.type) or pt.is_floating(column.type):
             read = _numbers(column).__getitem__
     if read is None:
-        if contains_maps(column.type):
+        if has_maps(column.type):
             return lambda row: column[row].as_py(maps_as_pydicts="strict")
         return lambda row: column[row].as_py()
     if column.null_count:
@@ -560,6 +560,23 @@ class KeyFiles:
         if row is None:
             return None
         return (rows, row)
+
+    def places_of(self, bucket: int, keys: Sequence[Key]) -> Iterator[tuple[RowGroup, list[int]]]:
+        """Yield the row groups with rows of these keys, or leading parts of keys (in plain form,
+        sorted), and the numbers of these rows there.
+        """
+        group: RowGroup | None = None
+        places: list[int] = []
+        for key in keys:
+            for rows, first, after in self.scan(bucket, key, end_of_prefix(key)):
+                if rows is not group:
+                    if group is not None:
+                        yield group, places
+                    group = rows
+                    places = []
+                places += range(first, after)
+        if group is not None:
+            yield group, places
 
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
         """Yield (row group, first row, row after the last) for the keys from `start` (included) to

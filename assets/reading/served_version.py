@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Literal, Self, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset
-from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.stored_versions import AsOf, StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import redirect_target
@@ -210,6 +210,18 @@ class ServedVersion:
             return self._stored.over_time(versions)
 
         return _retry_discarded(hold) or self.lend(lambda reader: reader)
+
+    def lend_earlier(
+        self, version: str | None = None, *, as_of: AsOf | None = None
+    ) -> VersionReader:
+        """Return a reader of another version, as `StoredVersions.version` does; it stays leased
+        until `close`.
+        """
+        reader = self._stored.version(version, as_of=as_of)
+        versions = (reader.version,)
+        if versions not in self._over_time and self._leases:
+            self._over_time[versions] = self._acquire(*versions)
+        return reader
 
     def iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[T]:
         """Yield the items of `read(reader)`, for a reader of the version that is current at this

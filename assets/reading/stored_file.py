@@ -123,7 +123,7 @@ def column_paths(metadata: pq.FileMetaData) -> list[str]:
 
 
 def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:
-    """Return the number of nulls in each of these columns, over all files.
+    """Return the number of nulls in each of these columns, by stored name, over all files.
 
     They come from the statistics in the footers; row groups without statistics are read.
     """

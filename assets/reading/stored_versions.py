@@ -7,7 +7,6 @@ These readers take no lease. Callers that may race with a discard lease the vers
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -42,13 +41,14 @@ from dagster_adjunct.assets.versions.version import (
     version_number,
 )
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
+from dagster_adjunct.resources.schemas.column_changes import FixedColumns, evolve
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.threads import map_in_threads, requested_once
-from dagster_adjunct.resources.validation import validated, validated_methods
+from dagster_adjunct.resources.validation import Limit, validated, validated_methods
 
 AsOf: TypeAlias = datetime | int | str
 """A time with its zone, or a commit by its number or id."""
@@ -370,7 +370,16 @@ def _has_commit(lake: Lake, name: str) -> bool:
         return True
 
 
-_HIDDEN = {"format", "version", "delivered", "known", "next_generation", "next_number", "doomed"}
+_HIDDEN = {
+    "format",
+    "version",
+    "delivered",
+    "known",
+    "known_columns",
+    "next_generation",
+    "next_number",
+    "doomed",
+}
 
 
 @validated_methods
@@ -392,16 +401,12 @@ class VersionOperations(VersionActions, ABC):
         """Return all retained versions of a bounded dataset in the order of their creation."""
         return self._newest().listed
 
-    def history(self, limit: int | None = 100) -> list[HistoryEntry]:
+    def history(self, limit: Limit | None = 100) -> list[HistoryEntry]:
         """Return the newest commits, newest first: the action, its version, author, time and
         reason.
 
         Each entry names the version served after it, and whether that is still readable.
         """
-        if limit is not None and not 0 <= limit <= sys.maxsize:
-            raise argument_error(
-                f"limit is {limit}", "0 or more commits, or None for all", argument="limit"
-            )
         commits = list(islice(self._log.history(), limit))
         entries = []
         for commit, manifest in commits:
@@ -444,10 +449,18 @@ class StoredVersions(VersionOperations):
 
     `spec` is the declaration, or only the name of an existing dataset. A declaration must match the
     stored one: reading a manifest raises DatasetError if it does not. All readers share `cache`.
+
+    A version has the columns and names of its own time. With `named_now`, as for joins, its columns
+    have the names that they have now, and dropped ones are left out.
     """
 
     def __init__(
-        self, lake: Lake, spec: AdjunctDataset | str, cache: FileCache | None = None
+        self,
+        lake: Lake,
+        spec: AdjunctDataset | str,
+        cache: FileCache | None = None,
+        *,
+        named_now: bool = False,
     ) -> None:
         self.name = spec if isinstance(spec, str) else spec.name
         self.spec = None if isinstance(spec, str) else spec
@@ -455,6 +468,7 @@ class StoredVersions(VersionOperations):
         self._lake = lake
         super().__init__(self.log)
         self._cache = cache or FileCache()
+        self._named_now = named_now
 
     def manifest(self) -> DatasetManifest | None:
         """Return the newest manifest, None before the first commit. Two requests."""
@@ -486,7 +500,7 @@ class StoredVersions(VersionOperations):
         """Return a reader of the version that this manifest of the dataset serves, or None."""
         if manifest is None or manifest.version is None:
             return None
-        return self._reader(manifest.version)
+        return self._reader(manifest, manifest.version)
 
     def require_current(self, systems: Mapping[str, StreamSystem] | None = None) -> VersionReader:
         """Return a reader of the served version, or raise NoSealedVersionError saying what the next
@@ -549,7 +563,8 @@ class StoredVersions(VersionOperations):
         dataset), naming what is retained, for a discarded one.
         """
         current, manifest = self.newest()
-        return self._reader(resolve_version(self.log, current, manifest, version, as_of))
+        sealed = resolve_version(self.log, current, manifest, version, as_of)
+        return self._reader(manifest, sealed)
 
     def over_time(self, versions: Sequence[str]) -> VersionsOverTime:
         """Return a reader of these versions of a bounded dataset over time, by the times that they
@@ -567,7 +582,8 @@ class StoredVersions(VersionOperations):
 
         Raises DatasetError where it is gone.
         """
-        return self._reader(read_batch_version(self.log, self.require_manifest(), version))
+        manifest = self.require_manifest()
+        return self._reader(manifest, read_batch_version(self.log, manifest, version))
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
         """Return the differences between two versions, by id or name: counts, and up to `sample`
@@ -601,8 +617,33 @@ class StoredVersions(VersionOperations):
             raise dataset_not_found_error(self._lake, self.name)
         return commit, manifest
 
-    def _reader(self, version: SealedVersion) -> VersionReader:
+    def _reader(self, manifest: DatasetManifest, version: SealedVersion) -> VersionReader:
+        if self._named_now:
+            columns = find_current_columns(manifest, self.spec)
+            if columns is not None:
+                version = version.named_as(columns)
         return VersionReader(self._lake.store, self.name, version, self._cache)
+
+
+def find_current_columns(
+    manifest: DatasetManifest, spec: AdjunctDataset | None
+) -> NamedColumns | None:
+    """Return a dataset's columns with the names that they have now, also by a declaration that no
+    version follows yet; None without a version.
+
+    Raises DatasetError for renamed and dropped columns that contradict what is stored.
+    """
+    known = manifest.named_columns
+    if known is None or spec is None or not spec.evolution:
+        return known
+    after = evolve(known.schema, known.names, None, spec.evolution, FixedColumns(spec.key))
+    if after.problems:
+        raise errors.DatasetError(
+            f"dataset {spec.name!r} can't follow its columns: {'; '.join(after.problems)}.",
+            "Correct renamed= and drop= of the dataset.",
+            dataset=spec.name,
+        )
+    return NamedColumns(after.schema, after.names)
 
 
 def open_stored_versions(lake: Lake, name: str) -> StoredVersions:

@@ -40,7 +40,6 @@ from dagster_adjunct.resources.bucketing.files import (
     VALID_FROM,
     VALID_TO,
     bucketed_frame,
-    conform_to_layout,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, np, pa
@@ -78,23 +77,25 @@ class VersionsOverTime:
     def __init__(self, store: ObjectStore, dataset: str, sealed: Sequence[SealedVersion]) -> None:
         self.store = store
         self.dataset = dataset
-        self.spans = version_spans(sealed)
+        spans = version_spans(sealed)
         self._cache = FileCache()
-        if not self.spans:
+        if not spans:
             raise DatasetError(
                 f"dataset {dataset!r} has no sealed version that states since when it is valid.",
                 'Declare valid_from="name", "marker" or a pattern; it applies to versions sealed'
                 " from then on.",
                 dataset=dataset,
             )
-        newest = max((span.version for span in self.spans), key=lambda version: version.number)
-        for span in self.spans:
-            _require_readable_as(dataset, span.version, newest)
+        newest = max((span.version for span in spans), key=lambda version: version.number)
+        columns = newest.named_columns
+        for span in spans:
+            _require_readable_as(dataset, span.version.named_as(columns), newest)
+        self.spans = tuple(replace(span, version=span.version.read_as(columns)) for span in spans)
         # The version that was sealed last, whose columns, key and buckets are used.
         self.sealed = newest
         self.version = newest.id
         self.schema = newest.columns
-        self.layout = newest.layout
+        self.layout = replace(newest.layout, projected=True)
         self.versions = tuple(span.version.id for span in self.spans)
         """The ids of the versions, ordered by the start of their validity."""
         self.edge = to_microseconds(self.spans[0].start)
@@ -125,11 +126,8 @@ class VersionsOverTime:
         parts: list[Validity] = []
         for span in self.spans:
             held = VersionReader(self.store, self.dataset, span.version, self._cache).get(key)
-            entry = None
-            if held is not None:
-                entry = {name: held.get(name) for name in self.schema.names}
-            if entry is not None or parts:
-                parts.append(Validity(span.start, span.end, entry))
+            if held is not None or parts:
+                parts.append(Validity(span.start, span.end, held))
         return list(version_reader.merge_equal_neighbours(parts))
 
     @translate_spark_errors()
@@ -254,8 +252,6 @@ def read_rows_over_time(reader: Reader) -> pa.Table:
 def _rows_of_span(reader: VersionsOverTime, span: Span) -> pa.Table:
     """Return the entries of a span's version with the reader's columns, and the span."""
     rows, _ = read_stored_rows(reader.store, reader.dataset, span.version)
-    known = [name for name in reader.schema.names if name in rows.column_names]
-    rows = conform_to_layout(rows.select(known), reader.layout)
     values = {
         VALID_FROM: pa.scalar(span.start, arrow_type("timestamp")),
         TOMBSTONE: pa.scalar(False),

@@ -130,6 +130,7 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
         return [f"it has {opened.metadata.num_rows:,} rows, the manifest lists {file.rows:,}"]
     if problem := columns_problem(opened.schema_arrow, layout):
         return [problem]
+    layout = layout.stored
     if not layout.key:
         return []
     last: pa.Table | None = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
@@ -62,7 +62,7 @@ from dagster_adjunct.resources.errors import (
     ManifestMismatchError,
     SchemaMismatchError,
 )
-from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.paths import split_path
@@ -598,6 +598,37 @@ class VersionReader:
         )
         return newest.withColumn(_NEWEST, generation)
 
+    # -- by bucket
+
+    @property
+    def buckets(self) -> list[int]:
+        """The buckets that have rows."""
+        return sorted(
+            {file.bucket for generation in self.sealed.generations for file in generation.files}
+        )
+
+    def keys_in(self, bucket: int, generations: Collection[int]) -> list[Key]:
+        """Return the keys, in plain form and sorted, of a bucket's rows in these generations."""
+        keys: set[Key] = set()
+        for files in self._generations:
+            if files.id not in generations:
+                continue
+            for rows, begin, end in files.scan(bucket, (), None):
+                keys.update(rows.key(row)[: len(self._key)] for row in range(begin, end))
+        return sorted(keys)
+
+    def stored_rows_of(self, bucket: int, keys: Sequence[Key]) -> tuple[pa.Table, Any]:
+        """Return a bucket's stored rows of these keys (in plain form, sorted), and the number of
+        each row's generation (numpy).
+        """
+        tables = [self._layout.arrow_schema().empty_table()]
+        generations: list[int] = []
+        for files in self._generations:
+            for rows, places in files.places_of(bucket, keys):
+                tables.append(rows.table.take(pa.array(places)))
+                generations += [files.id] * len(places)
+        return pa.concat_tables(tables), np.array(generations, np.int64)
+
     # -- by key
 
     def get(self, key: object) -> Entry | None:
@@ -659,10 +690,7 @@ class VersionReader:
         ManifestMismatchError as `get`.
         """
         first, after = key_range(self._what, self._key, prefix, start, end)
-        buckets = sorted(
-            {file.bucket for generation in self.sealed.generations for file in generation.files}
-        )
-        rows = [self._bucket_items(bucket, first, after) for bucket in buckets]
+        rows = [self._bucket_items(bucket, first, after) for bucket in self.buckets]
         if len(rows) > 1:
             merged = heapq.merge(*rows, key=itemgetter(0))
         else:

@@ -90,7 +90,7 @@ def delete_dataset_objects(
     if not commit_log.is_deletion_commit(seen):
         key = f"{log.prefix}/deleting-{uuid.uuid4().hex}.json"
         lake.store.put_if_absent(
-            key, json.dumps(commit_log.list_log_objects(log, {f"{log.prefix}/clock"})).encode()
+            key, json.dumps(list_deletable_objects(lake, dataset, seen)).encode()
         )
         last = commit_log.commit_deletion(log, seen, reason=reason, by=by, listed=key)
     held = list_live_leases(lake, dataset, read_lake_clock(lake, dataset))
@@ -102,15 +102,28 @@ def delete_dataset_objects(
             f" {dataset} --reason ….",
             dataset=dataset,
         )
-    listed = str(commit_log.deletion_record(last)["listed"])
+    sizes = list_deletable_objects(lake, dataset, last)
+    lake.store.delete_many([*sizes])
+    # last: a repeated call deletes what it lists
+    lake.store.delete(str(commit_log.deletion_record(last)["listed"]))
+    return DeletedObjects(len(sizes), sum(sizes.values()))
+
+
+def list_deletable_objects(lake: Lake, dataset: str, last: Commit) -> dict[str, int]:
+    """Return the sizes of the objects that deleting the dataset as of its `last` commit deletes, by
+    key.
+
+    If that commit has marked it as deleted, they are what an interrupted deletion has left.
+    """
+    log = DatasetLog(lake, dataset).log
+    if not commit_log.is_deletion_commit(last):
+        return commit_log.list_log_objects(log, {f"{log.prefix}/clock"})
     try:
-        sizes = dict(json.loads(lake.store.get(listed).data))
+        listed = lake.store.get(str(commit_log.deletion_record(last)["listed"]))
     except ObjectNotFoundError:
-        return DeletedObjects(0, 0)
-    keys = commit_log.exclude_newer_manifests(log, last, sizes)
-    lake.store.delete_many(keys)
-    lake.store.delete(listed)  # last: a repeated call deletes what it lists
-    return DeletedObjects(len(keys), sum(sizes[key] for key in keys))
+        return {}
+    sizes = dict(json.loads(listed.data))
+    return {key: sizes[key] for key in commit_log.exclude_newer_manifests(log, last, sizes)}
 
 
 def plan_retired(

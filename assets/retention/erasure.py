@@ -320,12 +320,12 @@ def _write_file_without(
     options = WriteOptions(stored.what, over_time=over_time)
 
     def conform() -> Iterator[pa.Table]:
-        for rows in stored.row_groups(list(layout.columns)):
+        for rows in stored.row_groups(list(layout.stored.columns)):
             kept = np.ones(rows.num_rows, dtype=bool)
             kept[keys.rows_in(rows)] = False
             left = rows.filter(kept)
-            # An unbounded table may have files from before its columns were added or widened.
-            yield conform_to_layout(left, layout) if layout.hidden else left
+            # An unbounded table may have files from before its columns were changed.
+            yield conform_to_layout(left, layout)
 
     writer = BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options)
     written = write_bucket_file(writer, conform())
@@ -760,6 +760,7 @@ def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLay
             position_type=declared.position_type,
             placed=declared.placed,
         )
+        layout = replace(layout, names=bootstrap.names)
         yield from ((layout, generation) for generation in bootstrap.building)
 
 

@@ -11,10 +11,7 @@ and reject the same ones with the same messages.
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
 from collections.abc import Collection, Sequence
-from operator import add
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration import change_formats, change_values
@@ -42,17 +39,16 @@ from dagster_adjunct.assets.sources.entries import (
     select_relevant_columns,
     with_read_paths,
 )
+from dagster_adjunct.assets.sources.json_records import records_to_json
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.schemas.paths import path_expression, read_path, split_path
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
 from dagster_adjunct.resources.schemas.values import (
     CHECKED_TYPES,
     expected_values,
-    format_spark_date,
-    readable_values,
     unreadable_condition,
     unreadable_values,
 )
@@ -207,7 +203,7 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
         given = F.struct(*[named_column(name) for name in source.records.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
     readable = with_read_paths(spec, schema)
-    read = _read_paths(readable, schema)
+    read = list_read_paths(readable, schema)
     order_by = [split_path(name)[0] if name in read else name for name in following.ordering]
     rows = following.changes.decode(
         records,
@@ -217,9 +213,14 @@ def decode_rows(source: OpenedChanges, records: DataFrame) -> DataFrame:
         order_by=tuple(dict.fromkeys(order_by)),
         comparable=bool(order_by) or len(source.ssps) == 1,
     )
-    for name in read:
-        rows = rows.withColumn(name, F.expr(path_expression(split_path(name))))
-    return _reject_unreadable(rows, readable)
+    return _reject_unreadable(add_read_paths(rows, read), readable)
+
+
+def add_read_paths(rows: DataFrame, paths: Sequence[str]) -> DataFrame:
+    """Return the rows with the values of these paths as columns of their names."""
+    for path in paths:
+        rows = rows.withColumn(path, F.expr(path_expression(split_path(path))))
+    return rows
 
 
 def relevant_schema(source: OpenedChanges) -> Schema:
@@ -234,7 +235,7 @@ def readable_schema(source: OpenedChanges) -> Schema:
     return with_read_paths(source.spec, relevant_schema(source))
 
 
-def _read_paths(readable: Schema, rows: Schema) -> list[str]:
+def list_read_paths(readable: Schema, rows: Schema) -> list[str]:
     """Return the names of those columns that are paths into the rows."""
     return [name for name in readable.names if name not in rows]
 
@@ -264,7 +265,7 @@ def decode_changes(
     if following.history is not None:
         rows = _add_valid_from(rows, following.valid_from)
     schema = relevant_schema(source)
-    rows = rows.drop(*_read_paths(readable_schema(source), schema))
+    rows = rows.drop(*list_read_paths(readable_schema(source), schema))
     if spec.extractor is not None:
         made = extracted_columns(spec, source.schema, schema)
         entries = _extract_entries(spec, rows, made, describe_input(spec))
@@ -420,68 +421,6 @@ def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
     return changes.withColumns(values)
 
 
-_TYPES = (
-    "string",
-    "boolean",
-    "tinyint",
-    "smallint",
-    "int",
-    "bigint",
-    "date",
-    "timestamp",
-    "binary",
-)
-_SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
-_ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)}, **_SHORT})
-
-
-def supports_json(kind: str) -> bool:
-    """Whether `records_to_json` writes values of this type as Spark does; fractions and decimals
-    need Java's format.
-    """
-    return kind in _TYPES
-
-
-def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
-    """Return the columns of each record as a JSON object, with nulls, as Spark writes it."""
-    names = [f'"{name.translate(_ESCAPED)}":' for name in schema.names]
-    columns = [_texts(records.column(field.name), field.type) for field in schema.fields]
-    texts = []
-    for row in zip(*columns, strict=True):
-        members = ",".join(map(add, names, row))
-        texts.append(f"{{{members}}}")
-    return pa.array(texts, pa.string())
-
-
-def _texts(column: pa.ChunkedArray, kind: str) -> list[str]:
-    if kind in ("date", "timestamp"):
-        column = column.cast("int32" if kind == "date" else "int64")
-    return [_text(value, kind) for value in readable_values(column, "replace")]
-
-
-def _text(value: Any, kind: str) -> str:
-    if value is None:
-        return "null"
-    if kind == "boolean":
-        return "true" if value else "false"
-    if kind == "string":
-        return f'"{value.translate(_ESCAPED)}"'
-    if kind == "binary":
-        return f'"{base64.b64encode(value).decode()}"'
-    if kind == "date":
-        return f'"{_day(value)}"'
-    if kind == "timestamp":
-        days, micros = divmod(value, 86_400_000_000)
-        seconds, rest = divmod(micros, 1_000_000)
-        time = (dt.datetime.min + dt.timedelta(seconds=seconds)).time()
-        return f'"{_day(days)}T{time:%H:%M:%S}.{rest // 1000:03d}Z"'
-    return str(value)
-
-
-def _day(days: int) -> str:
-    return format_spark_date(str(np.datetime64(days, "D")))
-
-
 def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
     """Return what `decode_rows` returns, for records in Arrow."""
     following = source.spec.following
@@ -493,7 +432,7 @@ def decode_arrow_rows(source: OpenedChanges, records: pa.Table) -> pa.Table:
         records = _set_column(records, RAW, records_to_json(records, source.records))
     rows = following.changes.decode_arrow(records, schema)
     readable = with_read_paths(source.spec, schema)
-    for name in _read_paths(readable, schema):
+    for name in list_read_paths(readable, schema):
         rows = rows.append_column(name, read_path(rows, split_path(name)))
     return _reject_unreadable_in_arrow(rows, readable)
 
@@ -540,7 +479,7 @@ def decode_arrow_changes(
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
     relevant = relevant_schema(source)
-    rows = rows.drop_columns(_read_paths(readable_schema(source), relevant))
+    rows = rows.drop_columns(list_read_paths(readable_schema(source), relevant))
     if spec.extractor is not None:
         made_of = extracted_columns(spec, schema, relevant)
         entries = _extract_entries_in_arrow(spec, rows, made_of, describe_input(spec))

@@ -688,12 +688,14 @@ def check_changes_ordered(
     keyed = "not keyed"
     if key:
         keyed = f"keyed by ({', '.join(key)})"
+    key_step = f"Key the stream by columns of ({', '.join(spec.key_sources)})"
+    if spec.key_columns != spec.key_sources:
+        key_step = "Key the stream and the dataset by a column with that value"
     raise errors.DatasetError(
         f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
         f" defined order. Its key is ({', '.join(spec.key_sources)}), but its input {spec.input} is"
         f" {keyed}, in {partitions} partitions (partitioner: {partitioner}).",
-        f"Key the stream by ({', '.join(spec.key_sources)}), give it one partition, or declare"
-        " order_by=COLUMN.",
+        f"{key_step}, give it one partition, or declare order_by=COLUMN.",
         dataset=spec.name,
     )
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource, QuerySource
-from dagster_adjunct.assets.sources.version_source import VersionSource
-from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.system import StreamSystem
-
-if TYPE_CHECKING:
-    pass
-
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.assets.sources.query_source import QueryVersions
 from dagster_adjunct.assets.sources.stream_source import StreamSource
+from dagster_adjunct.assets.sources.version_source import VersionSource
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import StreamSystem
 
 
 def open_source(

@@ -30,13 +30,14 @@ from dagster_adjunct.assets.declaration.dataset import (
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
 from dagster_adjunct.assets.generation import SPARK, Runtime, open_runtime, write_generation
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
-from dagster_adjunct.assets.sources.changes import add_order
+from dagster_adjunct.assets.sources.changes import add_order, add_read_paths, list_read_paths
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedChanges,
     offsets_by_partition,
     offsets_to_json,
     require_changes,
+    with_read_paths,
 )
 from dagster_adjunct.assets.sources.order_samples import (
     needs_samples,
@@ -48,7 +49,12 @@ from dagster_adjunct.assets.unbounded.changes import apply_changes, check_spark_
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.unbounded.progress import build_report
-from dagster_adjunct.assets.unbounded.recovery import RecoveryPlan, inspect_table, plan_recovery
+from dagster_adjunct.assets.unbounded.recovery import (
+    RecoveryPlan,
+    inspect_table,
+    plan_recovery,
+    rebuilt_names,
+)
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, record_build, renew_attempt
 from dagster_adjunct.assets.versions.manifest import Bootstrap
@@ -62,8 +68,14 @@ from dagster_adjunct.resources.lazy_modules import F, pa, pq
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, repeated_names
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    named_column,
+    repeated_names,
+    value_column,
+)
 from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.stored_names import StoredNames
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import (
@@ -84,9 +96,9 @@ _SNAPSHOT = "a bulk snapshot"
 
 
 def load_snapshot(
-    context: Runtime, source: OpenedChanges, attempt: Attempt, number: int
+    context: Runtime, source: OpenedChanges, attempt: Attempt, number: int, names: StoredNames
 ) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
-    """Write the rows of the bulk snapshot as the base of a new table.
+    """Write the rows of the bulk snapshot as the base of a new table, under these stored names.
 
     Returns the generation with the number `number`, the snapshot's position (the next offset to
     read, by partition), and the first values of the ordering columns. Raises DatasetError for
@@ -113,7 +125,7 @@ def load_snapshot(
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
                 placed = placed.withColumn(PARTITION, F.lit(None).cast("int"))
-            layout = commit.table_layout(source)
+            layout = commit.table_layout(source, names)
             if spec.over_time:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
@@ -147,9 +159,12 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, 
     of all changes, and there are no first values (None).
     """
     order = source.spec.following.order_by or ()
+    schema = with_read_paths(source.spec, source.schema)
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
-    if not order or not set(order) <= set(source.schema.names):
+    if not order or not set(order) <= set(schema.names):
         return rows.withColumn(POSITION, lowest), None
+    read = list_read_paths(schema, source.schema)
+    rows = add_read_paths(rows, read)
     rows = rows.withColumns(
         {
             PROBLEM: F.lit(None).cast("string"),
@@ -159,12 +174,13 @@ def _with_positions(source: OpenedChanges, rows: DataFrame) -> tuple[DataFrame, 
         }
     )
     samples: Samples | None = None
-    if needs_samples(order, source.schema):
-        seen = samples_in_frame(source.spec, rows, source.schema)
+    if needs_samples(order, schema):
+        seen = samples_in_frame(source.spec, rows, schema)
         if seen.lacking is not None:
             raise unorderable_error(source.spec, *seen.lacking)
         samples = seen.values
-    placed = add_order(source.spec, rows, source.schema, samples).drop(TIMESTAMP, OFFSET, PARTITION)
+    placed = add_order(source.spec, rows, schema, samples)
+    placed = placed.drop(TIMESTAMP, OFFSET, PARTITION, *read)
     return (
         placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM),
         samples,
@@ -181,8 +197,8 @@ def _snapshot_valid_from(
     precedes the row it changes; the current time where there is no such record.
     """
     name = source.spec.following.valid_from
-    if name is not None and name in source.schema.names:
-        return named_column(name).cast("timestamp")
+    if name is not None and name in with_read_paths(source.spec, source.schema):
+        return value_column(source.schema.names, name).cast("timestamp")
     if name is not None:
         raise DatasetError(
             f"dataset {source.spec.name!r}: valid_from is column {name!r}, which is not stored, so"
@@ -355,6 +371,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     used = 0
     building = tuple[Generation, ...]()
     samples = None
+    names = rebuilt_names(snapshot.spec, first.version, source.schema)
     start: Offsets = source.system.oldest(source.ssps)
     if not running:  # without a bootstrap: empty, from the previous table's offsets on
         known = {}
@@ -364,7 +381,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         used = 1
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
-            loaded, start, samples = load_snapshot(advance.context, source, attempt, number)
+            loaded, start, samples = load_snapshot(advance.context, source, attempt, number, names)
             if loaded.files:
                 building = (loaded,)
             used = 1
@@ -380,6 +397,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         finished_at=snapshot.at,
         building=building,
         columns=source.schema,
+        names=names,
         loaded=bool(building),
         why=decision.reason,
     )
@@ -404,7 +422,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         after = after.after(confirmed_at=None, horizon=None)
     if not running:
         after = commit.manifest_with_version(
-            advance, after, attempt, (attempt.generation(number),), {}
+            advance, after, attempt, (attempt.generation(number),), {}, names
         )
     advance = commit.commit_manifest(advance, after, attempt.id)
     delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)

@@ -40,6 +40,7 @@ from dagster_adjunct.assets.sources.entries import (
     offsets_to_json,
     raise_if_spark_needed,
 )
+from dagster_adjunct.assets.sources.json_records import find_fractions
 from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
@@ -83,7 +84,7 @@ def list_change_spark_needs(source: OpenedChanges) -> list[str]:
     """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
 
     Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs
-    Spark for records with fractions, decimals or nested columns.
+    Spark for records with fractions.
     """
     return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
 
@@ -97,9 +98,9 @@ def list_format_spark_needs(spec: UnboundedDataset, records: Schema) -> list[str
     needed = []
     if not isinstance(spec.following.changes, ArrowChangeFormat):
         needed.append(f"the form of its changes ({spec.following.changes.describe()})")
-    plain = all(decoding.supports_json(field.type) for field in records.fields)
-    if spec.dead_letters is not None and not plain:
-        needed.append("dead letters of records with fractions, decimals or nested columns")
+    fractions = find_fractions(records)
+    if spec.dead_letters is not None and fractions is not None:
+        needed.append(f"dead letters of records with fractions ({fractions})")
     return needed
 
 
@@ -270,7 +271,7 @@ def _plan_completion(
     """Return how the changes are completed from stored rows, None where they need none."""
     spec = advance.spec
     by_offset = spec.following.order is None
-    layout = commit.table_layout(advance.source)
+    layout = commit.table_layout(advance.source, advance.names)
     ties = find_tie_rule(advance.source, layout)
     places_rows = again and (by_offset or replaced_from is not None)
     if ties is None and not spec.following.completes and not places_rows:
@@ -335,7 +336,7 @@ def _write_changes(
     generation, counters = write_generation(
         advance.context.lake.store,
         chunk.attempt.generation(manifest.next_generation),
-        commit.table_layout(source),
+        commit.table_layout(source, advance.names),
         select_applicable(changes, spec.name, set_aside=set_aside),
         writer,
         plan.options,

@@ -21,7 +21,11 @@ from dagster_adjunct.assets.sources.entries import (
     offsets_to_json,
 )
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
-from dagster_adjunct.assets.unbounded.recovery import TableSnapshot, effective_max_age
+from dagster_adjunct.assets.unbounded.recovery import (
+    TableSnapshot,
+    effective_max_age,
+    evolve_columns,
+)
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
@@ -44,6 +48,7 @@ from dagster_adjunct.assets.versions.version import (
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 _NO_BOOTSTRAP = Bootstrap(
@@ -107,6 +112,16 @@ class Advance:
     def bootstrap(self) -> Bootstrap:
         """The bootstrap that is running, or the last one."""
         return self.manifest.bootstrap
+
+    @property
+    def names(self) -> StoredNames:
+        """The stored names of the columns: of the table that is built, else of the served
+        version.
+        """
+        if self.running:
+            return self.bootstrap.names
+        version = self.manifest.version
+        return AS_NAMED if version is None else version.names
 
     @property
     def running(self) -> bool:
@@ -269,9 +284,12 @@ def manifest_with_version(
     attempt: Attempt,
     generations: tuple[Generation, ...],
     counters: Mapping[str, int],
+    names: StoredNames | None = None,
 ) -> UnboundedManifest:
     """Return the manifest with a new version of these generations served; retires the
     generations that it replaces.
+
+    `names` are the stored names of its columns, None for those of the advance.
     """
     source = advance.source
     now = advance.context.now()
@@ -286,6 +304,7 @@ def manifest_with_version(
         advance.spec,
         source.schema,
         generations,
+        names=advance.names if names is None else names,
         **next_version(advance.commit, attempt, now),
         rows=count_entries(generations, over_time=history is not None),
         offsets={ssp: (start[ssp], end) for ssp, end in manifest.offsets.items()},
@@ -320,11 +339,13 @@ def strip_large_footers(generation: Generation) -> Generation:
     return generation
 
 
-def table_layout(source: OpenedChanges) -> BucketLayout:
-    """Return the layout of a table's files by its current declaration."""
+def table_layout(source: OpenedChanges, names: StoredNames) -> BucketLayout:
+    """Return the layout of a table's files by its current declaration; `names` are the stored names
+    of its columns.
+    """
     spec = source.spec
     schema = source.schema
-    return build_layout(
+    layout = build_layout(
         schema.with_sensitive(*(name for name in spec.masked if name in schema)),
         spec.key,
         spec.partition_by,
@@ -334,20 +355,22 @@ def table_layout(source: OpenedChanges) -> BucketLayout:
         position_type=source.position_type,
         placed=source.stores_partitions,
     )
+    return replace(layout, names=names)
 
 
 def evolve_table(advance: Advance) -> Advance:
     """Commit a version with the declared columns and length of history; stored rows are not
     rewritten.
 
-    On read, added columns are null in stored rows and widened ones are cast. The next major
-    compaction rewrites the rows, and drops those that ended before the new history: that is why
-    this is committed even without changes.
+    On read, added columns are null in stored rows, widened ones are cast, and renamed ones have
+    their stored names. The next major compaction rewrites the rows, and drops those that ended
+    before the new history: that is why this is committed even without changes.
     """
     version = advance.manifest.version
     source = advance.source
     assert version is not None, "only a served version evolves"
-    changes = [version.columns.difference(source.schema)]
+    evolution = evolve_columns(advance.spec, version.named_columns, source.schema)
+    changes = [*evolution.changes]
     history = describe_history_length(version.history)
     declared = describe_history_length(history_from_spec(advance.spec))
     if history != declared:
@@ -358,7 +381,9 @@ def evolve_table(advance: Advance) -> Advance:
         decision=advance.decision,
         change=Change(action="evolve", reason="; ".join(filter(None, changes))),
     )
-    after = manifest_with_version(advance, after, attempt, version.generations, version.counters)
+    after = manifest_with_version(
+        advance, after, attempt, version.generations, version.counters, evolution.names
+    )
     return commit_manifest(advance, after, attempt.id)
 
 

@@ -36,6 +36,7 @@ from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.resources.bucketing.files import (
     BucketLayout,
     Generation,
+    conform_to_layout,
     key_changes,
     unpack_footer,
 )
@@ -404,9 +405,7 @@ class BucketCompletion:
         constants: dict[str, Any] = {} if positions else {POSITION: 0}
         if not stored.file.stats.get("tombstones"):
             constants[TOMBSTONE] = False
-        # columns that were added later are null
-        constants |= dict.fromkeys(set(schema.names) - set(file.schema_arrow.names))
-        read = [name for name in whole.names if name not in constants]
+        layout = self._layout_of([name for name in whole.names if name not in constants])
         numbers = [np.zeros(0, int)]
         tables = [whole.empty_table()]
         for group in range(file.num_row_groups):
@@ -418,16 +417,32 @@ class BucketCompletion:
             if not len(row):
                 continue
             numbers.append(maybe[number])
-            values = file.read_row_group(group, columns=read, use_threads=False).take(row)
+            stored_names = list(layout.stored.columns)
+            read = file.read_row_group(group, columns=stored_names, use_threads=False)
+            values = conform_to_layout(read.take(row), layout)
             columns = []
             for field in whole:
                 if field.name in constants:
                     constant = pa.scalar(constants[field.name], field.type)
                     columns.append(pa.repeat(constant, len(row)))
                 else:
-                    columns.append(values.column(field.name).cast(field.type))
+                    columns.append(values.column(field.name))
             tables.append(pa.table(columns, schema=whole))
         return np.concatenate(numbers), pa.concat_tables(tables)
+
+    def _layout_of(self, names: Sequence[str]) -> BucketLayout:
+        """Return the layout of the key and these columns, hidden or not, for reading files."""
+        known = self._layout.schema
+        shown = [name for name in dict.fromkeys([*self._key, *names]) if name in known]
+        return replace(
+            self._layout,
+            schema=known.select(shown),
+            bucket_by=(),
+            partitions=1,
+            key=(),
+            hidden=tuple(each for each in self._layout.hidden if each[0] in names),
+            projected=True,
+        )
 
     def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
         """Return the indices of keys that may be in a row group, by the range of its first key

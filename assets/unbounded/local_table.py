@@ -65,8 +65,9 @@ from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import sum_counters
-from dagster_adjunct.resources.schemas.evolution import incompatible_changes
+from dagster_adjunct.resources.schemas.column_changes import FixedColumns, evolve
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
@@ -107,27 +108,27 @@ def empty_manifest(spec: LocalTable, attempt: Attempt, made: dict[str, Any]) -> 
     """
     manifest = new_manifest(spec, made["sealed_at"])
     rows = [attempt.generation(manifest.next_generation)]
-    version = version_from_generations(spec, rows, **made)
+    version = version_from_generations(spec, rows, AS_NAMED, **made)
     return manifest.after(next_generation=manifest.next_generation + 1, version=version)
 
 
 def version_from_generations(
-    spec: LocalTable, generations: Sequence[Generation], **facts: Any
+    spec: LocalTable, generations: Sequence[Generation], names: StoredNames, **facts: Any
 ) -> SealedVersion:
-    """Return a version of these generations, oldest first, with the declared columns; `facts`
-    are its other fields.
+    """Return a version of these generations, oldest first, with the declared columns, which have
+    these stored names; `facts` are its other fields.
     """
     rows = count_entries(generations, over_time=False)
     return build_version(
-        spec, columns_of_local_table(spec), generations, rows=rows, offsets={}, **facts
+        spec, columns_of_local_table(spec), generations, names=names, rows=rows, offsets={}, **facts
     )
 
 
 def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> UnboundedManifest:
     """Return the stored manifest if it fits the declared local table.
 
-    Raises DatasetError for incompatible columns (they can only be added or widened), listing the
-    differences, and where the dataset of this name belongs to another application or to none.
+    Raises DatasetError for incompatible columns, listing the differences, and where the dataset of
+    this name belongs to another application or to none.
     """
     columns = columns_of_local_table(spec)
     declared = declaration_from_spec(spec, columns)
@@ -139,19 +140,28 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
             dataset=spec.name,
         )
     check_declaration(spec.name, stored.declaration, declared)
-    served = stored.version
-    refused = []
-    if served is not None:
-        refused = incompatible_changes(served.columns, columns, spec.key)
-    if refused:
+    _evolve_names(spec, stored.version)
+    return as_unbounded(stored)
+
+
+def _evolve_names(spec: LocalTable, stored: SealedVersion | None) -> StoredNames:
+    """Return the stored names of the declared columns. Raises DatasetError for columns that can't
+    follow the stored ones.
+    """
+    if stored is None:
+        return AS_NAMED
+    fixed = FixedColumns(spec.key)
+    declared = columns_of_local_table(spec)
+    after = evolve(stored.columns, stored.names, declared, spec.evolution, fixed, ordered=True)
+    if after.problems:
         raise errors.DatasetError(
-            f"local table {spec.name!r} has other columns than declared: {'; '.join(refused)}."
-            " Columns can only be added or widened.",
+            f"local table {spec.name!r} has other columns than declared:"
+            f" {'; '.join(after.problems)}.",
             "Restore the columns, or give the table another name; to start this one over: adjunct"
             f" dataset delete {spec.name} --reason ….",
             dataset=spec.name,
         )
-    return as_unbounded(stored)
+    return after.names
 
 
 def advance_local(
@@ -294,9 +304,16 @@ def _find_version_before(
     served = manifest.version
     assert served is not None, "a written table serves a version"
     if written.before is None:
-        columns = served.columns if declared is None else columns_of_local_table(declared)
+        columns = served.columns
+        names = served.names
+        if declared is not None:
+            columns = columns_of_local_table(declared)
+            names = AS_NAMED
         return served.after(
-            columns=columns, generations=(attempt.generation(manifest.next_generation),), rows=0
+            columns=columns,
+            names=names,
+            generations=(attempt.generation(manifest.next_generation),),
+            rows=0,
         )
     by = f"batch {written.batch} of application {written.application}"
     if not manifest.retains(written.before):
@@ -378,9 +395,11 @@ class LocalTableWriter:
         self._writer = writer
         self._log = DatasetLog(lake, spec.name)
         self._schema = columns_of_local_table(spec)
-        self._layout: BucketLayout = build_layout(
+        self._names = _evolve_names(spec, pinned)
+        layout = build_layout(
             self._schema, spec.key, spec.partition_by, spec.partitions, positioned=True
         )
+        self._layout: BucketLayout = replace(layout, names=self._names)
         self._start: _StoredTable | None = None
         self._generations: list[Generation] = []
         self._sends: list[SentToTable] = []
@@ -454,7 +473,7 @@ class LocalTableWriter:
         if self._pinned is not None:
             made = {"id": self._pinned.id, "number": self._pinned.number}
         version = version_from_generations(
-            self._spec, generations, **made, sealed_at=self._lake.now()
+            self._spec, generations, self._names, **made, sealed_at=self._lake.now()
         )
         return VersionReader(self._lake.store, self._spec.name, version)
 
@@ -620,14 +639,22 @@ class LocalTableWriter:
             if old.files and not has_expired(old, watermark):
                 generations.append(old)
         generations += self._sent_generations()
-        if generations == before and manifest.version is not None:
+        if generations == before and self._has_these_columns(manifest.version):
             return after
         if not generations:
             generations = [attempt.generation(after.next_generation)]
             after = after.after(next_generation=after.next_generation + 1)
         made = next_version(current.commit, attempt, now)
-        version = version_from_generations(spec, generations, **made, counters=counters)
+        version = version_from_generations(
+            spec, generations, self._names, **made, counters=counters
+        )
         return switch_version(after, version, now)
+
+    def _has_these_columns(self, version: SealedVersion | None) -> bool:
+        """Whether a version has the declared columns under the same stored names."""
+        if version is None:
+            return False
+        return (version.columns, version.names) == (self._schema, self._names)
 
 
 def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Literal
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
-from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, UnboundedDataset
 from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
@@ -58,8 +58,10 @@ from dagster_adjunct.resources.errors import (
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_commit
-from dagster_adjunct.resources.schemas.evolution import incompatible_changes
+from dagster_adjunct.resources.schemas.column_changes import Evolution, FixedColumns, evolve
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns, adopt_columns
 from dagster_adjunct.resources.streams.system import order_keys_step
 
 
@@ -367,8 +369,9 @@ def plan_recovery(
 def _check_served(dataset: str, served: SealedVersion, source: OpenedChanges) -> None:
     """Raise DatasetError where the served version can't continue as the dataset is declared."""
     declared = source.declaration
-    check_evolution(dataset, served.columns, source.schema, source.spec.key)
-    if (served.order_by, served.position_type) != (declared.order_by, declared.position_type):
+    evolve_columns(source.spec, served.named_columns, source.schema)
+    order = rename_names(source.spec, served.order_by)
+    if (order, served.position_type) != (declared.order_by, declared.position_type):
         raise order_change_error(dataset, served.order_by, declared.order_by)
 
 
@@ -499,15 +502,48 @@ def _restore_or_rebuild(what: str, dataset: str) -> str:
     )
 
 
-def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:
-    """Raise DatasetError, listing the differences, for any change but added and widened columns
-    outside the key.
+def evolve_columns(spec: AdjunctDataset, stored: NamedColumns, declared: Schema) -> Evolution:
+    """Return what the declared columns make of the stored ones, in the order of the declaration.
+
+    Raises DatasetError, which lists the differences, unless columns are only added, widened,
+    reordered, and renamed or dropped as declared; those of the key stay.
     """
-    refused = incompatible_changes(stored, declared, key)
-    if refused:
+    fixed = FixedColumns(spec.key)
+    after = evolve(stored.schema, stored.names, declared, spec.evolution, fixed, ordered=True)
+    if after.problems:
         raise DatasetError(
-            f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}."
-            " Columns can only be added or widened.",
-            _restore_or_rebuild("these columns", dataset),
-            dataset=dataset,
+            f"dataset {spec.name!r} is stored with other columns than declared:"
+            f" {'; '.join(after.problems)}.",
+            _restore_or_rebuild("these columns", spec.name),
+            dataset=spec.name,
         )
+    return after
+
+
+def rebuilt_names(
+    spec: AdjunctDataset, before: SealedVersion | None, declared: Schema
+) -> StoredNames:
+    """Return the stored names of a table that is built anew next to one that has other columns.
+
+    Columns that have stayed, or were renamed as declared, keep theirs.
+    """
+    if before is None:
+        return AS_NAMED
+    after = adopt_columns(
+        before.columns, before.names, declared, spec.evolution, FixedColumns(spec.key)
+    )
+    if after.problems:
+        raise DatasetError(
+            f"dataset {spec.name!r} can't be built with the declared columns:"
+            f" {'; '.join(after.problems)}.",
+            "Correct renamed= and drop= of the dataset.",
+            dataset=spec.name,
+        )
+    return after.names
+
+
+def rename_names(spec: AdjunctDataset, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the names that these stored columns have now; None for None."""
+    if names is None:
+        return None
+    return tuple(spec.evolution.renamed.get(name, name) for name in names)

@@ -21,6 +21,8 @@ from decimal import Decimal
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import NonNegativeInt
+
 from dagster_adjunct.assets.declaration.dataset import BoundedDataset
 from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity, Validator
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
@@ -234,7 +236,9 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     view = candidate.view
     for column in columns:
         view.schema.field(column, f"dataset {view.dataset!r}")
-    nulls = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), columns)
+    stored = view.sealed.layout.stored_names(columns)
+    counts = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), stored)
+    nulls = {name: counts[in_files] for name, in_files in zip(columns, stored, strict=True)}
     facts = {"nulls": nulls, "rows": view.rows}
     broken = []
     for column, count in nulls.items():
@@ -458,7 +462,7 @@ def schema_compatible(rule: Rule = "additive", *, severity: Severity = "error") 
 
 @validated
 def row_count_within(
-    fraction: float, minimum_rows: int = 0, *, severity: Severity = "error"
+    fraction: float, minimum_rows: NonNegativeInt = 0, *, severity: Severity = "error"
 ) -> Check:
     """Require that the number of rows differs from the served version's by at most this fraction
     (0.2 is 20 %).
@@ -474,16 +478,14 @@ def row_count_within(
             " rule: custom(NAME, …).",
             argument="fraction",
         )
-    _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
     return Check(
         "row_count_within", check_row_count_within, (float(fraction), minimum_rows), severity
     )
 
 
 @validated
-def min_rows(n: int, *, severity: Severity = "error") -> Check:
+def min_rows(n: NonNegativeInt, *, severity: Severity = "error") -> Check:
     """Require at least `n` rows."""
-    _check_row_limit("min_rows", "n", n)
     return Check("min_rows", check_min_rows, (n,), severity)
 
 
@@ -671,13 +673,6 @@ def _mistake_error(
         version=view.version,
         validator=validator.name,
     )
-
-
-def _check_row_limit(what: str, argument: str, value: int) -> None:
-    if value < 0:
-        raise argument_error(
-            f"{what} has {argument}={value!r}", "a whole number, 0 or more", argument=argument
-        )
 
 
 def _name_part(columns: Sequence[str]) -> str:

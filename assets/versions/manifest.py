@@ -34,6 +34,8 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNamesField
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import FIRST_OFFSET, StreamInfo
 
 MAX_DELIVERIES = 100
@@ -216,9 +218,9 @@ class Bootstrap(ManifestPart):
 
     The target is each partition's upcoming offset, recorded before anything is read; records that
     arrive later do not extend it. `building` are the generations written so far, with these
-    `columns`: readers get them when the target is reached, and the previous version stays served
-    until then. `loaded` is whether an initial snapshot was loaded first. `why` is the reason for
-    the bootstrap.
+    `columns`, which have the stored `names`: readers get them when the target is reached, and the
+    previous version stays served until then. `loaded` is whether an initial snapshot was loaded
+    first. `why` is the reason for the bootstrap.
     """
 
     state: Literal["running", "done"]
@@ -228,6 +230,7 @@ class Bootstrap(ManifestPart):
     finished_at: AwareDatetime | None = None
     building: tuple[StoredGeneration, ...] = ()
     columns: StoredSchema | None = None
+    names: StoredNamesField = AS_NAMED
     loaded: bool = False
     why: str = ""
 
@@ -299,6 +302,20 @@ class Pin(ManifestPart):
         return self.expires_at is not None and self.expires_at <= now
 
 
+class KnownColumns(ManifestPart):
+    """All columns that the versions of a bounded dataset have had, except dropped ones, with their
+    stored names.
+    """
+
+    columns: StoredSchema
+    names: StoredNamesField = AS_NAMED
+
+    @property
+    def named_columns(self) -> NamedColumns:
+        """The columns with their stored names."""
+        return NamedColumns(self.columns, self.names)
+
+
 class BoundedManifest(CommonManifest):
     """The manifest of a dataset that arrives in versions.
 
@@ -306,7 +323,7 @@ class BoundedManifest(CommonManifest):
     all retained ones by number. `delivered` records the newest deliveries and `known` the names of
     older ones, so that repeated markers are recognised; records before markers of `abandoned`
     versions are dropped. `lost` is what retention removed from the stream before it was read,
-    newest last.
+    newest last. `known_columns` is None before the first version is built.
     """
 
     head: str | None = None
@@ -318,6 +335,7 @@ class BoundedManifest(CommonManifest):
     awaited: Awaited | None = None
     lost: tuple[Lost, ...] = ()
     next_number: int = Field(default=1, ge=1)
+    known_columns: KnownColumns | None = None
 
     kind: ClassVar[DatasetKind] = "bounded"
     versions_are_commits: ClassVar[bool] = False
@@ -339,6 +357,11 @@ class BoundedManifest(CommonManifest):
             if not self.retains(str(named)):
                 raise ValueError(f"the version {named} is not among the retained, sealed versions")
         return self
+
+    @property
+    def named_columns(self) -> NamedColumns | None:
+        """The columns that the dataset has had, with their names of now; None without a version."""
+        return None if self.known_columns is None else self.known_columns.named_columns
 
     @property
     def chosen(self) -> str | None:
@@ -532,6 +555,11 @@ class UnboundedManifest(CommonManifest):
     pin: ClassVar[None] = None
     awaited: ClassVar[None] = None
     lost: ClassVar[tuple[Lost, ...]] = ()
+
+    @property
+    def named_columns(self) -> NamedColumns | None:
+        """The columns of the table with their names of now; None without a version."""
+        return None if self.version is None else self.version.named_columns
 
     @property
     def is_settled(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
@@ -38,7 +39,9 @@ from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.paths import write_path
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames, StoredNamesField
 from dagster_adjunct.resources.schemas.values import MICROS
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import PARTITION
 from dagster_adjunct.resources.validation import validated
 
@@ -212,10 +215,14 @@ class SealedVersion(VersionFacts, RowForm):
     A bounded version has one generation and the name given by its markers. An unbounded one has a
     base and the deltas after it, oldest first. `digest` is the sum of the rows' hashes modulo
     2**64. `offsets` are the ranges [start, end) of the input that this version read, by stream
-    partition. `positioned` means that rows store their position.
+    partition. `positioned` means that rows store their position. `names` are the names that files
+    have for the columns, and those of dropped ones. A `projected` version has other columns than
+    when it was built; it is never stored.
     """
 
     columns: StoredSchema
+    names: StoredNamesField = AS_NAMED
+    projected: bool = Field(default=False, exclude=True)
     positioned: bool
     generations: tuple[StoredGeneration, ...] = Field(min_length=1)
     digest: int | None = None
@@ -240,7 +247,7 @@ class SealedVersion(VersionFacts, RowForm):
     @property
     def layout(self) -> BucketLayout:
         """The layout of rows in files; a broadcast copy is one file."""
-        return build_layout(
+        layout = build_layout(
             self.columns,
             self.key,
             self.partition_by,
@@ -250,6 +257,38 @@ class SealedVersion(VersionFacts, RowForm):
             position_type=self.position_type,
             placed=self.placed,
         )
+        return replace(layout, names=self.names, projected=self.projected)
+
+    @property
+    def named_columns(self) -> NamedColumns:
+        """Its columns with their stored names."""
+        return NamedColumns(self.columns, self.names)
+
+    def named_as(self, other: NamedColumns, *, keep_others: bool = False) -> Self:
+        """Return this version with the names that its columns have among `other` columns of the
+        dataset.
+
+        Those that are not among these, because they were dropped, are left out; with `keep_others`
+        only if another column has their name now.
+        """
+        named = self.named_columns.named_as(other, keep_others=keep_others)
+        if named == self.named_columns:
+            return self
+        history = self.history
+        if history is not None and history.valid_from is not None:
+            stored = self.names.of((), history.valid_from)
+            now = {named.names.of((), name): name for name in named.schema.names}
+            history = history.after(valid_from=now.get(stored))
+        return self._projected_to(named, history=history)
+
+    def read_as(self, other: NamedColumns) -> Self:
+        """Return this version with just these columns of the dataset, null where it lacks one."""
+        missing = self.named_columns.named_as(other).names.retired
+        names = StoredNames(other.names.names, other.names.retired | missing)
+        return self._projected_to(NamedColumns(other.schema, names))
+
+    def _projected_to(self, columns: NamedColumns, **changes: Any) -> Self:
+        return self.after(columns=columns.schema, names=columns.names, projected=True, **changes)
 
     @property
     def edge(self) -> int | None:

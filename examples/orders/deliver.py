@@ -27,12 +27,15 @@ CATEGORIES = ({"code": "b", "name": "Books"}, {"code": "t", "name": "Toys"}, Non
 
 
 def products(part: int) -> Iterator[dict[str, Any]]:
-    """Yield the products of a part; part 2 has two more, and others in another category."""
+    """Yield the products of a part; part 2 has two more, others in another category, and calls
+    names titles.
+    """
+    title = "name" if part == 1 else "title"
     draw = random.Random(part)
     for number in range(18 + 2 * part):
         yield {
             "sku": f"s{number:02}",
-            "name": f"Product {number}",
+            title: f"Product {number}",
             "category": draw.choice(CATEGORIES),
             "tags": draw.choice([["new"], ["new", "sale"], [], None]),
         }

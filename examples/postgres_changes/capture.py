@@ -84,7 +84,7 @@ class TableCapture:
         )
         if self.ends is not None:
             self._streams.create(self.ends, schema=value, partitions=1)
-        self.slot.create(self._schema.names)
+        self.slot.create()
 
     def start_with_snapshot(self, folder: Path) -> datetime:
         """Start, with a snapshot in `folder` where the slot is new; return when the snapshot was

@@ -82,6 +82,22 @@ class Facts:
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 
+    def generated_in_identity(self, kind: str) -> list[str]:
+        """Return the generated columns of a kind in the replica identity of the table or of a
+        partition.
+
+        From version 18 on PostgreSQL rejects all updates and deletes of a table some of whose
+        publications leave one out.
+        """
+        if self.server < GENERATED_SINCE:
+            return []
+        identity = self.relation.identity.union(*(leaf.identity for leaf in self.leaves))
+        return [
+            column.name
+            for column in self.columns
+            if column.generated == kind and column.name in identity
+        ]
+
 
 _RELATION = """
     SELECT c.oid::bigint, format('%%s.%%s', n.nspname, c.relname), c.relkind::text,
@@ -170,6 +186,23 @@ def require_capturable(facts: Facts, columns: Iterable[str], key: Iterable[str])
     # each has a replica identity of its own, and is published under that of the table
     for leaf in facts.leaves:
         _check_identity(leaf, facts.relation.identity)
+    _check_virtual(facts)
+
+
+def _check_virtual(facts: Facts) -> None:
+    """Raise ConfigurationError if a publication would let the server reject updates and deletes."""
+    virtual = facts.generated_in_identity("v")
+    if virtual:
+        table = facts.relation.name
+        raise ConfigurationError(
+            f"PostgreSQL would reject all updates and deletes of {table} once it is published: its"
+            f" replica identity has the virtual generated column {virtual[0]!r}, which is never"
+            " published.",
+            f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT, also for its partitions, or generate"
+            " the column STORED.",
+            table=table,
+            column=virtual[0],
+        )
 
 
 def _check_identity(relation: Relation, needed: frozenset[str]) -> None:
@@ -266,9 +299,8 @@ _PUBLISHED = (
     "SELECT format('%%s.%%s', schemaname, tablename) FROM pg_publication_tables WHERE pubname = %s"
 )
 _LISTED = (
-    "SELECT r.prqual IS NOT NULL, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid"
-    " = r.prrelid AND a.attnum = ANY (r.prattrs)), r.prattrs IS NOT NULL FROM pg_publication_rel r"
-    " JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s AND r.prrelid = %s"
+    "SELECT rowfilter IS NOT NULL, attnames::text[] FROM pg_publication_tables WHERE pubname = %s"
+    " AND format('%%s.%%s', schemaname, tablename) = %s"
 )
 
 
@@ -285,10 +317,8 @@ def check_publication(
         step = f"CREATE PUBLICATION {name} …, or drop the slot and take a new snapshot."
         raise ConfigurationError(problem, step, table=table)
 
-    def refuse(problem: str, step: str, column: str | None = None) -> ConfigurationError:
-        return ConfigurationError(
-            f"the publication {name!r} {problem}.", step, table=table, column=column
-        )
+    def refuse(problem: str, step: str) -> ConfigurationError:
+        return ConfigurationError(f"the publication {name!r} {problem}.", step, table=table)
 
     lacking = [
         op
@@ -312,21 +342,35 @@ def check_publication(
         raise refuse(
             f"publishes other tables than {table}, too: {what}", f"Make one of {table} alone."
         )
-    if facts.server < _ROW_FILTERS_SINCE:
-        return
-    for filtered, listed, has_list in connection.execute(_LISTED, [name, facts.relation.oid]):
-        every = f"ALTER PUBLICATION {name} SET TABLE {table}; then take a new snapshot."
+    if facts.server >= _ROW_FILTERS_SINCE:
+        _check_published_columns(connection, name, facts, columns)
+
+
+def _check_published_columns(
+    connection: psycopg.Connection[Any], name: str, facts: Facts, columns: Iterable[str]
+) -> None:
+    """Raise ConfigurationError if the publication leaves out rows, declared columns, or columns
+    without which the server rejects updates.
+    """
+    table = facts.relation.name
+    step = f"ALTER PUBLICATION {name} SET TABLE {table}"
+    for filtered, listed in connection.execute(_LISTED, [name, table]):
         if filtered:
-            raise refuse(
-                f"has a filter of rows of {table}: it leaves out others, which the snapshot has",
-                every,
+            raise ConfigurationError(
+                f"the publication {name!r} has a filter of rows of {table}: it leaves out others,"
+                " which the snapshot has.",
+                f"{step}; then take a new snapshot.",
+                table=table,
             )
-        unlisted = sorted(set(columns) - set(listed)) if has_list else []
+        unlisted = sorted({*columns, *facts.generated_in_identity("s")} - set(listed))
+        if any(facts.column(column).generated for column in unlisted):
+            step += f"; ALTER PUBLICATION {name} SET (publish_generated_columns = stored)"
         if unlisted:
-            raise refuse(
-                f"has a list of columns of {table} without {', '.join(unlisted)}",
-                every,
-                unlisted[0],
+            raise ConfigurationError(
+                f"the publication {name!r} leaves out columns of {table}: {', '.join(unlisted)}.",
+                f"{step}; then take a new snapshot.",
+                table=table,
+                column=unlisted[0],
             )
 
 

@@ -17,6 +17,7 @@ from psycopg.pq.abc import PGconn
 
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.examples.postgres_changes.catalogue import (
+    GENERATED_SINCE,
     Column,
     Facts,
     Partitions,
@@ -65,22 +66,20 @@ class Slot:
             if _found(connection, "pg_publication", "pubname", self.name):
                 check_publication(connection, self.name, facts, columns)
 
-    def create(self, columns: Sequence[str]) -> None:
+    def create(self) -> None:
         """Make publication and slot where they are missing. From here on no change is lost."""
         with self.connected() as connection:
             facts = read_facts(connection, self.table)
             if not _found(connection, "pg_publication", "pubname", self.name):
-                self._publish(connection, facts, columns)
+                self._publish(connection, facts)
             if not _found(connection, "pg_replication_slots", "slot_name", self.name):
                 connection.execute(
                     "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [self.name]
                 )
 
-    def _publish(
-        self, connection: psycopg.Connection[Any], facts: Facts, columns: Sequence[str]
-    ) -> None:
+    def _publish(self, connection: psycopg.Connection[Any], facts: Facts) -> None:
         options = ["publish_via_partition_root = true"] if facts.is_partitioned else []
-        if any(facts.column(name).generated for name in columns):
+        if facts.server >= GENERATED_SINCE:  # also those that are added later
             options.append("publish_generated_columns = stored")
         make = "CREATE PUBLICATION {} FOR TABLE {}" + (
             f" WITH ({', '.join(options)})" if options else ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from pydantic import SkipValidation
+from pydantic import NonNegativeInt, PositiveInt, SkipValidation
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
@@ -26,6 +26,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     LocalTableOptions,
     OwnedBy,
     local_table,
+    to_name_tuple,
 )
 from dagster_adjunct.orchestration.application.component_files import find_component_mistake
 from dagster_adjunct.orchestration.application.graph import (
@@ -54,6 +55,7 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name, split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.small_work import SMALL_RECORDS
 from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
@@ -112,9 +114,9 @@ class Application:
         owners: str | Collection[str] = (),
         auto_repartition: bool = False,
         intermediate_partitions: int | None = None,
-        tasks: int | None = None,
-        max_batch_records: int = 100_000,
-        few_records: int = SMALL_RECORDS,
+        tasks: PositiveInt | None = None,
+        max_batch_records: PositiveInt = 100_000,
+        few_records: NonNegativeInt = SMALL_RECORDS,
         engine: Literal["spark", "auto"] | None = None,
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
@@ -134,9 +136,6 @@ class Application:
         what = f"application {name!r}: intermediate_partitions"
         self.intermediate_partitions = validate_partition_count(what, intermediate_partitions)
         brief = timedelta(milliseconds=1)
-        _check_limit(name, "max_batch_records", max_batch_records, 1, "1 or more")
-        _check_limit(name, "tasks", tasks, 1, "1 or more")
-        _check_limit(name, "few_records", few_records, 0, "0 or more")
         expected = "at least a millisecond"
         _check_limit(name, "startpoints_expire_after", startpoints_expire_after, brief, expected)
         _check_limit(name, "log_retention", log_retention, brief, expected)
@@ -222,13 +221,17 @@ class Application:
         partitions: int,
         key: str | Sequence[str] | None = None,
         description: str = "",
+        renamed: Mapping[str, str] | None = None,
+        drop: str | Sequence[str] = (),
     ) -> OutputStream:
         """Declare a stream that records can be sent to, partitioned by the columns `key` into
         `partitions`.
 
         Without a key, records stay in their partitions, and the planner takes them for
         unpartitioned from then on. The plan and the stream's asset in Dagster show the
-        `description`.
+        `description`. The next run renames columns of the existing stream to the names in `renamed`
+        (by old name, or by path, `{"customer.mail": "email"}`), and drops the columns `drop`; both
+        may stay declared.
         """
         split_stream_name(name)
         what = f"output stream {name!r}"
@@ -238,7 +241,8 @@ class Application:
             step = "Keep what the first output_stream() returned, and use it in both places."
             raise PlanningError(problem, step, application=self.name)
         columns = validate_column_names(f"{what}: key", key)
-        output = OutputStream(self._graph, name, partitions, columns, description)
+        changes = ColumnChanges(renamed or {}, to_name_tuple(drop))
+        output = OutputStream(self._graph, name, partitions, columns, description, changes)
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
         self._reject_dataset_input(name)

@@ -13,6 +13,7 @@ from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name
+from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.tables.table import AnyTable
 
 
@@ -137,6 +138,7 @@ class OutputStream:
     partitions: int
     key: tuple[str, ...]
     description: str = ""
+    changes: ColumnChanges = NO_CHANGES
 
 
 class OperatorGraph:

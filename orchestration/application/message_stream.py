@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from pydantic import SkipValidation
+from pydantic import PositiveInt, SkipValidation
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.graph import (
@@ -51,7 +51,6 @@ from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
-from dagster_adjunct.resources.arguments import check_whole_number
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -383,7 +382,7 @@ class MessageStream:
         *,
         on_null_key: OnNullKey = "fail",
         dead_letters: SkipValidation[OutputStream | None] = None,
-        at_most: int | None = None,
+        at_most: PositiveInt | None = None,
         args: Sequence[object] = (),
         deleted: str | None = None,
         marks_as: str | None = None,
@@ -449,7 +448,7 @@ class MessageStream:
         if_missing: Expressions | None = None,
         on_null_key: OnNullKey = "fail",
         dead_letters: SkipValidation[OutputStream | None] = None,
-        at_most: int | None = None,
+        at_most: PositiveInt | None = None,
         args: Sequence[object] = (),
         marks_as: str | None = None,
     ) -> MessageStream:
@@ -516,14 +515,12 @@ class MessageStream:
     ) -> MessageStream:
         if send.marks_as is not None:
             check_name("marks", send.marks_as)
-        what = f"{method} after {self.operator}: at_most is {at_most!r}"
         if dead_letters is None:
             if at_most is not None:
-                problem = f"{what}, but dead_letters is not given."
+                problem = f"{method} after {self.operator} has at_most, but no dead_letters."
                 raise ConfigurationError(problem, "Give both, or neither.", argument="at_most")
             return self.apply(SendToTable(send), name=target.name)
         bound = 100 if at_most is None else at_most
-        check_whole_number(bound, what, "1 or more", argument="at_most")
         self._check_declared(
             f"{method}(dead_letters=)", dead_letters, (OutputStream,), "output stream"
         )

@@ -28,9 +28,9 @@ from typing import NamedTuple
 from pydantic import Field as Default
 from pydantic import ValidationError
 
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import (
+from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
+    Intent,
     Offsets,
     Partition,
     of_stream,

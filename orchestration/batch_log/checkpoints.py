@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,14 +19,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_application_known,
     check_not_renamed,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import Epochs, Offsets
-from dagster_adjunct.resources.arguments import argument_error
+from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, Offsets
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
-from dagster_adjunct.resources.validation import validated_methods
+from dagster_adjunct.resources.validation import Limit, validated_methods
 
 T = TypeVar("T")
 
@@ -152,17 +149,13 @@ class CheckpointManager:
         )
 
     def history(
-        self, limit: int | None = None, partition: SystemStreamPartition | None = None
+        self, limit: Limit | None = None, partition: SystemStreamPartition | None = None
     ) -> Iterator[CheckpointChange]:
         """Yield changes from the latest to the oldest, at most `limit`; with a partition, only
         those that concern it.
 
         Reads one commit after the other, as far as needed. Raises MalformedDocumentError.
         """
-        if limit is not None and not 0 <= limit <= sys.maxsize:
-            raise argument_error(
-                f"limit is {limit}", "0 or more changes, or None for all", argument="limit"
-            )
         self._read()
         yield from islice(self._iter_changes(partition), limit)
 

@@ -1,15 +1,63 @@
-"""`Intent`, what a batch will read: written before it begins, so that a retry reads the same."""
+"""`Intent`, what a batch will read: written before it begins, so that a retry reads the same; and
+values by stream partition, as documents store them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Annotated, TypeVar
 
 from pydantic import Field as Default
+from pydantic import PlainSerializer, PlainValidator
 
-from dagster_adjunct.orchestration.batch_log.partition_values import Partition, Ranges, of_stream
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import StoredDocument
-from dagster_adjunct.resources.streams.system import OffsetRange
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+
+
+def _parse_partition(stored: object) -> SystemStreamPartition:
+    if isinstance(stored, SystemStreamPartition):
+        return stored
+    try:
+        return SystemStreamPartition.parse(str(stored))
+    except errors.InvalidNameError as error:
+        raise ValueError(error.problem) from error
+
+
+# A stream partition, stored as its text: "lake.flights.3".
+Partition = Annotated[
+    SystemStreamPartition, PlainValidator(_parse_partition), PlainSerializer(str, return_type=str)
+]
+
+
+Offsets = dict[SystemStreamPartition, str]
+Ranges = dict[SystemStreamPartition, OffsetRange]
+Epochs = dict[SystemStreamPartition, int]
+T = TypeVar("T")
+
+
+def of_stream(
+    by_partition: Mapping[SystemStreamPartition, T], stream: str
+) -> dict[SystemStreamPartition, T]:
+    """Return the values of the partitions of one stream ("lake.flights")."""
+    found = {}
+    for ssp, value in by_partition.items():
+        if ssp.qualified_stream == stream:
+            found[ssp] = value
+    return found
+
+
+def without_stream(
+    by_partition: Mapping[SystemStreamPartition, T], stream: str
+) -> dict[SystemStreamPartition, T]:
+    """Return the values of the partitions of all other streams."""
+    others = {}
+    for ssp, value in by_partition.items():
+        if ssp.qualified_stream != stream:
+            others[ssp] = value
+    return others
 
 
 class JoinedVersions(StoredDocument):

@@ -45,10 +45,9 @@ from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import RUN_TTL, Lake
-from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock, requests_at_once
 from dagster_adjunct.resources.threads import call_in_threads
-from dagster_adjunct.resources.times import describe_span
+from dagster_adjunct.resources.times import Deadline, describe_span, read_clocks
 
 
 class Process(StoredDocument):

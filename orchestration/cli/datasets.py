@@ -5,6 +5,7 @@ change their versions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice, starmap
@@ -21,6 +22,7 @@ from dagster_adjunct.assets.reading.stored_versions import (
     list_datasets,
     open_stored_versions,
 )
+from dagster_adjunct.assets.reading.version_reader import Entry
 from dagster_adjunct.assets.rebucketing import RebucketReport
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
@@ -357,6 +359,7 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
     output.show_json(differences.to_json())
+    renamed = list(starmap("{} to {}".format, differences.columns_renamed))
     retyped = list(starmap("{} ({} to {})".format, differences.columns_retyped))
     facts = {
         "added": differences.added,
@@ -365,6 +368,7 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
         "unchanged": differences.unchanged,
         "columns added": list(differences.columns_added),
         "columns removed": list(differences.columns_removed),
+        "columns renamed": renamed,
         "columns retyped": retyped,
     }
     title = f"{name}: {differences.old} to {differences.new}"
@@ -385,6 +389,58 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
             )
             values[column] = f"{before} -> {now}"
         output.show_facts(f"changed: {', '.join(map(str, shown.key.values()))}", values, own=True)
+
+
+_VERSION_OR_TIME = "its id or name, or an ISO time with its zone at which it was served"
+
+
+@dataset.command("changes")
+@options.name_argument
+@options.option("--since", "VERSION", f"The version before the changes: {_VERSION_OR_TIME}.")
+@options.option(
+    "--until", "VERSION", f"The version after them, by default the served one: {_VERSION_OR_TIME}."
+)
+@options.limit_option(None, "Maximum number of changes.")
+@options.lake_options()
+def list_changes(
+    lake: Lake, name: str, since: str | None, until: str | None, limit: int | None
+) -> None:
+    """List the entries that differ between two versions, with their values before and after.
+
+    Without --since, all entries are inserts. Of an updated entry, only the columns that differ are
+    shown; --json has all. Values of sensitive columns are masked.
+    """
+    with open_dataset(lake, name) as opened:
+        changes = opened.changes(_version_or_time(since), _version_or_time(until))
+        rows = []
+        cells: list[list[Any]] = []
+        for change in islice(changes, limit):
+            shown = change.masked(changes.sensitive)
+            rows.append(asdict(shown))
+            columns = change.differing_columns()
+            sides = [_select(side, columns) for side in (shown.before, shown.after)]
+            cells.append([shown.kind, ", ".join(map(str, shown.key.values())), *sides])
+    span = {"since": changes.since, "until": changes.until, "at": changes.at}
+    output.show_json({"dataset": name, **span, "changes": rows})
+    title = f"{name}: {changes.since or 'nothing'} to {changes.until}"
+    output.show_table(title, ["kind", "key", "before", "after"], cells, own=True)
+
+
+def _select(entry: Entry | None, columns: Sequence[str]) -> Entry | None:
+    if entry is None:
+        return None
+    return {name: entry[name] for name in columns if name in entry}
+
+
+def _version_or_time(text: str | None) -> str | datetime | None:
+    """Return a time for a text with a clock, else the text, which is a version's id or name."""
+    if text is None or ":" not in text:
+        return text
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return options.require_zone("--since", text, moment)
 
 
 def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: int) -> None:

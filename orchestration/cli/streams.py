@@ -1,5 +1,5 @@
 """`adjunct stream …`: list, show, export, append files to, maintain, repartition and delete
-streams of the lake.
+streams of the lake, and change their columns.
 """
 
 from __future__ import annotations
@@ -287,6 +287,53 @@ def _repartition_details(report: RepartitionReport) -> list[str]:
     details += [f"dataset {dataset} {continues}" for dataset in report.datasets]
     details += [f"{verdict}: {reader}" for reader in (*report.blocking, *report.affected)]
     return details
+
+
+@stream.command("change-columns")
+@name_argument
+@click.option(
+    "--rename",
+    "renamed",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="Rename a column, or a part of one: customer.mail=email. Repeatable.",
+)
+@click.option(
+    "--drop", multiple=True, metavar="NAME", help="Drop a column, or a part of one. Repeatable."
+)
+@flag("--dry-run", "Only show what would change.")
+@yes_option
+@lake_options()
+def change_columns(
+    lake: Lake, name: str, renamed: tuple[str, ...], drop: tuple[str, ...], dry_run: bool, yes: bool
+) -> None:
+    """Rename and drop columns of a stream, in all its records; none of them is rewritten.
+
+    A dropped column does not come back. Applications and datasets that name the column fail to plan
+    until they are corrected.
+    """
+    stream = _lake_stream(name)
+    renames = dict(map(_split_rename, renamed))
+    streams = LakeStreams(lake)
+    planned = streams.change_columns(stream, renamed=renames, drop=drop, dry_run=True)
+    if planned and drop and not dry_run:
+        confirm_at_terminal(
+            f"{'; '.join(planned)}. Dropped values do not come back. Go on?", yes=yes
+        )
+    done = planned
+    if not dry_run:
+        done = streams.change_columns(stream, renamed=renames, drop=drop)
+    show_json({"changes": list(done), "dry_run": dry_run})
+    for line in done or ("Nothing changes.",):
+        show_line(line)
+
+
+def _split_rename(text: str) -> tuple[str, str]:
+    old, equals, new = text.rpartition("=")
+    if not equals or not old or not new:
+        problem = f"--rename {text!r} names no old and new column."
+        raise ConfigurationError(problem, "Write --rename OLD=NEW.", setting="--rename")
+    return old, new
 
 
 _force = flag("--force", "Rewrite even if readers have not read all of it: their next run fails.")

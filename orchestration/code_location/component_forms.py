@@ -40,9 +40,9 @@ from dagster_adjunct.orchestration.application.graph import (
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
-from dagster_adjunct.resources.argument_types import type_hints
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.validation import type_hints
 
 PYTHON = "python"  # the key of an import
 # The types of our own errors among those of pydantic.

@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.code_location.submission import (
     Order,
 )
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.objects.store_urls import describe_store
+from dagster_adjunct.resources.objects.lake import describe_store
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.tasks import lost_process_error
 from dagster_adjunct.resources.streams.system import StreamSystem

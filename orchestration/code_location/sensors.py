@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import dagster as dg
 from dagster import SkipReason as Skip
+from pydantic import PositiveInt
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
@@ -41,7 +42,6 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
-from dagster_adjunct.resources.arguments import check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
@@ -73,14 +73,11 @@ class LaunchWhen:
     again.
     """
 
-    records: int | None = None
+    records: "PositiveInt | None" = None
     age: timedelta | None = None
     stay: timedelta | None = None
 
     def __post_init__(self) -> None:
-        if self.records is not None:
-            what = f"LaunchWhen has records={self.records!r}"
-            check_whole_number(self.records, what, "1 or more", argument="records")
         _check_span("age", self.age, "how long a record may wait", timedelta.max)
         _check_span("stay", self.stay, "how long a run stays", LONGEST_STAY)
 

@@ -70,9 +70,8 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, describe_store
 from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
-from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import (
     new_session,

@@ -24,7 +24,6 @@ from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     DeletedObjects,
     is_deletion_commit,
-    list_log_objects,
     retry_conflicts,
 )
 from dagster_adjunct.resources.objects.lake import Lake
@@ -226,7 +225,7 @@ def delete_dataset(
         name,
         read_commit,
         partial(find_dataset_readers, lake, name),
-        partial(list_log_objects, log),
+        partial(discard.list_deletable_objects, lake, name),
         partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by),
     )
     return _delete(lake, target, reason, force=force, dry_run=dry_run)
@@ -242,7 +241,7 @@ class _Target:
     name: str
     read_commit: Callable[[], Commit | None]
     find_readers: Callable[[], Readers]
-    list_objects: Callable[[], dict[str, int]]
+    list_objects: Callable[[Commit], dict[str, int]]
     delete: Callable[[Commit], DeletedObjects]
 
 
@@ -262,7 +261,7 @@ def _delete(
         repeated = is_deletion_commit(seen)
         reading = Readers() if repeated else target.find_readers()
         if dry_run:
-            found = target.list_objects()
+            found = target.list_objects(seen)
             size = sum(found.values())
             report = DeletionReport(
                 kind, name, len(found), size, reading.blocking, reading.affected, repeated, dry_run

@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     list_application_states,
     list_applications,
 )
-from dagster_adjunct.orchestration.batch_log.partition_values import of_stream
+from dagster_adjunct.orchestration.batch_log.intent import of_stream
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
 from dagster_adjunct.orchestration.maintenance.expire import needed_versions
 from dagster_adjunct.orchestration.startpoints.positions import (

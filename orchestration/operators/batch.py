@@ -110,6 +110,16 @@ class Records(Protocol[Frame]):
         added or replaced.
         """
 
+    def explode(
+        self, operator: str, frame: Frame, expression: str, name: str, *, keep_empty: bool
+    ) -> Frame:
+        """Return a record for each element of the array or map that a Spark SQL expression gives,
+        with the element as column `name`, added or replaced, and an ORDINAL.
+
+        A record without elements is dropped, or kept with null if `keep_empty`. Raises
+        PlanningError for a value of another type.
+        """
+
     def merge(self, operator: str, frames: Sequence[Frame]) -> Frame:
         """Return the records of all inputs with the columns of the first; hidden ones that one
         lacks are null there.

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.tables.table import AnyTable
 
 
 class DeclaredOutput(Protocol):
-    """A declared output stream: its name, partition count, and partitioning columns."""
+    """A declared output stream: its name, partition count, partitioning columns, and which of its
+    columns were renamed or dropped.
+    """
 
     @property
     def name(self) -> str: ...
@@ -18,6 +21,8 @@ class DeclaredOutput(Protocol):
     def partitions(self) -> int: ...
     @property
     def key(self) -> tuple[str, ...]: ...
+    @property
+    def changes(self) -> ColumnChanges: ...
 
 
 class DeclaredApplication(Protocol):
@@ -36,3 +41,15 @@ class DeclaredApplication(Protocol):
 
     def table_key(self, name: str) -> tuple[str, ...]:
         """Return the key columns of a declared remote table."""
+
+
+def declared_changes(app: DeclaredApplication, stream: str) -> ColumnChanges:
+    """Return the renames and removals that are declared for a stream which the application writes:
+    by its output, or by a dataset whose rows are the stream's records.
+    """
+    if stream in app.outputs:
+        return app.outputs[stream].changes
+    for dataset in app.datasets:
+        if dataset.stream == stream and dataset.extractor is None and dataset.evolution:
+            return dataset.evolution
+    return NO_CHANGES

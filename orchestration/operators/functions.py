@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
+from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.calls import Record, RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
@@ -22,22 +22,26 @@ from dagster_adjunct.orchestration.operators.columns import (
     function_label,
     is_own,
     list_hidden_columns,
-    ordinal_column,
     ordinal_text,
     plain_column,
     split_alias,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
+from dagster_adjunct.orchestration.operators.operator import (
+    Flow,
+    PlanContext,
+    Spec,
+    expressions_need,
+    names_need,
+)
 from dagster_adjunct.orchestration.operators.records import WithColumns
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import (
     first_unreadable,
     python_rows,
@@ -385,8 +389,13 @@ def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict
     return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
 
 
-_NUMBER = "__number"
-_ELEMENT = "__element"
+def no_elements_error(operator: str, expression: str, kind: str) -> errors.PlanningError:
+    """Return the error for a flat_map by an expression of a type without elements."""
+    problem = (
+        f"{operator}: {expression} is {kind}, which has no elements: expected an array or a map."
+    )
+    step = "Convert it, for example with split(words, ' ') or from_json(text, 'array<string>')."
+    return errors.PlanningError(problem, step, operator=operator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +433,7 @@ class Explode(Spec):
         kind = kind or "unknown"
         has_elements = kind.startswith(("array<", "map<", "unknown"))
         if columns.types is not None and not has_elements:
-            raise self._no_elements(context.operator, kind)
+            raise no_elements_error(context.operator, self.expression, kind)
         made = self._as_columns.derive_columns(context, arriving)
         element = type_of_elements(kind)
         if element is not None:
@@ -434,31 +443,14 @@ class Explode(Spec):
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         return self._as_columns.flow(context, arriving)
 
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
-        from pyspark.sql.types import ArrayType, MapType
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        (columns,) = arriving
+        return expressions_need(self.sql, columns) or names_need((self.name,), columns)
 
+    def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
-        values = F.expr(self.expression)
-        kind = frame.select(values).schema.fields[0].dataType
-        if not isinstance(kind, ArrayType | MapType):
-            raise self._no_elements(operator, type_from_spark(kind))
-        if isinstance(kind, MapType):
-            values = F.map_entries(values)
-        explode = F.posexplode_outer if self.keep_empty else F.posexplode
-        made = frame.select("*", explode(values).alias(_NUMBER, _ELEMENT))
-        number = F.coalesce(F.col(_NUMBER), F.lit(0))
-        columns = {name.lower(): named_column(name) for name in frame.columns}
-        columns.pop(ORDINAL, None)
-        columns[self.name.lower()] = F.col(_ELEMENT).alias(self.name)
-        return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
-
-    def _no_elements(self, operator: str, kind: str) -> errors.PlanningError:
-        problem = (
-            f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or"
-            " a map."
-        )
-        step = "Convert it, for example with split(words, ' ') or from_json(text, 'array<string>')."
-        return errors.PlanningError(problem, step, operator=operator)
+        explode = batch.records.explode
+        return explode(operator, frame, self.expression, self.name, keep_empty=self.keep_empty)
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,7 +315,9 @@ def _stored_columns(dataset: AdjunctDataset, records: Schema | None) -> Columns:
         step = error.next_step
         if error.argument is None:
             step = "Correct key=, columns= or the extractor of the dataset."
-        raise PlanningError(error.problem, step, dataset=dataset.name) from error
+        raise PlanningError(
+            error.problem, step, dataset=dataset.name, column=error.column
+        ) from error
 
 
 def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:

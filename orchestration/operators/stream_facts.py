@@ -315,7 +315,7 @@ class StreamFacts:
 
     `schema` is None where the columns are unknown. `evolves` says that writers may add and widen
     columns, `numbered` that offsets are numbers, and `in_arrow` that its records can be read
-    without Spark. `identity` is that of `StreamInfo`.
+    without Spark. `identity` and `former` are those of `StreamInfo`.
     """
 
     name: str
@@ -327,6 +327,7 @@ class StreamFacts:
     numbered: bool = True
     in_arrow: bool = True
     identity: str | None = None
+    former: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         validate_partition_count(f"partitions of stream {self.name!r}", self.partitions or 0)

@@ -59,6 +59,7 @@ from dagster_adjunct.resources.schemas.types import (
     Struct,
     Type,
     TypeTextError,
+    nested_types,
     parse_type,
     write_name,
 )
@@ -197,9 +198,10 @@ _ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)
 _UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON, Kind.NESTED)
 # Types that no column of a table has, but whose values may fit one. (Structs are objects in JSON.)
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
+# Also of types that only Spark has.
 _NEVER_IN_JSON = re.compile(
-    r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)"
-    r"\b(?!\s*:))"
+    r"(?:^|[<:,])(?:map<(?!string\b|…)"
+    r"|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
 )
 _APPENDABLE = (Kind.LIST, Kind.OTHER)
 
@@ -531,8 +533,8 @@ def _addition_problems(sink: TableSink, column: Column, text: str) -> Problems:
     if column.kind is not Kind.JSON:
         return
     kind = sink.sent_type(name, text) or "null"
-    if not kind.startswith("struct<") and not _MAY_BE_ANY.match(kind):
-        yield (  # only the members of a struct can be added to JSON
+    if not kind.startswith(("struct<", "map<")) and not _MAY_BE_ANY.match(kind):
+        yield (  # only the members of an object can be added to JSON
             f" has the column {name!r} as {declared}, and {kind} is added to it.",
             f"Add members to it: named_struct('…', {text}).",
         )
@@ -623,9 +625,11 @@ def _is_partly_unknown(sent: Column, declared: Column) -> bool:
 
 
 def _mismatch_within(sent: str, declared: Column) -> str:
-    """Return where a nested type that is sent differs from that of a column, as words to append;
-    "" if it does not.
+    """Return where a nested type that is sent differs from that of a column, or has what JSON has
+    not, as words to append; "" if it does not.
     """
+    if declared.kind is Kind.JSON:
+        return _unfit_for_json(sent, write_name(declared.name))
     if declared.kind is not Kind.NESTED or declared.nested is None:
         return ""
     try:
@@ -634,6 +638,17 @@ def _mismatch_within(sent: str, declared: Column) -> str:
         return f"; expected {declared.nested}"
     found = _find_mismatch(tree, declared.nested, write_name(declared.name))
     return "" if found is None else f"; {found}"
+
+
+def _unfit_for_json(sent: str, name: str) -> str:
+    try:
+        parts = nested_types(parse_type(sent))
+    except TypeTextError:
+        return ""
+    for path, type_ in parts:
+        if path and isinstance(type_, Simple) and _NEVER_IN_JSON.match(type_.name):
+            return f"; {name}{path} is {type_}, which JSON does not have"
+    return ""
 
 
 def _find_mismatch(sent: Type, declared: Type, path: str) -> str | None:
@@ -669,9 +684,9 @@ def _suggest_cast(name: str, sent: str, declared: str) -> str:
     """
     kind = parse_column("declared", declared).kind
     if kind is Kind.JSON:
-        if sent.startswith("map<"):
-            return "Give its members names: named_struct(…)."
-        if sent.startswith(("struct<", "array<")):
+        if sent.startswith("map<") and not sent.startswith("map<string"):
+            return f"Make its keys texts: transform_keys({name}, (k, v) -> cast(k as string))."
+        if sent.startswith(("struct<", "array<", "map<")):
             return "Cast members that are not text, numbers or booleans, for example to string."
         return f"Cast it: cast({name} as string)."
     if kind is Kind.NESTED:

@@ -8,7 +8,7 @@ run before a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,7 +31,7 @@ from dagster_adjunct.assets.validation.validators import (
     iterate_sql_rules,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
+from dagster_adjunct.orchestration.operators.declared import DeclaredApplication, declared_changes
 from dagster_adjunct.orchestration.operators.joins import source_schema
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -52,8 +52,14 @@ from dagster_adjunct.orchestration.planner.advances import check_order_paths
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.schemas.evolution import evolve_schema, incompatible_changes
+from dagster_adjunct.resources.schemas.column_changes import (
+    ColumnChanges,
+    Evolution,
+    FixedColumns,
+    evolve,
+)
 from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -105,6 +111,42 @@ def add_location(error: PlanningError, operator: Operator) -> PlanningError:
     return located
 
 
+def explain_former_column(
+    error: PlanningError, catalog: Catalog, datasets: Iterable[AdjunctDataset]
+) -> PlanningError:
+    """Return the error for a column with what became of it, if a stream had it under this name, or
+    a dataset declares that it had.
+    """
+    for owner, became in _iter_former(error.column or "", catalog, datasets):
+        step = "Leave it out."
+        if became != "dropped":
+            step = f"Write {became.removeprefix('renamed to ')}."
+        explained = error.reworded(
+            f"{error.problem} In {owner}, {error.column} was {became}.", f"{step} {error.next_step}"
+        )
+        explained.__cause__ = error.__cause__
+        return explained
+    return error
+
+
+def _iter_former(
+    column: str, catalog: Catalog, datasets: Iterable[AdjunctDataset]
+) -> Iterator[tuple[str, str]]:
+    """Yield the streams and datasets that had a column of this name or path, and what became of
+    it.
+    """
+    for dataset in datasets:
+        changes = dataset.evolution
+        if column in changes.renamed:
+            yield f"dataset {dataset.name!r}", f"renamed to {changes.renamed[column]}"
+        elif column in changes.drop:
+            yield f"dataset {dataset.name!r}", "dropped"
+    for facts in catalog.values():
+        became = facts.former.get(column)
+        if became is not None and (facts.schema is None or column not in facts.schema):
+            yield f"stream {facts.name}", became
+
+
 def note_unless_strict(
     app: Application, operator: Operator, problem: str, next_step: str, *, column: str | None = None
 ) -> str:
@@ -119,11 +161,12 @@ def note_unless_strict(
     raise add_location(error, operator)
 
 
-def visit_operators(app: Application, visit: Callable[[Operator], None]) -> None:
+def visit_operators(app: Application, catalog: Catalog, visit: Callable[[Operator], None]) -> None:
     """Call `visit` with each operator, except those after an operator for which it has raised a
     PlanningError.
 
-    After all calls, raises that error, or one PlanningError that lists all of them.
+    After all calls, raises that error, or one PlanningError that lists all of them. Errors for
+    columns say what became of these in streams and datasets.
     """
     errors: list[PlanningError] = []
     skipped: set[str] = set()
@@ -133,7 +176,9 @@ def visit_operators(app: Application, visit: Callable[[Operator], None]) -> None
                 visit(operator)
                 continue
         except PlanningError as error:
-            errors.append(add_location(error, operator))
+            errors.append(
+                add_location(explain_former_column(error, catalog, app.datasets), operator)
+            )
         skipped.add(operator.id)
     if len(errors) > 1:
         first = errors[0]
@@ -192,7 +237,7 @@ def trace_flows(
         flows.after[operator.id] = derive_flow(context, operator.spec, onward, columns[operator.id])
         _check_sql_windows(operator, onward)
 
-    visit_operators(app, trace)
+    visit_operators(app, catalog, trace)
     return flows
 
 
@@ -265,7 +310,8 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
                 if field.name in error.facts.keys() - {"problem", "next_step", "operator"}:
                     about[field.name] = error.facts[field.name]
             about |= {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
-            raise PlanningError(error.problem, error.next_step, **about) from None
+            planning = PlanningError(error.problem, error.next_step, **about)
+            raise explain_former_column(planning, catalog, app.datasets) from None
 
 
 def _check_dataset(dataset: AdjunctDataset, records: Schema | None, catalog: Catalog) -> None:
@@ -339,12 +385,13 @@ def _reads_hidden_columns(text: str) -> bool:
 
 
 def check_fed_datasets(
-    app: DeclaredApplication, operator: str, stream: str, stored: Schema, sent: Schema
+    app: DeclaredApplication, operator: str, stream: str, stored: Schema, changed: Evolution
 ) -> None:
     """Raise PlanningError if a dataset on `stream` would not accept the columns sent to the stream.
 
-    `stored` are the stream's columns now. It accepts wider types; a dataset's key, order and
-    extractor do not. If such records were committed, the dataset could never advance again.
+    `stored` are the stream's columns now, and `changed` those with what is sent. It accepts wider
+    types, and declared renames and removals; a dataset's key, order and extractor do not. If such
+    records were committed, the dataset could never advance again.
     """
     for dataset in app.datasets:
         if dataset.stream != stream:
@@ -354,16 +401,18 @@ def check_fed_datasets(
         except AdjunctError:  # check_datasets reports it
             continue
         try:
-            after = derive_stored_schema(dataset, evolve_schema(stored, sent))
-            problems = incompatible_changes(entries, after, dataset.key)
+            after = derive_stored_schema(dataset, changed.schema)
+            fixed = FixedColumns(dataset.key)
+            problems = evolve(entries, AS_NAMED, after, dataset.evolution, fixed).problems
         except AdjunctError as error:
-            problems = [error.problem.rstrip(".")]
+            problems = (error.problem.rstrip("."), *changed.changes)
         if problems:
             raise PlanningError(
                 f"{operator}: dataset {dataset.name!r} would not accept the records sent to its"
                 f" stream {stream}: {'; '.join(problems)}.",
-                'Keep the type of these columns, with .with_columns(NAME="cast(NAME as TYPE)"); or'
-                " feed another dataset on a stream of its own.",
+                'Keep the type of these columns, with .with_columns(NAME="cast(NAME as TYPE)");'
+                " declare renames and removals for the dataset, too; or feed another dataset on a"
+                " stream of its own.",
                 operator=operator,
                 dataset=dataset.name,
                 stream=stream,
@@ -373,7 +422,8 @@ def check_fed_datasets(
 def derive_columns(
     app: Application, catalog: Catalog
 ) -> tuple[tuple[str, ...], dict[str, Columns]]:
-    """Return notes on types that are not known yet, and the columns after each operator, by its id.
+    """Return notes on changes of columns and on types that are not known yet, and the columns after
+    each operator, by its id.
 
     Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types
     that certainly do not fit, and for outputs whose columns their streams can't accept.
@@ -400,7 +450,7 @@ def derive_columns(
         if operator.spec.send is not None:
             unproven.extend(_note_narrow_columns(operator, context.declared))
 
-    visit_operators(app, derive)
+    visit_operators(app, catalog, derive)
     return tuple(unproven), after
 
 
@@ -408,7 +458,7 @@ def _check_written(
     operator: Operator, context: PlanContext, target: str, written: dict[str, str | None] | None
 ) -> list[str]:
     """Raise PlanningError if a target can't store the columns that an operator writes to it, and
-    return notes on types that are not known yet.
+    return notes on declared changes of its columns, and on types that are not known yet.
 
     Types that an existing stream declares are added to the context.
     """
@@ -416,7 +466,7 @@ def _check_written(
     if facts is not None:
         context.declared.extend(_compare_stored_types(facts, written))
         if written is not None:
-            _check_existing_stream(context.app, operator.id, facts, written)
+            return _check_existing_stream(context.app, operator.id, facts, written)
         return []
     if written is None or operator.spec.role != "output":
         return []
@@ -542,30 +592,55 @@ def _compare_stored_types(
 
 def _check_existing_stream(
     app: DeclaredApplication, operator: str, facts: StreamFacts, types: dict[str, str | None]
-) -> None:
-    if facts.schema is None or not facts.evolves:
-        return
-    stored = _types_of(facts.schema)
-    known = {}
-    for name, kind in types.items():
-        known[name] = kind
-        if kind in (None, "void"):  # a column of nulls, which fits every column
-            known[name] = stored.get(name, "string")
-    with _as_column_error(operator, facts.name):
-        declared = Schema.of({name: str(kind) for name, kind in known.items()})
-    changes = incompatible_changes(facts.schema, declared, facts.key)
-    if changes:
+) -> list[str]:
+    """Raise PlanningError if a stream can't store these columns, and return a note on what the next
+    run changes as declared.
+    """
+    changes = declared_changes(app, facts.name)
+    if changes and not facts.evolves and facts.name in app.outputs:
         raise PlanningError(
-            f"{operator}: the records do not fit the columns of stream {facts.name}:"
-            f" {'; '.join(changes)}. Columns can only be added, or widened.",
-            "Keep these columns (send null for an unused one: cast(null as …) as …), send to"
-            " another stream, or delete this one (adjunct stream delete"
-            f" {split_stream_name(facts.name)[1]} --reason …): the next run creates it with the new"
-            " columns.",
+            f"{operator}: columns of stream {facts.name} can't be renamed or dropped: only streams"
+            " of the lake keep names for them.",
+            "Leave renamed= and drop= out, or send to a stream of the lake.",
             stream=facts.name,
             operator=operator,
         )
-    check_fed_datasets(app, operator, facts.name, facts.schema, declared)
+    if facts.schema is None or not facts.evolves:
+        return []
+    with _as_column_error(operator, facts.name):
+        declared = _declare_sent(types, facts.schema, changes)
+    changed = evolve(facts.schema, AS_NAMED, declared, changes, FixedColumns(facts.key))
+    if changed.problems:
+        raise PlanningError(
+            f"{operator}: the records do not fit the columns of stream {facts.name}:"
+            f" {'; '.join(changed.problems)}.",
+            "Keep these columns, or give output_stream() renamed= and drop= for them. Types can"
+            " only be widened: for others send to another stream, or delete this one (adjunct"
+            f" stream delete {split_stream_name(facts.name)[1]} --reason …), and the next run"
+            " creates it with the new columns.",
+            stream=facts.name,
+            operator=operator,
+        )
+    check_fed_datasets(app, operator, facts.name, facts.schema, changed)
+    if not changes or not changed.changes:
+        return []
+    return [f"{operator}: the next run changes {facts.name}: {'; '.join(changed.changes)}."]
+
+
+def _declare_sent(
+    types: Mapping[str, str | None], stored: Schema, changes: ColumnChanges
+) -> Schema:
+    """Return the sent columns; those of unknown type, or with nulls only, have the stored type."""
+    before = _types_of(stored)
+    for old, new in changes.renamed.items():
+        if old in before:
+            before[new] = before[old]
+    known = {}
+    for name, kind in types.items():
+        known[name] = str(kind)
+        if kind in (None, "void"):  # a column of nulls, which fits every column
+            known[name] = before.get(name) or "string"
+    return Schema.of(known)
 
 
 @contextmanager

@@ -119,7 +119,9 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
         can = system.capabilities
         numbered = isinstance(system, NumberedOffsets)
         known = (info.partitions, info.key, info.partitioner, info.schema)
-        return StreamFacts(name, *known, can.evolves, numbered, can.reads_arrow, info.identity)
+        return StreamFacts(
+            name, *known, can.evolves, numbered, can.reads_arrow, info.identity, info.former
+        )
 
     def size_of(stream: str) -> int | None:
         system, name = split_stream_name(stream)

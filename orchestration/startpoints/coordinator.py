@@ -40,7 +40,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     list_application_states,
     replay_id,
 )
-from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Offsets
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,

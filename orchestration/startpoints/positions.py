@@ -18,9 +18,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ResolvedStartpoint,
     replay_id,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import (
+from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
+    Intent,
     Offsets,
     Ranges,
     of_stream,

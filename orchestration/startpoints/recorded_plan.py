@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from dagster_adjunct.orchestration.batch_log.intent import JoinedVersions
-from dagster_adjunct.orchestration.batch_log.partition_values import Partition
+from dagster_adjunct.orchestration.batch_log.intent import JoinedVersions, Partition
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.streams.system import OffsetRange
 

@@ -38,8 +38,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     application_state,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
-from dagster_adjunct.orchestration.batch_log.partition_values import Offsets, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions, Offsets, Ranges
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import AskedApplication, offset_error

@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
     describe_similar_names,
 )
-from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Offsets
 from dagster_adjunct.orchestration.batch_log.run_lease import may_be_running
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for

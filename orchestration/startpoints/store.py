@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     application_state,
     check_application_known,
 )
-from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Offsets
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
     FanOutState,

@@ -10,8 +10,13 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.operators.calls import RecordCall
-from dagster_adjunct.orchestration.operators.columns import first_duplicate, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import call_in_process
+from dagster_adjunct.orchestration.operators.columns import (
+    ORDINAL,
+    first_duplicate,
+    ordinal_text,
+    tie_breakers,
+)
+from dagster_adjunct.orchestration.operators.functions import call_in_process, no_elements_error
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
     ENTRY,
@@ -42,8 +47,10 @@ from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_
 from dagster_adjunct.resources.schemas.paths import column_of, read_values
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
+from dagster_adjunct.resources.sql import arrow_nested
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.sql.nested_types import type_of_elements
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
 from dagster_adjunct.resources.tables.arrow import DEFAULT, PARTS, UPDATE, to_struct_array
@@ -163,6 +170,26 @@ class ArrowFrames:
             there = {column.lower(): column for column in frame.column_names}
             frame = set_column(frame, name, values, there.get(name.lower()))
         return frame
+
+    def explode(
+        self, operator: str, frame: pa.Table, expression: str, name: str, *, keep_empty: bool
+    ) -> pa.Table:
+        values = _evaluate(frame, self.types(frame), expression)
+        kind = type_from_arrow(pa.field(name, values.type))
+        element = type_of_elements(kind)
+        if element is None:
+            raise no_elements_error(operator, expression, kind)
+        elements = arrow_nested.explode(values, arrow_type(element), keep_empty=keep_empty)
+        made = frame.take(elements.rows)
+        numbers = elements.numbers.to_pylist()
+        before: list[str | None] = [None] * len(numbers)
+        if ORDINAL in made.column_names:
+            before = made.column(ORDINAL).to_pylist()
+            made = made.drop_columns([ORDINAL])
+        there = {column.lower(): column for column in made.column_names}
+        made = set_column(made, name, elements.values, there.get(name.lower()))
+        ordinals = list(map(ordinal_text, before, numbers))
+        return made.append_column(ORDINAL, pa.array(ordinals, pa.string()))
 
     def merge(self, operator: str, frames: Sequence[pa.Table]) -> pa.Table:
         try:

@@ -13,10 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
-from dagster_adjunct.orchestration.batch_log.partition_values import Ranges
+from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
+from dagster_adjunct.orchestration.operators.declared import declared_changes
 from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, TableLookup
 from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.step import lookups
@@ -230,7 +231,10 @@ class WrittenOutputs(Generic[Frame]):
         look = append.find_previous if is_cut or evolves else lambda: None
         sent: AppendResult | None = self.before_output(stream, look)
         schema = self.frames.schema(frame)
+        changes = declared_changes(self.planned.app, stream)
         create = partial(system.create, append.name, schema=schema, key=key, partitions=partitions)
+        if changes and evolves:
+            create = partial(create, changes=changes)
         if sent is None:
             create()
             result = self.writes.append(operator, frame, append)
@@ -239,7 +243,10 @@ class WrittenOutputs(Generic[Frame]):
             self.frames.count(frame)  # counts upstream complete once their records are consumed
         else:
             # The first run may have sent before the columns changed: change them only if the append
-            # is a repeat.
+            # is a repeat. Declared renames and removals come first: they tell which columns of the
+            # first append these records still have.
+            if changes:
+                create()
             result = self.writes.append(operator, frame, append)
             create()
         self._sent[operator] = append, result

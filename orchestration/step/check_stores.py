@@ -18,8 +18,9 @@ from typing import Any
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.updates import TableSend, Update
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.event_loop import run_blocking
 from dagster_adjunct.resources.tables.functions import TableFunction, TableUse
-from dagster_adjunct.resources.tables.operation import Conditions, OperationKind, run_blocking
+from dagster_adjunct.resources.tables.operation import Conditions, OperationKind
 from dagster_adjunct.resources.tables.table import AnyTable
 from dagster_adjunct.resources.threads import call_in_threads
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
@@ -34,8 +35,13 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     TimeState,
     add_counters,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
-from dagster_adjunct.orchestration.batch_log.partition_values import Epochs, Offsets, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import (
+    Epochs,
+    Intent,
+    JoinedVersions,
+    Offsets,
+    Ranges,
+)
 from dagster_adjunct.orchestration.batch_log.run_lease import RunLease
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -52,7 +58,7 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     measure_state_sizes,
 )
-from dagster_adjunct.orchestration.step.sensitive_columns import list_sensitive_columns
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ObjectNotFoundError,
@@ -63,6 +69,7 @@ from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.reports import sum_counters
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
     SourceRange,
     Sources,
@@ -169,7 +176,9 @@ class BatchVersions:
         """Return the stored versions of a dataset or state table."""
         if name not in self._stored:
             declared = {dataset.name: dataset for dataset in self._app.datasets}
-            self._stored[name] = StoredVersions(self._runtime.lake, declared.get(name, name))
+            self._stored[name] = StoredVersions(
+                self._runtime.lake, declared.get(name, name), named_now=True
+            )
         return self._stored[name]
 
     def table(self, name: str, state: ApplicationState) -> TransientTable:
@@ -522,3 +531,49 @@ class StepState:
             watermarks=measure_input_times(context.app, state.times, context.lake.now()),
             state_sizes=measure_state_sizes(context.lake, context.states),
         )
+
+
+def list_sensitive_columns(
+    app: Application, systems: Mapping[str, StreamSystem]
+) -> frozenset[tuple[LineageNode, str]]:
+    """Return the columns that datasets and schemas, also those in operators, mark as sensitive,
+    in lower case.
+    """
+
+    @cache
+    def of_stream(stream: str) -> frozenset[str]:
+        system, name = split_stream_name(stream)
+        try:
+            return _sensitive_names(systems[system].info(name).schema)
+        except (errors.StreamNotFoundError, KeyError):  # a dataset of a deleted stream
+            return frozenset()
+
+    found = {LineageNode("stream", stream): of_stream(stream) for stream in app.inputs}
+    for dataset in app.datasets:
+        own = frozenset(column.lower() for column in dataset.masked)
+        if isinstance(dataset.input, OwnedBy):
+            own |= _sensitive_names(dataset.input.schema)
+        elif dataset.stream:
+            own |= _with_made_columns(dataset, of_stream(dataset.stream))
+        found[LineageNode("dataset", dataset.name)] = own
+    for operator in app.operators:  # results of functions: matched by column name
+        names = frozenset[str]().union(*map(_sensitive_names, operator.spec.declared_schemas))
+        found[LineageNode("stream", operator.id)] = names
+    columns: set[tuple[LineageNode, str]] = set()
+    for node, names in found.items():
+        columns |= {(node, name) for name in names}
+    return frozenset(columns)
+
+
+def _with_made_columns(dataset: AdjunctDataset, sensitive: frozenset[str]) -> frozenset[str]:
+    """Return the sensitive columns of a dataset's input, and those that the dataset makes of
+    them.
+    """
+    made = [path.name.lower() for path in dataset.paths if path.steps[0].lower() in sensitive]
+    return sensitive.union(made)
+
+
+def _sensitive_names(schema: Schema | None) -> frozenset[str]:
+    if schema is None:
+        return frozenset()
+    return frozenset(field.name.lower() for field in schema.fields if field.sensitive)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, UnboundedDataset
@@ -24,11 +25,11 @@ from dagster_adjunct.assets.sources.entries import (
     entries_from_frame,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import Offsets
+from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
+from dagster_adjunct.orchestration.operators.declared import declared_changes
 from dagster_adjunct.orchestration.operators.lookup_join import check_stored_columns
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.operators.operator import Operator
@@ -61,8 +62,11 @@ from dagster_adjunct.orchestration.step.spark_state import (
     prepare_table_rows,
 )
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
+from dagster_adjunct.resources.event_loop import run_blocking
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import evolve
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,
@@ -71,7 +75,6 @@ from dagster_adjunct.resources.streams.system import (
     require_writer,
 )
 from dagster_adjunct.resources.tables.functions import TableFunction
-from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.spark import check_record_columns
 
 if TYPE_CHECKING:
@@ -157,13 +160,18 @@ class CheckedOutputs(Generic[Frame]):
         system = require_writer(self.planned.system_of(stream))
         name = split_stream_name(stream)[1]
         sent = self.frames.schema(frame)
-        system.check_create(name, schema=sent, key=key, partitions=partitions)
+        changes = declared_changes(app, stream)
+        check = partial(system.check_create, name, schema=sent, key=key, partitions=partitions)
+        if changes and system.capabilities.evolves:
+            check = partial(check, changes=changes)
+        check()
         if system.capabilities.evolves and any(
             dataset.stream == stream for dataset in app.datasets
         ):
             stored = system.info(name).schema
             if stored is not None:
-                check_fed_datasets(app, operator, stream, stored, sent)
+                changed = evolve(stored, AS_NAMED, sent, changes)
+                check_fed_datasets(app, operator, stream, stored, changed)
         self.inspect(operator, frame, placed=bool(key))
 
     def read_sent(self, operator: str, frame: Frame, stream: str) -> Frame:
@@ -331,7 +339,7 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
         views[dataset.name] = None
         is_stored = dataset.persistent and not isinstance(dataset, LocalTable)
         if lake_exists and is_stored:
-            views[dataset.name] = StoredVersions(runtime.lake, dataset).current()
+            views[dataset.name] = StoredVersions(runtime.lake, dataset, named_now=True).current()
     _analyze_projections(runtime, app)
     return analyze_batch(StepContext(runtime, app, plan, FanOut()), views)
 

@@ -20,8 +20,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import Ranges, of_stream
+from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges, of_stream
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS
 from dagster_adjunct.orchestration.operators.operator import Operator

@@ -24,8 +24,7 @@ from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
 from dagster_adjunct.orchestration.application.graph import list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
-from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions
-from dagster_adjunct.orchestration.batch_log.partition_values import Epochs, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, JoinedVersions, Ranges
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED

@@ -29,8 +29,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     PartitionTimes,
     TimeState,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import Offsets, of_stream
+from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets, of_stream
 from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.records import InputSpec
 from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs

@@ -14,10 +14,12 @@ from dagster_adjunct.orchestration.batch_log.batch_log import Counters
 from dagster_adjunct.orchestration.operators.calls import RecordCall
 from dagster_adjunct.orchestration.operators.columns import (
     BATCH_ONLY,
+    ORDINAL,
     DataFrameFunction,
+    ordinal_column,
     tie_breakers,
 )
-from dagster_adjunct.orchestration.operators.functions import call_in_tasks
+from dagster_adjunct.orchestration.operators.functions import call_in_tasks, no_elements_error
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
     MATCHED,
@@ -46,6 +48,9 @@ from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, writ
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+_NUMBER = "__number"
+_ELEMENT = "__element"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,25 @@ class SparkFrames:
 
     def with_columns(self, frame: DataFrame, columns: Sequence[tuple[str, str]]) -> DataFrame:
         return frame.withColumns({name: F.expr(expression) for name, expression in columns})
+
+    def explode(
+        self, operator: str, frame: DataFrame, expression: str, name: str, *, keep_empty: bool
+    ) -> DataFrame:
+        from pyspark.sql.types import ArrayType, MapType
+
+        values = F.expr(expression)
+        kind = frame.select(values).schema.fields[0].dataType
+        if not isinstance(kind, ArrayType | MapType):
+            raise no_elements_error(operator, expression, type_from_spark(kind))
+        if isinstance(kind, MapType):
+            values = F.map_entries(values)
+        explode = F.posexplode_outer if keep_empty else F.posexplode
+        made = frame.select("*", explode(values).alias(_NUMBER, _ELEMENT))
+        number = F.coalesce(F.col(_NUMBER), F.lit(0))
+        columns = {column.lower(): named_column(column) for column in frame.columns}
+        columns.pop(ORDINAL, None)
+        columns[name.lower()] = F.col(_ELEMENT).alias(name)
+        return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
 
     def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
         by = self.planned.required_partitioning(operator)

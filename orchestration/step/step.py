@@ -48,8 +48,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     add_counters,
     check_not_renamed,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent
-from dagster_adjunct.orchestration.batch_log.partition_values import Ranges
+from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
 from dagster_adjunct.orchestration.step.check_stores import check_stores
 from dagster_adjunct.orchestration.step.context import (
@@ -82,8 +81,8 @@ from dagster_adjunct.orchestration.step.progress import (
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.event_loop import run_blocking
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
-from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.threads import call_in_threads
 

@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -18,10 +19,12 @@ from cachetools import LRUCache
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
-from dagster_adjunct.resources.schemas.arrow_values import cast_to
-from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import Schema, quote_name, quote_text
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type, tree_from_arrow
+from dagster_adjunct.resources.schemas.arrow_values import cast_to, rename_columns
+from dagster_adjunct.resources.schemas.evolution import holds_values_of
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.types import is_nested, parse_type
 from dagster_adjunct.resources.spark.in_process import identify_session
 
 if TYPE_CHECKING:
@@ -135,7 +138,9 @@ class BucketLayout:
     type). Rows are hashed by the columns `bucket_by` into `partitions` buckets; if it is empty
     there is one bucket. `key` are the columns that identify a row and by which each file is
     ordered; it may end in hidden columns, and is empty for streams. Keys have no nulls, and are
-    unique within one file, or once the files of a bucket are merged.
+    unique within one file, or once the files of a bucket are merged. Files have the columns under
+    their stored names (`names`): see `stored`. With `projected`, the layout has other columns than
+    the files of a version were written with.
     """
 
     schema: Schema
@@ -143,6 +148,8 @@ class BucketLayout:
     partitions: int
     key: tuple[str, ...] = ()
     hidden: tuple[tuple[str, str], ...] = ()
+    names: StoredNames = AS_NAMED
+    projected: bool = False
 
     def __post_init__(self) -> None:
         if not self.bucket_by and self.partitions != 1:
@@ -171,11 +178,35 @@ class BucketLayout:
         hidden = "".join(f", `{name}` {kind.upper()}" for name, kind in self.hidden)
         return self.schema.ddl() + hidden
 
+    @property
+    def stored(self) -> BucketLayout:
+        """This layout with the names that files have, in the same order; itself if nothing was
+        renamed.
+        """
+        if not self.names.names:
+            return self
+        return _stored_layout(self)
+
+    def stored_names(self, columns: Sequence[str]) -> list[str]:
+        """Return the names that files have for these columns, hidden or not."""
+        return [self.names.of((), name) for name in columns]
+
     def arrow_schema(self) -> Any:
         schema = self.schema.to_arrow()
         for name, kind in self.hidden:
             schema = schema.append(pa.field(name, arrow_type(kind)))
         return schema
+
+
+@lru_cache(maxsize=256)
+def _stored_layout(layout: BucketLayout) -> BucketLayout:
+    return replace(
+        layout,
+        schema=layout.names.store(layout.schema),
+        bucket_by=tuple(layout.stored_names(layout.bucket_by)),
+        key=tuple(layout.stored_names(layout.key)),
+        names=StoredNames(retired=layout.names.retired),
+    )
 
 
 def bucket_file_name(bucket: int, attempt: str) -> str:
@@ -237,7 +268,8 @@ def bucketed_frame(
     lists the folders itself, so its list of files is compared with the manifest's.
     """
     wanted = [generation for generation in generations if generation.files]
-    content = [store.url, layout.ddl, str(layout.partitions), *layout.bucket_by, "", *layout.key]
+    stored = layout.stored
+    content = [store.url, stored.ddl, str(stored.partitions), *stored.bucket_by, "", *stored.key]
     content += [f"{g.id}:{g.folder}" for g in wanted]
     name = f"adjunct_{hashlib.sha256('|'.join(content).encode()).hexdigest()[:24]}"
     # Datasets advance in threads of one session, each of which may drop the oldest table.
@@ -248,7 +280,7 @@ def bucketed_frame(
             # planned.
             known.pop(name, None)
         else:
-            _create_table(spark, store, name, layout, wanted)
+            _create_table(spark, store, name, stored, wanted)
             try:
                 _check_files(spark, name, what, wanted)
             except BaseException:
@@ -259,7 +291,22 @@ def bucketed_frame(
             oldest = next(iter(known))
             known.pop(oldest, None)
             spark.sql(f"DROP TABLE IF EXISTS {oldest}")
-        return spark.table(name)
+        return _with_names(spark.table(name), layout)
+
+
+def _with_names(frame: DataFrame, layout: BucketLayout) -> DataFrame:
+    """Return a frame of files with the names that users see, at every depth. Renamed columns keep
+    the frame's buckets and order.
+    """
+    if layout.stored is layout:
+        return frame
+    columns = []
+    for stored, (name, kind) in zip(layout.stored.types, layout.types.items(), strict=True):
+        column = named_column(stored)
+        if is_nested(kind) and kind != layout.stored.types[stored]:
+            column = column.cast(kind)  # matches members of structs by their places
+        columns.append(column.alias(name) if name != stored or is_nested(kind) else column)
+    return frame.select(*columns, GENERATION_COLUMN)
 
 
 def _create_table(
@@ -322,64 +369,71 @@ def _check_files(
 def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
     """Return why a file's columns can't be read as those of the layout, "" if they can.
 
-    If the layout has hidden columns, as for streams and unbounded datasets, files may be older than
-    added or widened columns: they may lack columns, or have narrower ones, except in the key. A
-    version of a bounded dataset is written at once, so its files must have exactly the layout's
-    columns.
+    If the layout is projected or has hidden columns, as for streams and unbounded datasets, files
+    may be older than the layout: they may lack columns, have narrower ones, except in the key, and
+    have dropped ones. A version of a bounded dataset is written at once, so its files must have
+    exactly its own layout's columns.
     """
-    wanted = layout.arrow_schema()
-    if stored.remove_metadata().equals(wanted) or _fits_later_layout(stored, wanted, layout):
+    wanted = layout.stored.arrow_schema()
+    if stored.remove_metadata().equals(wanted) or _fits_later_layout(stored, layout.stored):
         return ""
     return f"its columns are {', '.join(f'{field.name} {field.type}' for field in stored)}"
 
 
-def _fits_later_layout(stored: pa.Schema, wanted: pa.Schema, layout: BucketLayout) -> bool:
+def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
     """Return whether the columns are those of a layout to which columns were added, or whose
-    columns were widened since.
+    columns were widened or dropped since; both have stored names.
 
-    Files of a layout without hidden columns are never older than it.
+    Files of a layout without hidden columns are never older than it, unless it is projected.
     """
-    names = set(stored.names)
+    names = set(found.names)
     fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)}
-    if not layout.hidden or len(names) < len(stored.names) or not fixed <= names:
+    is_later = layout.hidden or layout.projected
+    if not is_later or len(names) < len(found.names) or not fixed <= names:
         return False
-    for each in stored:
-        index = wanted.get_field_index(each.name)
-        if index < 0:
-            return False
-        if each.type == wanted.field(index).type:
+    types = layout.types
+    for each in found:
+        if (each.name,) in layout.names.retired:
             continue
-        if each.name in fixed or not _is_widening_field(each, wanted.field(index)):
+        if each.name not in types:
+            return False
+        if each.type == arrow_type(types[each.name]):
+            continue
+        if each.name in fixed or not _holds_field(types[each.name], each, layout.names):
             return False
     return True
 
 
+def _holds_field(wide: str, found: pa.Field, names: StoredNames) -> bool:
+    try:
+        narrow = tree_from_arrow(found.type, found.name)
+    except errors.AdjunctError:
+        return False
+    return holds_values_of(parse_type(wide), names.without_retired(narrow, (found.name,)))
+
+
 def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
-    """Return rows with the columns of the layout: added columns are null, widened ones cast.
+    """Return rows of a file, under stored names, with the columns of the layout: added columns are
+    null, widened ones cast, dropped ones left out.
 
     Raises pyarrow's ArrowInvalid for columns that can't be converted.
     """
-    wanted = layout.arrow_schema()
-    if table.schema.equals(wanted):
+    wanted = layout.stored.arrow_schema()
+    if not table.schema.equals(wanted):
+        problem = columns_problem(table.schema, layout)
+        if problem:
+            raise pa.ArrowInvalid(problem)
+        there = set(table.schema.names)
+        columns = []
+        for each in wanted:
+            if each.name in there:
+                columns.append(cast_to(table.column(each.name), each.type))
+            else:
+                columns.append(pa.nulls(table.num_rows, each.type))
+        table = pa.table(columns, schema=wanted)
+    if layout.stored is layout:
         return table
-    problem = columns_problem(table.schema, layout)
-    if problem:
-        raise pa.ArrowInvalid(problem)
-    there = set(table.schema.names)
-    columns = []
-    for each in wanted:
-        if each.name in there:
-            columns.append(cast_to(table.column(each.name), each.type))
-        else:
-            columns.append(pa.nulls(table.num_rows, each.type))
-    return pa.table(columns, schema=wanted)
-
-
-def _is_widening_field(narrow: pa.Field, wide: pa.Field) -> bool:
-    try:
-        return is_widening(type_from_arrow(narrow), type_from_arrow(wide))
-    except errors.AdjunctError:
-        return False
+    return rename_columns(table, layout.arrow_schema())
 
 
 VALID_FROM = "__valid_from"

@@ -432,23 +432,35 @@ def _nested_hashes(array: pa.Array) -> UInt64:
             hashes = _digest(part, place, hashes)
         return hashes
     lists = as_lists(array)
-    sizes = np.asarray(pc.list_value_length(lists)).astype(np.int32)
+    sizes = np.asarray(pc.list_value_length(lists))
     elements = pc.list_flatten(lists)
     starts = np.cumsum(sizes) - sizes
-    seeds = np.full(len(elements), SEED, dtype=np.uint64)
     if pt.is_map(array.type):
         keys, elements = elements.flatten()
-        seeds = _chain(keys, seeds)
+        seeds = _hash_keys(keys)
     else:
-        places = np.arange(len(elements)) - np.repeat(starts, sizes)
-        seeds = _xxhash_int(places.astype(np.int32), seeds)
+        seeds = _hash_counts(np.arange(len(elements)) - np.repeat(starts, sizes))
     combined = np.zeros(len(array), dtype=np.uint64)
     filled = sizes > 0
     if filled.any():
         hashes = _chain(elements, seeds)
         combined[filled] = np.bitwise_xor.reduceat(hashes, starts[filled])
-    seeds = np.full(len(array), SEED, dtype=np.uint64)
-    return _xxhash_long(combined, _xxhash_int(sizes, seeds))
+    return _xxhash_long(combined, _hash_counts(sizes))
+
+
+def _hash_keys(keys: pa.Array) -> UInt64:
+    """Return the hash of each key of maps, few of which differ: each is hashed once."""
+    encoded = keys.dictionary_encode()
+    hashes = _chain(encoded.dictionary, np.full(len(encoded.dictionary), SEED, dtype=np.uint64))
+    each: UInt64 = hashes[np.asarray(encoded.indices)]
+    return each
+
+
+def _hash_counts(counts: npt.NDArray[Any]) -> UInt64:
+    """Return the hash of each count from 0 on, few of which differ: each is hashed once."""
+    known = np.arange(counts.max(initial=0) + 1, dtype=np.int32)
+    each: UInt64 = _xxhash_int(known, np.full(len(known), SEED, dtype=np.uint64))[counts]
+    return each
 
 
 def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:

@@ -43,10 +43,11 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.arrow_values import as_lists
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type, has_maps
+from dagster_adjunct.resources.schemas.arrow_values import as_lists, rename_columns
 from dagster_adjunct.resources.schemas.records import cast_column
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
-from dagster_adjunct.resources.schemas.types import has_maps, is_nested
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, map_in_threads
@@ -221,7 +222,7 @@ class BucketFileWriter:
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = 0
         self._written = _WrittenRows(layout, options)
-        self._maps = {name: kind for name, kind in layout.types.items() if has_maps(kind)}
+        self._maps = {n: kind for n, kind in layout.types.items() if has_maps(arrow_type(kind))}
         self._conflicting_keys: list[str] = []
         self._scattered = None
         if options.one_per_key:
@@ -410,8 +411,6 @@ class BucketFileWriter:
         """
         if not self._waiting:
             return
-        if self._writer is None:
-            self._writer = self._open_file(self._waiting[0])
         table = pa.concat_tables(self._waiting)
         for name, kind in self._maps.items():  # Spark's maps have any order
             place = table.column_names.index(name)
@@ -421,6 +420,10 @@ class BucketFileWriter:
         # which group has a key.
         for row in range(0, table.num_rows, ROWS_PER_GROUP):
             self._group_keys.append(self._key_at(table, row))
+        if self._layout.stored is not self._layout:
+            table = rename_columns(table, self._layout.stored.arrow_schema())
+        if self._writer is None:
+            self._writer = self._open_file(table)
         with self._staged_file_errors():
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
         self._waiting = []
@@ -447,7 +450,7 @@ class BucketFileWriter:
         with self._staged_file_errors():
             return pq.ParquetWriter(
                 self._path,
-                self._layout.arrow_schema(),
+                first.schema,
                 compression="zstd",
                 use_dictionary=_repetitive_columns(first),
                 column_encoding=encoding,

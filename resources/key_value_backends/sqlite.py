@@ -19,7 +19,7 @@ from weakref import WeakSet
 import tenacity
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import argument_error, check_seconds
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
@@ -34,7 +34,7 @@ from dagster_adjunct.resources.key_value.segment import (
     TableSegment,
 )
 from dagster_adjunct.resources.table_backends.sqlite import file_identity, sqlite_file_error
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import SecondsOrZero, validated
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
@@ -561,19 +561,13 @@ class SqliteSegments:
     waits = False
     horizon = HORIZON
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 10.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: SecondsOrZero = 10.0) -> None:
         label = "key-value tables in SQLite have"
         if str(path) in ("", ":memory:"):
             expected = (
                 "the path of a file (each connection to memory would have a database of its own)"
             )
             raise argument_error(f"{label} the path {str(path)!r}", expected, argument="path")
-        check_seconds(
-            busy_timeout,
-            f"{label} busy_timeout={busy_timeout!r}",
-            argument="busy_timeout",
-            zero=True,
-        )
         self.path = str(Path(path).absolute())  # another process has another working directory
         self.busy_timeout = busy_timeout
         self._connections = SqliteConnections(self.path, busy_timeout)

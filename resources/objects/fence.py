@@ -14,17 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.heartbeat import TRUSTED_SHARE
-from dagster_adjunct.resources.objects.passed_time import Deadline, machine_id, read_clocks
-from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, read_store_clock
+from dagster_adjunct.resources.objects.store import (
+    ObjectStore,
+    StoreDescriptor,
+    open_described,
+    read_store_clock,
+)
+from dagster_adjunct.resources.times import Deadline, machine_id, read_clocks
 
 PATIENCE = 5.0
 """How many seconds a task waits for the driver to renew an expired lease that nobody has taken."""
@@ -255,3 +261,49 @@ def read_dated(store: ObjectStore, key: str) -> tuple[bytes, datetime] | None:
             return None
         if info is not None and info.etag == stored.etag:
             return stored.data, info.modified
+
+
+class FencedStore:
+    """The store `inner`, whose writes raise RunLeaseLostError once the lease of the run is lost.
+    Reads pass through.
+
+    What a run has sent before stays without effect, too: it commits by compare-and-swap, or under
+    names of its own. That also holds for files that its tasks upload, so it pickles as `inner`.
+    """
+
+    def __init__(self, inner: ObjectStore, fence: Fence) -> None:
+        self._inner = inner
+        self._fence = fence
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_inner"], name)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (open_described, (self._inner.descriptor,))
+
+    def put(self, key: str, data: bytes) -> str:
+        self._fence.check()
+        return self._inner.put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> str:
+        self._fence.check()
+        return self._inner.put_if_absent(key, data)
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        self._fence.check()
+        return self._inner.put_if_match(key, data, etag)
+
+    def delete(self, key: str) -> None:
+        self._fence.check()
+        self._inner.delete(key)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        self._fence.check()
+        self._inner.delete_many(keys)
+
+    def upload(self, path: Path, key: str) -> str:
+        self._fence.check()
+        return self._inner.upload(path, key)

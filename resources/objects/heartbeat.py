@@ -21,8 +21,8 @@ from dagster_adjunct.resources.errors import (
     PreconditionFailedError,
     TransientError,
 )
-from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.times import Deadline, read_clocks
 
 TRUSTED_SHARE = 0.9
 """The share of its time to live for which the owner trusts a heartbeat: stores round times to

@@ -27,19 +27,36 @@ from dagster_adjunct.resources.objects.commit_log import (
     decode_document,
     encode_document,
 )
-from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.objects.fenced_store import FencedStore
+from dagster_adjunct.resources.objects.fence import Fence, FencedStore
+from dagster_adjunct.resources.objects.local_store import LocalDescriptor
 from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBE_PREFIX,
+    MemoryDescriptor,
     ObjectStore,
     S3Options,
     StoreDescriptor,
     open_described,
 )
-from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.times import utc_now
 from dagster_adjunct.resources.validation import validated, validated_methods
+
+
+def describe_store(url: str, s3: S3Options | None = None) -> StoreDescriptor:
+    """Return the descriptor of the store at a URL: `s3://BUCKET/PREFIX`, a folder or
+    `memory://NAME`.
+    """
+    if url.startswith("memory://"):
+        return MemoryDescriptor(url, s3)
+    if url.startswith("s3://"):
+        from dagster_adjunct.resources.objects.s3_store import S3Descriptor
+
+        return S3Descriptor(url, s3)
+    if "://" in url:
+        expected = "s3://BUCKET/PREFIX, a folder or memory://NAME"
+        raise argument_error(f"store {url!r} has an unknown scheme", expected, argument="url")
+    return LocalDescriptor(url, s3)
+
 
 _INSTEAD = (
     "Use a store that honours conditional writes (Amazon S3, versitygw, MinIO, Ceph since Squid, a"

@@ -18,9 +18,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE
-from dagster_adjunct.resources.times import utc_now
+from dagster_adjunct.resources.times import Deadline, read_clocks, utc_now
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"

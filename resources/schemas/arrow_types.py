@@ -197,3 +197,14 @@ def _is_same_simple_family(given: pa.DataType, expected: pa.DataType) -> bool:
         if family(expected):
             return any(fits(given) for fits in fitting)
     return False
+
+
+def has_maps(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is a map, or has one at any depth."""
+    if pt.is_dictionary(kind):
+        return has_maps(kind.value_type)
+    if not pt.is_nested(kind):
+        return False
+    return bool(pt.is_map(kind)) or any(
+        has_maps(kind.field(place).type) for place in range(kind.num_fields)
+    )

@@ -7,7 +7,7 @@ alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,23 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for column, field in zip(table.columns, schema, strict=True):
         columns.append(column if column.type == field.type else cast_to(column, field.type))
     return pa.table(columns, schema=schema)
+
+
+def rename_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the table with the names of this schema, at every depth; its columns, and the members
+    of structs, have the same order and types.
+    """
+    columns = []
+    for column, field in zip(table.columns, schema, strict=True):
+        columns.append(rename_values(column, field.type))
+    return pa.table(columns, schema=schema)
+
+
+def rename_values(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    """Return a column as one of a type that differs only in the names of members."""
+    if column.type == to:
+        return column
+    return pa.chunked_array([chunk.view(to) for chunk in column.chunks], to)
 
 
 def _cast_simple(values: Any, to: pa.DataType) -> Any:
@@ -100,6 +117,28 @@ def as_lists(values: pa.Array) -> pa.Array:
     if pt.is_list(kind) or pt.is_large_list(kind):
         return values
     return values.cast(pa.large_list(kind.value_field))
+
+
+def map_parts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the keys and the values of the entries of maps, one map after the other."""
+    keys, values = pc.list_flatten(as_lists(column)).flatten()
+    return keys, values
+
+
+def split_parts(column: pa.Array, parts: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield the parts that belong to each array or map of a column, none for null."""
+    start = 0
+    for length in pc.fill_null(pc.list_value_length(as_lists(column)), 0).to_pylist():
+        yield parts[start : start + length]
+        start += length
+
+
+def with_nulls(made: list[Any], column: pa.Array, null: Any) -> list[Any]:
+    """Return what was made of the values of a column, with `null` for each null."""
+    if not column.null_count:
+        return made
+    valid = column.is_valid().to_pylist()
+    return [one if kept else null for one, kept in zip(made, valid, strict=True)]
 
 
 def build_lists(lengths: pa.Array, elements: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -11,9 +11,10 @@ from math import isnan
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type, has_maps
 from dagster_adjunct.resources.schemas.arrow_values import as_lists
 from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
-from dagster_adjunct.resources.schemas.types import Array, Map, Struct, has_maps, parse_type
+from dagster_adjunct.resources.schemas.types import Array, Map, Struct, parse_type
 
 
 def differing_values(old: pa.Array, new: pa.Array) -> Any:
@@ -78,7 +79,7 @@ def comparable_sql(value: str, kind: str) -> str:
     """Return Spark SQL of a value that Spark can compare: maps, which it can't, become arrays of
     their entries, at every depth. `value` is the SQL of a stored value of the type `kind`.
     """
-    if not has_maps(kind):
+    if not has_maps(arrow_type(kind)):
         return value
     type_ = parse_type(kind)
     if isinstance(type_, Struct):

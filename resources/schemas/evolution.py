@@ -4,9 +4,6 @@ within nested types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -67,49 +64,20 @@ def _is_widening_tree(narrow: Type, wide: Type) -> bool:
     return True
 
 
-def incompatible_changes(
-    stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key"
-) -> list[str]:
-    """Return descriptions of the changes that would make stored rows unreadable: all except added
-    and widened columns.
-
-    The types of the columns `fixed` may not change at all; `what` is what these are part of ("the
-    key").
+def holds_values_of(wide: Type, narrow: Type) -> bool:
+    """Whether files with the type `narrow` can be read with the type `wide`, if members of structs
+    are matched by name: `wide` may have more of them, in any order.
     """
-    called = {name.lower(): name for name in declared.names}
-    changes = []
-    for field in stored.fields:
-        name = field.name
-        was = field.type
-        if name not in declared:
-            if name.lower() in called:
-                changes.append(f"{name} ({was}) is renamed to {called[name.lower()]}")
-            else:
-                changes.append(f"{name} ({was}) is removed")
-            continue
-        kind = declared.field(name).type
-        if kind != was and name in fixed:
-            changes.append(
-                f"{name} is {kind}, was {was}, and is a column of {what}, which can't change"
-            )
-        elif not is_widening(was, kind):
-            changes.append(f"{name} is {kind}, was {was}, {_misfit_reason(was, kind)}")
-    return changes
-
-
-def _misfit_reason(was: str, kind: str) -> str:
-    if is_nested(was) and is_nested(kind):
-        return (
-            "and a nested column can only get more fields, after those that its structs had, and"
-            " wider simple types"
-        )
-    return "whose values do not all fit"
-
-
-def evolve_schema(stored: Schema, declared: Schema) -> Schema:
-    """Return the stored columns in their order with the declared types, then the added ones.
-
-    Columns that are sensitive in either schema stay so.
-    """
-    names = [*stored.names, *(name for name in declared.names if name not in stored)]
-    return declared.select(names).with_sensitive(*stored.sensitive)
+    if isinstance(narrow, Simple) and isinstance(wide, Simple):
+        return is_widening(narrow.name, wide.name)
+    if isinstance(narrow, Array) and isinstance(wide, Array):
+        return holds_values_of(wide.element, narrow.element)
+    if isinstance(narrow, Map) and isinstance(wide, Map):
+        return holds_values_of(wide.value, narrow.value)
+    if not isinstance(narrow, Struct) or not isinstance(wide, Struct):
+        return False
+    for member in narrow.members:
+        now = wide.member(member.name)
+        if now is None or not holds_values_of(now.type, member.type):
+            return False
+    return True

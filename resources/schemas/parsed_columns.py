@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import chain
 from typing import Any
 
-from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import build_lists, build_maps, length_array
 from dagster_adjunct.resources.schemas.schema import Field
@@ -246,34 +246,6 @@ def _build_at_once(values: list[Any], type_name: str, convert: Converter | None)
             if type_name != "double" or not pc.any(pc.is_inf(made)).as_py():
                 return made
     return pa.array([None if value is None else convert(value) for value in values], kind)
-
-
-def map_parts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the keys and the values of the entries of maps, one map after the other."""
-    kind = column.type
-    entries = pc.list_flatten(column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))))
-    keys, values = entries.flatten()
-    return keys, values
-
-
-def split_parts(column: pa.Array, parts: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the parts that belong to each array or map of a column, none for null."""
-    lists = column
-    if pt.is_map(column.type):
-        kind = column.type
-        lists = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
-    start = 0
-    for length in pc.fill_null(pc.list_value_length(lists), 0).to_pylist():
-        yield parts[start : start + length]
-        start += length
-
-
-def with_nulls(made: list[Any], column: pa.Array, null: Any) -> list[Any]:
-    """Return what was made of the values of a column, with `null` for each null."""
-    if not column.null_count:
-        return made
-    valid = column.is_valid().to_pylist()
-    return [one if kept else null for one, kept in zip(made, valid, strict=True)]
 
 
 def check_cases(sent: Collection[str], declared: Sequence[str]) -> None:

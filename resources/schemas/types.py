@@ -200,13 +200,6 @@ def path_column(path: str) -> str:
     return _unquote(column[0])
 
 
-def has_maps(text: str) -> bool:
-    """Whether the type with this text is a map, or has one within."""
-    if not is_nested(text):
-        return False
-    return any(isinstance(type_, Map) for _, type_ in nested_types(parse_type(text)))
-
-
 def is_storable(text: str) -> bool:
     """Whether a column of a schema may have the type with this text."""
     try:

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
+from dagster_adjunct.resources.schemas.arrow_types import has_maps
+from dagster_adjunct.resources.schemas.arrow_values import as_lists
 from dagster_adjunct.resources.schemas.types import write_name
 
 CHECKED_TYPES = ("string", "date", "timestamp")
@@ -52,7 +54,7 @@ def readable_values(
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Return a column's values as Python objects, with dictionaries for maps at every depth."""
     values: list[Any]
-    if contains_maps(column.type):
+    if has_maps(column.type):
         values = column.to_pylist(maps_as_pydicts="strict")
     else:  # over twice as fast
         values = column.to_pylist()
@@ -61,7 +63,7 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 def python_rows(records: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """Return records as dictionaries of Python objects, as `python_values` returns them."""
-    if any(map(contains_maps, records.schema.types)):
+    if any(map(has_maps, records.schema.types)):
         columns = map(python_values, records.columns)
         names = records.schema.names
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -79,17 +81,6 @@ def to_pandas(records: pa.Table) -> Any:
         values = np.fromiter(python_values(records.column(name)), object, records.num_rows)
         frame.insert(records.column_names.index(name), name, values)
     return frame
-
-
-def contains_maps(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is a map, or has one at any depth."""
-    if pt.is_dictionary(kind):
-        return contains_maps(kind.value_type)
-    if not pt.is_nested(kind):
-        return False
-    return bool(pt.is_map(kind)) or any(
-        contains_maps(kind.field(place).type) for place in range(kind.num_fields)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +173,7 @@ def _unreadable_part(values: pa.Array, path: str) -> tuple[str, pa.Array]:
                 return _unreadable_part(part, f"{path}.{write_name(field.name)}")
     if not pt.is_map(kind):
         return _unreadable_part(values.flatten(), f"{path}[]")
-    keys, items = (
-        values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field]))).flatten().flatten()
-    )
+    keys, items = as_lists(values).flatten().flatten()
     if _has_unreadable(keys):
         return f"{path}, the keys,", keys
     return _unreadable_part(items, f"{path}[*]")
@@ -291,10 +280,7 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
         return _has_unreadable(column.dictionary_decode())
     if pt.is_struct(kind):
         return any(map(_has_unreadable, column.flatten()))
-    if pt.is_map(kind):  # `flatten` does not work for maps
-        column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
-        return _has_unreadable(column.flatten())
-    return bool(pt.is_nested(kind)) and _has_unreadable(column.flatten())
+    return bool(pt.is_nested(kind)) and _has_unreadable(as_lists(column).flatten())
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:

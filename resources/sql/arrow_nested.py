@@ -5,6 +5,7 @@ Each takes and returns arrays; where Spark raises an error, an Arrow function do
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import pa, pc, pt
@@ -79,6 +80,36 @@ def contains(arrays: Any, wanted: Any) -> Any:
     else:
         known = pc.and_(known, pc.is_valid(wanted))
     return pc.if_else(known, answers, unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of all arrays: the row of each, its number within the row from 0, and its
+    value.
+    """
+
+    rows: pa.Array
+    numbers: pa.Array
+    values: pa.Array
+
+
+def explode(arrays: Any, arrow: pa.DataType, *, keep_empty: bool) -> Elements:
+    """Return the elements of arrays, or the entries of maps, which are of this type.
+
+    With `keep_empty`, a row without elements gets one, null.
+    """
+    import numpy as np
+
+    lengths = pc.fill_null(size(arrays), 0).to_numpy()
+    counts = np.maximum(lengths, 1) if keep_empty else lengths
+    rows = np.repeat(np.arange(len(arrays)), counts)
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = arrays.offsets.to_numpy()[rows] + numbers
+    values = arrays.values
+    if pt.is_map(arrays.type):
+        values = pa.StructArray.from_arrays([arrays.keys, arrays.items], fields=list(arrow))
+    taken = values.take(pa.array(places, pa.int64(), mask=lengths[rows] == 0))
+    return Elements(pa.array(rows, pa.int64()), pa.array(numbers, pa.int64()), taken)
 
 
 def _repeat(rows: Any, counts: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
-from dagster_adjunct.resources.schemas.types import Array, Map, Simple, Struct, Type
+from dagster_adjunct.resources.schemas.types import Array, Map, Simple, Struct, Type, write_name
 from dagster_adjunct.resources.sql.expression import (
     NILADIC,
     calls,
@@ -35,7 +35,10 @@ from dagster_adjunct.resources.sql.types import (
     KnownTypes,
     expression_type,
     find_non_boolean_operand,
+    function_of_lambda,
+    lambda_arguments,
     referenced_types,
+    walk_with_types,
 )
 
 _NONDETERMINISTIC_FUNCTIONS = frozenset(
@@ -164,29 +167,39 @@ class _Scope:
 
     def check(self, expression: Expression) -> str | None:
         """Return the type of an expression. Raises PlanningError as `check_expression` does."""
-        text = expression.text
-        types = self.types
         for name in expression.columns:
             self.check_reference(expression, name)
         for excepted in expression.excepted:
             if self.columns is not None and self._find_column(excepted) is None:
                 raise self._missing_column(expression, ColumnName((excepted,)))
-        if self.aliases:  # columns take precedence over aliases, ignoring case
-            there = {name.lower() for name in types}
-            known = dict(types)
-            for alias, kind in self.aliases.items():
-                if alias.lower() not in there:
-                    known[alias] = kind
-            types = known
-        wrong, operand = _find_operand_problems(expression, referenced_types(expression, types))
+        types = self._known_types()
+        self._check_operands(expression, types)
+        return expression_type(resolve_niladic_name(expression, self.columns), types)
+
+    def _known_types(self) -> Mapping[str, str | None]:
+        """Return the types of columns and aliases; columns take precedence, ignoring case."""
+        there = {name.lower() for name in self.types}
+        known = dict(self.types)
+        for alias, kind in self.aliases.items():
+            if alias.lower() not in there:
+                known[alias] = kind
+        return known
+
+    def _check_operands(self, expression: Expression, types: Mapping[str, str | None]) -> None:
+        """Raise PlanningError for a part whose type Spark certainly rejects."""
+        text = expression.text
+        wrong, mistake, operand = _find_operand_problems(
+            expression, referenced_types(expression, types)
+        )
         if wrong is not None:
             problem = f"{text!r} uses {wrong[0]!r} as a boolean, but it is {wrong[1]}."
             raise self.error(problem, f"Compare it with something: {wrong[0]} is not null.")
+        if mistake is not None:
+            raise self.error(f"{text!r} {mistake[0]}.", mistake[1] + self.next_step)
         if operand is not None:
             raise self.error(
                 f"{text!r} {operand}.", f"Cast it to a type that fits. {self.next_step}"
             )
-        return expression_type(resolve_niladic_name(expression, self.columns), types)
 
     def check_reference(self, expression: Expression, name: ColumnName) -> None:
         """Raise PlanningError unless a name is a column, an alias or known to Spark."""
@@ -258,14 +271,18 @@ class _Scope:
 @lru_cache(maxsize=65_536)
 def _find_operand_problems(
     expression: Expression, named: tuple[tuple[str, str | None], ...]
-) -> tuple[tuple[str, str] | None, str | None]:
-    """Return what `find_non_boolean_operand` and `find_operand_problem` return; `named` has the
-    types of the columns.
+) -> tuple[tuple[str, str] | None, tuple[str, str] | None, str | None]:
+    """Return what `find_non_boolean_operand`, `find_mistake` and `find_operand_problem`
+    return; `named` has the types of the columns.
 
     Cached, because an operator's expressions are checked several times.
     """
     types = dict(named)
-    return find_non_boolean_operand(expression, types), find_operand_problem(expression, types)
+    return (
+        find_non_boolean_operand(expression, types),
+        find_mistake(expression, types),
+        find_operand_problem(expression, types),
+    )
 
 
 def check_single_record(operator: str, text: str) -> None:
@@ -459,16 +476,98 @@ def find_operand_problem(expression: Expression, types: Mapping[str, str | None]
     """
     if expression.tree is None or expression.unread:
         return None
-    operands = Operands(types)
-    for node in expression.tree.walk():
+    for operands, node in walk_with_types(Operands(types), expression.tree):
         rule = _RULES.get(type(node).__name__)
         if rule is None or _binds_differently_in_spark(node):
             continue
         problem = rule(operands, node)
-        # In a lambda, a name may be a variable.
-        if problem is not None and node.find_ancestor(exp.Lambda) is None:
+        if problem is not None:
             return problem
     return None
+
+
+def find_mistake(expression: Expression, types: Mapping[str, str | None]) -> tuple[str, str] | None:
+    """Return a phrase about the first field that a value certainly does not have, or lambda with a
+    wrong number of variables, and a suggestion, "" if there is none; or None.
+
+    Fields of columns outside of lambdas, as in `customer.city`, are checked elsewhere.
+    """
+    if expression.tree is None or expression.unread:
+        return None
+    for operands, node in walk_with_types(Operands(types), expression.tree):
+        rule = _MISTAKES.get(type(node).__name__)
+        mistake = None if rule is None else rule(operands, node)
+        if mistake is not None:
+            return mistake
+    return None
+
+
+def _find_missing_field(operands: Operands, node: exp.Expr) -> tuple[str, str] | None:
+    field = node.args.get("expression")
+    if type(node).__name__ == "Bracket":
+        field = node.expressions[0] if len(node.expressions) == 1 else None
+        if node.args.get("offset") or not getattr(field, "is_string", False):
+            return None
+    elif type(field).__name__ != "Identifier":
+        return None
+    type_ = known_type(operands.kind(node.this))
+    if type_ is None or field is None:
+        return None
+    if isinstance(type_, Simple) and type(node).__name__ == "Bracket":  # reported as an index
+        return None
+    return _describe_field(node, type_, field.name, operands.path(node.this))
+
+
+def _find_missing_field_of_variable(operands: Operands, node: exp.Expr) -> tuple[str, str] | None:
+    """Do what `_find_missing_field` does for `X.price` if the variable is `x`: that is read as a
+    column.
+    """
+    first, *fields = [part.name for part in node.parts]  # type: ignore[attr-defined]
+    variable = operands.variable(first)
+    kind = variable.type
+    for field in fields:
+        type_ = known_type(kind)
+        if type_ is None:
+            return None
+        mistake = _describe_field(node, type_, field, variable.path)
+        if mistake is not None:
+            return mistake
+        kind = str(type_of_field(type_, field))
+    return None
+
+
+def _describe_field(node: exp.Expr, type_: Type, field: str, path: str) -> tuple[str, str] | None:
+    """Return the mistake if a value of this type, with this path, has no such field."""
+    missing = describe_missing_field(type_, field)
+    if missing is None:
+        return None
+    place = node.sql("spark")
+    if path and node.find_ancestor(exp.Lambda) is not None:
+        place += f" ({path}.{write_name(field)})"
+    return f"has a mistake in {place}: {missing}", did_you_mean(field, field_names(type_))
+
+
+def _find_wrong_count(operands: Operands, node: exp.Expr) -> tuple[str, str] | None:
+    given = lambda_arguments(operands, node)
+    if given is None:
+        return None
+    fewest = len(given)
+    wanted = str(fewest)
+    if function_of_lambda(node) in ("Transform", "ArrayFilter"):
+        fewest = 1
+        wanted = "1 or 2, the second is the index"
+    count = len(node.expressions)
+    if fewest <= count <= len(given):
+        return None
+    return f"has {count} variables in {node.sql('spark')!r}: expected {wanted}", ""
+
+
+_MISTAKES = {
+    "Bracket": _find_missing_field,
+    "Column": _find_missing_field_of_variable,
+    "Dot": _find_missing_field,
+    "Lambda": _find_wrong_count,
+}
 
 
 def _binds_differently_in_spark(node: exp.Expr) -> bool:
@@ -597,14 +696,6 @@ _GROUP_WORDS = {
 }
 
 
-def _check_field(operands: Operands, node: exp.Expr) -> str | None:
-    field = node.args.get("expression")
-    type_ = known_type(operands.kind(node.this))
-    if type_ is None or type(field).__name__ != "Identifier" or field is None:
-        return None
-    return _describe_field(node, type_, field.name)
-
-
 def _check_index(operands: Operands, node: exp.Expr) -> str | None:
     type_ = known_type(operands.kind(node.this))
     if type_ is None or len(node.expressions) != 1:
@@ -612,7 +703,7 @@ def _check_index(operands: Operands, node: exp.Expr) -> str | None:
     index = node.expressions[0]
     is_name = bool(getattr(index, "is_string", False))
     if isinstance(type_, Array | Struct) and is_name and not node.args.get("offset"):
-        return _describe_field(node, type_, index.name)
+        return None
     if isinstance(type_, Struct):
         names = ", ".join(field_names(type_))
         return f"takes an element of {operands.describe(node.this)}: expected a field, {names}"
@@ -621,11 +712,62 @@ def _check_index(operands: Operands, node: exp.Expr) -> str | None:
     return _is_indexed(operands, node)
 
 
-def _describe_field(node: exp.Expr, type_: Type, field: str) -> str | None:
-    missing = describe_missing_field(type_, field)
-    if missing is None:
+def _check_lambda(operands: Operands, node: exp.Expr) -> str | None:
+    """Check what a lambda returns; `operands` is outside of it."""
+    caller = function_of_lambda(node)
+    result = operands.within(node).kind(node.this)
+    if result is None:
         return None
-    return f"has a mistake in {node.sql('spark')}: {missing}"
+    text = node.sql("spark")
+    if caller in ("ArrayFilter", "Exists", "forall", "map_filter") and result != "boolean":
+        return f"has the condition {text!r}, which is {result}: expected boolean"
+    if caller == "ArraySort" and result != "int":
+        return f"compares by {text!r}, which is {result}: expected int"
+    if caller == "Reduce" and node.parent is not None and node is node.parent.args.get("merge"):
+        return _check_merge(result, operands.kind(node.parent.args.get("initial")), text)
+    return None
+
+
+def _check_merge(result: str, initial: str | None, text: str) -> str | None:
+    """Check that what aggregate() merges has the type of its initial value."""
+    first = known_type(initial)
+    merged = known_type(result)
+    if first is None or merged is None or _has_equal_parts(first, merged):
+        return None
+    return f"begins with {initial} and merges by {text!r}, which is {result}: expected one type"
+
+
+def _has_equal_parts(one: Type, other: Type) -> bool:
+    """Whether two types are the same but for the names of fields."""
+    if isinstance(one, Array) and isinstance(other, Array):
+        return _has_equal_parts(one.element, other.element)
+    if isinstance(one, Map) and isinstance(other, Map):
+        return _has_equal_parts(one.value, other.value)
+    if isinstance(one, Struct) and isinstance(other, Struct):
+        pairs = list(zip(one.members, other.members, strict=False))
+        equal = all(_has_equal_parts(first.type, second.type) for first, second in pairs)
+        return equal and len(one.members) == len(other.members)
+    return one == other
+
+
+def _check_named_function(operands: Operands, node: exp.Expr) -> str | None:
+    """Check the arrays or maps that a function, which the parser has no class for, passes to its
+    lambda.
+    """
+    name = node.name.lower()
+    wanted = {"forall": "array", "zip_with": "array"}.get(name, "map")
+    if name not in _TAKING_LAMBDAS:
+        return None
+    for argument in node.expressions[:-1]:
+        group = operands.group(argument)
+        if group not in (None, wanted):
+            return f"takes {operands.describe(argument)}: expected {_GROUP_WORDS[wanted]}"
+    return None
+
+
+_TAKING_LAMBDAS = frozenset(
+    {"forall", "zip_with", "map_filter", "transform_values", "transform_keys", "map_zip_with"}
+)
 
 
 def _check_extraction(operands: Operands, node: exp.Expr) -> str | None:
@@ -672,12 +814,13 @@ _RULES = {
         ("MD5 SHA SHA2", _expects("text", "binary")),
         (
             """ArrayDistinct ArraySort ArrayContains ArrayFilter ArraySlice Exists Transform
-            Flatten ArrayToString ArrayMax ArrayMin""",
+            Reduce Flatten ArrayToString ArrayMax ArrayMin""",
             _expects("array"),
         ),
         ("ArraySize Explode", _expects("array", "map")),
         ("Bracket", _check_index),
-        ("Dot", _check_field),
+        ("Lambda", _check_lambda),
+        ("Anonymous", _check_named_function),
         ("MapKeys", _expects("map")),
         ("Extract", _check_extraction),
         ("FromJson", _check_from_json),

@@ -9,8 +9,10 @@ A nested type or an interval may be known in part only: "array<…>", "map<…>"
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeAlias
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self, TypeAlias, TypeVar
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import exp
@@ -23,6 +25,7 @@ from dagster_adjunct.resources.schemas.types import (
     Struct,
     Type,
     decimal_digits,
+    write_name,
 )
 from dagster_adjunct.resources.sql.nested_types import (
     array_type,
@@ -110,6 +113,7 @@ def _decimal(precision: int, scale: int) -> str | None:
 
 
 Rule: TypeAlias = Callable[["KnownTypes", "exp.Expr"], str | None]
+Known = TypeVar("Known", bound="KnownTypes")
 _NAMED_BY_PARSER = re.compile(r"col\d+")
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 NUMBERS = (*INTEGERS, "float", "double")
@@ -514,14 +518,11 @@ def _first_map(known: KnownTypes, node: exp.Expr) -> str | None:
     return _first_type(known, node) or "map<…>"
 
 
-def _lambda_type(
-    known: KnownTypes, function: exp.Expr | None, kinds: Iterable[str | None]
-) -> str | None:
-    """Return the type of a lambda's result for arguments of these types."""
+def _lambda_type(known: KnownTypes, function: exp.Expr | None) -> str | None:
+    """Return the type of a lambda's result."""
     if function is None or type(function).__name__ != "Lambda":
         return None
-    variables = [variable.name.lower() for variable in function.expressions]
-    return known.within(dict(zip(variables, kinds, strict=False))).type(function.this)
+    return known.within(function).type(function.this)
 
 
 def _last_of(node: exp.Expr, arguments: int) -> exp.Expr | None:
@@ -533,37 +534,28 @@ def _last_of(node: exp.Expr, arguments: int) -> exp.Expr | None:
 
 
 def _transformed(known: KnownTypes, node: exp.Expr) -> str | None:
-    function = node.args.get("expression")
-    element = element_type(known.type(node.this))
-    if element is None:
-        return "array<…>"
-    return array_type(_lambda_type(known, function, (element, "int")))
+    return array_type(_lambda_type(known, node.args.get("expression")))
 
 
 def _zipped(known: KnownTypes, node: exp.Expr) -> str | None:
-    elements = [element_type(known.type(array)) for array in node.expressions[:2]]
-    return array_type(_lambda_type(known, _last_of(node, 3), elements))
+    return array_type(_lambda_type(known, _last_of(node, 3)))
 
 
 def _transformed_values(known: KnownTypes, node: exp.Expr) -> str | None:
-    kind = _first_type(known, node)
-    key = key_type(kind)
-    return map_type(key, _lambda_type(known, _last_of(node, 2), (key, element_type(kind))))
+    key = key_type(_first_type(known, node))
+    return map_type(key, _lambda_type(known, _last_of(node, 2)))
 
 
 def _transformed_keys(known: KnownTypes, node: exp.Expr) -> str | None:
-    kind = _first_type(known, node)
-    value = element_type(kind)
-    return map_type(_lambda_type(known, _last_of(node, 2), (key_type(kind), value)), value)
+    value = element_type(_first_type(known, node))
+    return map_type(_lambda_type(known, _last_of(node, 2)), value)
 
 
 def _zipped_maps(known: KnownTypes, node: exp.Expr) -> str | None:
-    kinds = [known.type(part) for part in node.expressions[:2]]
-    keys = {key_type(kind) for kind in kinds}
+    keys = {key_type(known.type(part)) for part in node.expressions[:2]}
     if keys != {"string"}:
         return "map<…>"
-    values = map(element_type, kinds)
-    return map_type("string", _lambda_type(known, _last_of(node, 3), ("string", *values)))
+    return map_type("string", _lambda_type(known, _last_of(node, 3)))
 
 
 def _reduced(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -573,7 +565,7 @@ def _reduced(known: KnownTypes, node: exp.Expr) -> str | None:
     finish = node.args.get("finish")
     if finish is None:
         return kind
-    return _lambda_type(known, finish, (kind,))
+    return _lambda_type(known, finish)
 
 
 def _bracket(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -736,10 +728,105 @@ TYPE_RULES: dict[str, Rule] = {
         ("ArrayMax", "ArrayMin"), lambda known, node: element_type(known.type(node.this))
     ),
     "Anonymous": _by_name,
-    "Identifier": lambda known, node: known.variables.get(node.name.lower()),
+    "Identifier": lambda known, node: known.variable(node.name).type,
     "Avg": lambda known, node: "double" if known.type(node.this) in NUMBERS else None,
     "DateDiff": lambda known, node: "int" if node.args.get("unit") is None else "bigint",
 }
+
+
+# How lambdas are called, by the parser's nodes and the names of functions that it has no class for.
+
+
+def _elements_of(known: KnownTypes, node: exp.Expr | None) -> Variable:
+    kind = known.type(node)
+    if not isinstance(known_type(kind), Array):
+        return Variable(None)
+    return Variable(element_type(kind), _path_within(known.path(node), "[]"))
+
+
+def _entries_of(known: KnownTypes, *nodes: exp.Expr) -> list[Variable]:
+    """Return a key of maps, and a value of each of them."""
+    kinds = list(map(known.type, nodes))
+    variables = [Variable(key_type(kinds[0]))]
+    for kind, node in zip(kinds, nodes, strict=True):
+        if isinstance(known_type(kind), Map):
+            path = _path_within(known.path(node), "[*]")
+            variables.append(Variable(element_type(kind), path))
+        else:
+            variables.append(Variable(None))
+    return variables
+
+
+def _path_within(path: str, step: str) -> str:
+    return path and path + step
+
+
+def _of_elements(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    return [_elements_of(known, node.this)]
+
+
+def _of_elements_by_index(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    return [_elements_of(known, node.this), Variable("int")]
+
+
+def _of_two_elements(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    return [_elements_of(known, node.this)] * 2
+
+
+def _of_reduce(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    kind = known.type(node.args.get("initial"))
+    result = Variable(None if kind == "void" else kind)
+    if function is node.args.get("finish"):
+        return [result]
+    return [result, _elements_of(known, node.this)]
+
+
+def _of_entries(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
+    return _entries_of(known, node.expressions[0])
+
+
+_LAMBDAS: dict[str, Callable[[KnownTypes, exp.Expr, exp.Expr], list[Variable]]] = {
+    "ArrayFilter": _of_elements_by_index,
+    "ArraySort": _of_two_elements,
+    "Exists": _of_elements,
+    "Reduce": _of_reduce,
+    "Transform": _of_elements_by_index,
+    "forall": lambda known, node, function: [_elements_of(known, node.expressions[0])],
+    "map_filter": _of_entries,
+    "map_zip_with": lambda known, node, function: _entries_of(known, *node.expressions[:2]),
+    "transform_keys": _of_entries,
+    "transform_values": _of_entries,
+    "zip_with": lambda known, node, function: [
+        _elements_of(known, array) for array in node.expressions[:2]
+    ],
+}
+
+
+def function_of_lambda(function: exp.Expr) -> str:
+    """Return the node or function that calls a lambda, as in _LAMBDAS; "" if it is not known."""
+    caller = function.parent
+    name = type(caller).__name__
+    if caller is not None and name == "Anonymous":
+        name = str(caller.this).lower()
+    return name if name in _LAMBDAS else ""
+
+
+def lambda_arguments(known: KnownTypes, function: exp.Expr) -> list[Variable] | None:
+    """Return what a lambda gets, None if that is not known; it may take fewer."""
+    name = function_of_lambda(function)
+    if not name or function.parent is None:
+        return None
+    return _LAMBDAS[name](known, function.parent, function)
+
+
+def walk_with_types(known: Known, tree: exp.Expr) -> Iterator[tuple[Known, exp.Expr]]:
+    """Yield the nodes of a tree, those outside first, each with the types that are known there."""
+    nodes = deque([(known, tree)])
+    while nodes:
+        here, node = nodes.popleft()
+        yield here, node
+        inside = here.within(node) if type(node).__name__ == "Lambda" else here
+        nodes.extend((inside, part) for part in node.iter_expressions())
 
 
 _NON_BOOLEAN = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binary"})
@@ -770,6 +857,12 @@ def referenced_types(
     return tuple(named.items())
 
 
+def _field_within(kind: str | None, fields: Iterable[str]) -> str | None:
+    for field in fields:
+        kind = field_type(kind, field)
+    return kind
+
+
 def types_differ(one: str, other: str) -> bool:
     """Whether two types certainly differ, as far as both are known."""
     (first, *more), (second, *others) = one.split("…"), other.split("…")
@@ -786,9 +879,8 @@ def find_non_boolean_operand(
     """
     if expression.tree is None or expression.unread:
         return None
-    known = KnownTypes(types)
-    for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
-        if node.find_ancestor(exp.Lambda) is not None:  # a name may be a variable
+    for known, node in walk_with_types(KnownTypes(types), expression.tree):
+        if type(node).__name__ not in ("And", "Or", "Not"):
             continue
         for operand in filter(None, [node.this, node.args.get("expression")]):
             kind = known.type(operand) or ""
@@ -798,28 +890,45 @@ def find_non_boolean_operand(
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of a lambda: its type, and the path of what it stands for ("items[]"), "" for a
+    key, an index or an intermediate result.
+    """
+
+    type: str | None
+    path: str = ""
+
+
 class KnownTypes:
-    """The types of columns by name, ignoring case, and of the variables of lambdas by their
-    names in lower case.
+    """The types of columns by name, ignoring case, and the variables of lambdas by their names in
+    lower case.
     """
 
     def __init__(
-        self, types: Mapping[str, str | None], variables: Mapping[str, str | None] | None = None
+        self, types: Mapping[str, str | None], variables: Mapping[str, Variable] | None = None
     ) -> None:
         self._types = types
-        self.variables: Mapping[str, str | None] = variables or {}
+        self._variables: Mapping[str, Variable] = variables or {}
         self._by_lower: dict[str, str | None] | None = (
             None  # built for the first name that has no exact match
         )
 
-    def within(self, variables: Mapping[str, str | None]) -> KnownTypes:
-        """Return these types together with those of variables, for the nodes within a lambda."""
-        return KnownTypes(self._types, {**self.variables, **variables})
+    def within(self, function: exp.Expr) -> Self:
+        """Return these types together with those of a lambda's variables, for the nodes within
+        it.
+        """
+        names = [variable.name.lower() for variable in function.expressions]
+        given = lambda_arguments(self, function) or [Variable(None)] * len(names)
+        variables = dict.fromkeys(names, Variable(None)) | dict(zip(names, given, strict=False))
+        return type(self)(self._types, {**self._variables, **variables})
 
     def column(self, name: ColumnName) -> str | None:
-        """Return the type of a column or, for a name with several parts, of a field; None if
-        unknown.
+        """Return the type of a column or a variable or, for a name with several parts, of a field;
+        None if unknown.
         """
+        if name.name.lower() in self._variables:
+            return _field_within(self.variable(name.name).type, name.parts[1:])
         whole = str(name)
         if whole in self._types:
             return self._types[whole]
@@ -828,10 +937,34 @@ class KnownTypes:
         kind = self._by_lower.get(whole.lower())
         if kind is not None or len(name.parts) == 1:
             return kind
-        kind = self._by_lower.get(name.name.lower())
-        for field in name.parts[1:]:
-            kind = field_type(kind, field)
-        return kind
+        return _field_within(self._by_lower.get(name.name.lower()), name.parts[1:])
+
+    def variable(self, name: str) -> Variable:
+        """Return the variable of this name, one of which nothing is known if there is none."""
+        return self._variables.get(name.lower(), Variable(None))
+
+    def path(self, node: exp.Expr | None) -> str:
+        """Return the path of a column, or of a part of one, as users write it; "" for other
+        nodes.
+        """
+        if node is None:
+            return ""
+        match type(node).__name__:
+            case "Paren":
+                return self.path(node.this)
+            case "Identifier":
+                return self.variable(node.name).path
+            case "Column":
+                first, *fields = [part.name for part in node.parts]  # type: ignore[attr-defined]
+                path = write_name(first)
+                if first.lower() in self._variables:
+                    path = self.variable(first).path
+                return _path_within(path, "".join(f".{write_name(field)}" for field in fields))
+            case "Dot":
+                return _path_within(self.path(node.this), f".{write_name(node.expression.name)}")
+            case "Bracket":
+                return _path_within(self.path(node.this), "[]")
+        return ""
 
     def type(self, node: exp.Expr | None) -> str | None:
         """Return the type of a syntax node; None where it is uncertain."""

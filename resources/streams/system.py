@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import argument_error, check_whole_number
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.documents import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
@@ -136,9 +137,8 @@ def check_producer(producer: str, sequence: int) -> None:
         )
     found = f"sequence {sequence!r} of producer {producer!r}"
     step = "Use the same number in every retry of an append."
-    check_whole_number(
-        sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step
-    )
+    if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 0:
+        raise argument_error(found, "an integer from 0", step, argument="sequence")
 
 
 def check_append(
@@ -413,7 +413,8 @@ class StreamInfo:
     if it is equal too. `schema` is None for raw records. `default_offset` is where a reader without
     a checkpoint begins; None leaves that to the system. A `compacted` stream keeps the newest
     record of every key, and deletions for `tombstones_kept`. `identity`, if the system has one,
-    changes when the stream is deleted and recreated, or `repartitioned`.
+    changes when the stream is deleted and recreated, or `repartitioned`. `former` says what became
+    of columns that it had before, by name or path: "renamed to email", "dropped".
     """
 
     name: str
@@ -426,6 +427,7 @@ class StreamInfo:
     tombstones_kept: timedelta | None = None
     identity: str | None = None
     repartitioned: Repartitioning | None = None
+    former: Mapping[str, str] = field(default_factory=dict)
 
     def has_all_keys(self, oldest: Mapping[SystemStreamPartition, str]) -> bool:
         """Return whether the stream still holds the newest record of every key, given its oldest
@@ -766,16 +768,29 @@ class StreamWriter(StreamSystem):
 
     @abstractmethod
     def create(
-        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        changes: ColumnChanges = NO_CHANGES,
     ) -> StreamInfo:
         """Create a stream, or do nothing if it exists with this declaration. Raises
         StreamExistsError.
 
-        A system that `evolves` adds and widens columns of an existing stream.
+        A system that `evolves` adds and widens columns of an existing stream, and renames and drops
+        those of `changes`. Other systems get no changes.
         """
 
     def check_create(
-        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        changes: ColumnChanges = NO_CHANGES,
     ) -> None:
         """Raise what `create` would raise for this declaration, without changing anything."""
         return

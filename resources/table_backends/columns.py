@@ -50,7 +50,8 @@ from dagster_adjunct.resources.schemas.types import (
 )
 from dagster_adjunct.resources.table_backends.nested_values import (
     InnerName,
-    check_json_text,
+    PartError,
+    check_json,
     conform,
     make_nested_checker,
 )
@@ -580,29 +581,12 @@ def _binary(value: Any) -> bytes:
 
 def _json(value: Any) -> Any:
     try:
-        _check_json(value)
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+        check_json(value)
+    except RecursionError:
+        raise TypeError("expected what JSON can hold: it is nested too deeply") from None
+    except PartError as error:
         raise TypeError(f"expected what JSON can hold: {error}") from None
     return value
-
-
-def _check_json(value: Any) -> None:
-    """Raise if JSON would change the value, such as keys that aren't text."""
-    items = value
-    if isinstance(value, dict):
-        for name in value:
-            if not isinstance(name, str):
-                raise TypeError(f"the key {name!r} is not a str")
-            check_json_text(name)
-        items = value.values()
-    if isinstance(value, dict | list):
-        for item in items:
-            _check_json(item)
-    elif isinstance(value, str):
-        check_json_text(value)
-    elif not isinstance(value, int | float | None):
-        raise TypeError(f"{type(value).__name__} in it")
 
 
 _CHECKERS: dict[Kind, Callable[[Any], Any]] = {

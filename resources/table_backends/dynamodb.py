@@ -1,7 +1,7 @@
 """`DynamoDbTable`: records as items of a DynamoDB table.
 
 `dynamodb_items.py` defines how values are stored, `dynamodb_requests.py` what conditions store with
-a record, `dynamodb_run_count.py` the item that `create` adds.
+a record, `dynamodb_bookkeeping.py` the epochs and the count of runs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from pydantic import PositiveInt
+
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import dynamodb_requests
 from dagster_adjunct.resources.table_backends.columns import check_not_reserved, parse_known_column
+from dagster_adjunct.resources.table_backends.dynamodb_bookkeeping import (
+    NAME,
+    FencedWrites,
+    RunCount,
+)
 from dagster_adjunct.resources.table_backends.dynamodb_connection import (
     Connection,
     error_code,
     problem_from_boto_error,
 )
-from dagster_adjunct.resources.table_backends.dynamodb_epochs import NAME, FencedWrites
 from dagster_adjunct.resources.table_backends.dynamodb_items import ItemCodec, key_attribute_type
 from dagster_adjunct.resources.table_backends.dynamodb_requests import Problems, TableRequests
-from dagster_adjunct.resources.table_backends.dynamodb_run_count import RunCount
 from dagster_adjunct.resources.table_backends.store import StoreTable
 from dagster_adjunct.resources.table_backends.write_plan import (
     Entry,
@@ -42,12 +47,11 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     State,
 )
 from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX, NO_TABLE, Presence
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import Seconds, validated
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -231,10 +235,10 @@ class DynamoDbTable(StoreTable):
         credentials_env: Sequence[str] | None = None,
         session: Any = None,
         consistent_reads: bool = True,
-        forget_deleted_after: float | None = None,
-        threads: int = 16,
-        connect_timeout: float = 3.0,
-        read_timeout: float = 15.0,
+        forget_deleted_after: Seconds | None = None,
+        threads: PositiveInt = 16,
+        connect_timeout: Seconds = 3.0,
+        read_timeout: Seconds = 15.0,
     ) -> None:
         self.table = table
         self._label = f"DynamoDB table {table!r}"
@@ -263,13 +267,6 @@ class DynamoDbTable(StoreTable):
             session=session,
         )
         self.connection.check(self._label)
-        for name, seconds in (("connect_timeout", connect_timeout), ("read_timeout", read_timeout)):
-            check_seconds(seconds, f"{self._label} has {name}={seconds!r}", argument=name)
-        forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
-        check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
-        check_whole_number(
-            threads, f"{self._label} has threads={threads!r}", "at least one", argument="threads"
-        )
         self._key_types = self._types_of_key(key if isinstance(key, Mapping) else {})
         self._typed_key = dict(key) if isinstance(key, Mapping) else None
         self._open: PerLoop[_OpenClient] = PerLoop(

@@ -388,7 +388,7 @@ COUNT_KEY: Item = {
     "N": {"N": str(_GREATEST.copy_negate())},
     "B": {"B": RUNS_ATTRIBUTE.encode()},
 }
-"""The key of the item that counts runs (`dynamodb_run_count.py`), by the type of a key's column."""
+"""The key of the item that counts runs (`dynamodb_bookkeeping.py`), by its column's type."""
 
 
 class InsideChange(NamedTuple):

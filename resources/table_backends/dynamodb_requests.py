@@ -35,17 +35,17 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends.columns import OWN_PREFIX
+from dagster_adjunct.resources.table_backends.dynamodb_bookkeeping import (
+    FAILED_CONDITION,
+    FencedWrites,
+    Reason,
+    problem_from_reason,
+)
 from dagster_adjunct.resources.table_backends.dynamodb_connection import (
     checked_sends,
     error_code,
     problem_from_boto_error,
     throttled_problem,
-)
-from dagster_adjunct.resources.table_backends.dynamodb_epochs import (
-    FAILED_CONDITION,
-    FencedWrites,
-    Reason,
-    problem_from_reason,
 )
 from dagster_adjunct.resources.table_backends.dynamodb_items import (
     DELETED,

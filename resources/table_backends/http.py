@@ -25,9 +25,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
+from pydantic import PositiveInt
+
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.optional_packages import import_package
+from dagster_adjunct.resources.table_backends.nested_values import PartError, check_json
 from dagster_adjunct.resources.table_backends.store import check_variable_name, read_variable
 from dagster_adjunct.resources.table_backends.write_plan import Key, Record
 from dagster_adjunct.resources.tables import functions
@@ -41,7 +44,6 @@ from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
     Outcomes,
-    PerLoop,
     Problem,
     RowEntries,
     State,
@@ -52,7 +54,7 @@ from dagster_adjunct.resources.tables.operation import (
     to_changes,
 )
 from dagster_adjunct.resources.times import utc_now
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import Seconds, validated
 
 if TYPE_CHECKING:
     import ssl
@@ -248,8 +250,8 @@ class HttpTable(
         headers: Mapping[str, str] | None = None,
         secret_headers: Mapping[str, str] | None = None,
         puts_if_absent: bool = False,
-        connections: int = 10,
-        timeout: float = 10.0,
+        connections: PositiveInt = 10,
+        timeout: Seconds = 10.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.path = path
@@ -306,10 +308,6 @@ class HttpTable(
                 "Use a path like /planes/{tail} that names each key column once.",
                 argument="path",
             )
-        found = f"{what} has connections={self.connections!r}"
-        whole = "a whole number above 0"
-        check_whole_number(self.connections, found, whole, argument="connections")
-        check_seconds(self.timeout, f"{what} has timeout={self.timeout!r}", argument="timeout")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r}, {self.path!r}, key={self.key})"
@@ -401,7 +399,8 @@ class HttpTable(
         try:
             return json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
-            problem = f"{self._label}: a record can't be written as JSON: {error}."
+            why = _misfit(record) or error
+            problem = f"{self._label}: a record can't be written as JSON: {why}."
             step = "Convert its values before writing, or override encode()."
             raise errors.SchemaMismatchError(problem, step, table=self._label) from error
 
@@ -531,6 +530,15 @@ class HttpTable(
             verify=_load_trust_store(),
         )
         return _Client(client, asyncio.Semaphore(self.connections), tuple(secrets.values()))
+
+
+def _misfit(record: Record) -> str:
+    """Return which part of a record JSON does not hold, and why; "" if it holds all of them."""
+    try:
+        check_json(dict(record))
+    except (PartError, RecursionError) as error:
+        return str(error)
+    return ""
 
 
 @cache

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
@@ -45,7 +46,7 @@ class PartError(TypeError):
     """A part of a nested value does not fit: its path within the value, and the reason."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path.removeprefix('.')}: {reason}")
+        super().__init__(f"{path.removeprefix('.')}: {reason}" if path else reason)
         self.path = path
         self.reason = reason
 
@@ -94,6 +95,25 @@ def check_json_text(text: Any) -> str:
     except UnicodeEncodeError:
         raise TypeError("expected text without lone surrogates") from None
     return text
+
+
+def check_json(value: Any, path: str = "") -> None:
+    """Raise PartError for the first part of a value that JSON does not hold as it is: dicts with
+    str keys, lists, texts, booleans and finite numbers. `path` is that of the value.
+    """
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _converted(path, check_json_text, name)
+            check_json(item, f"{path}.{write_name(name)}")
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            check_json(item, f"{path}[{place}]")
+    elif isinstance(value, str):
+        _converted(path, check_json_text, value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise PartError(path, f"{value} is no finite number")
+    elif not isinstance(value, int | float | None):
+        raise PartError(path, f"it is a {type(value).__name__}")
 
 
 def make_nested_checker(type_: Type, make_checker: Callable[[str], Convert]) -> Convert:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from pydantic import PositiveInt
+
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     RunLeaseLostError,
@@ -19,6 +20,7 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import postgres_connection, write_plan
 from dagster_adjunct.resources.table_backends.columns import (
@@ -60,12 +62,11 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     State,
 )
 from dagster_adjunct.resources.tables.presence import Presence
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import Seconds, validated
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, sql
@@ -492,8 +493,8 @@ class PostgresTable(SqlTable[PostgresRequests]):
         schema: str = "public",
         columns: Mapping[str, str] | None = None,
         create: bool = False,
-        connections: int = 4,
-        forget_after: float | None = None,
+        connections: PositiveInt = 4,
+        forget_after: Seconds | None = None,
     ) -> None:
         self.table = check_identifier("table", table)
         self.schema = check_identifier("schema", schema)
@@ -503,17 +504,6 @@ class PostgresTable(SqlTable[PostgresRequests]):
         self.connect = postgres_connection.check_keywords(connect or {})
         self.connections = connections
         self.forget_after = forget_after
-        what = f"PostgreSQL table {table!r} has"
-        whole = "a whole number, at least 1"
-        check_whole_number(
-            connections, f"{what} connections={connections!r}", whole, argument="connections"
-        )
-        check_seconds(
-            forget_after,
-            f"{what} forget_after={forget_after!r}",
-            argument="forget_after",
-            none=True,
-        )
         self._pools = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 
     def __repr__(self) -> str:

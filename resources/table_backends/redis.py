@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from pydantic import PositiveInt
+
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_backends import redis_records
@@ -71,7 +73,6 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     State,
 )
@@ -83,7 +84,7 @@ from dagster_adjunct.resources.tables.presence import (
     Presence,
     new_table_id,
 )
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import Seconds, WholeSeconds, validated
 
 if TYPE_CHECKING:
     from redis.asyncio import BlockingConnectionPool
@@ -668,10 +669,10 @@ class RedisTable(StoreTable):
         url: str | None = None,
         url_env: str | None = None,
         password_env: str | None = None,
-        forget_deleted_after: int | None = None,
-        largest_value: int = _LARGEST,
-        connections: int = 8,
-        timeout: float = 10.0,
+        forget_deleted_after: WholeSeconds | None = None,
+        largest_value: PositiveInt = _LARGEST,
+        connections: PositiveInt = 8,
+        timeout: Seconds = 10.0,
     ) -> None:
         self.prefix = prefix
         self._label = f"Redis table {prefix}"
@@ -692,16 +693,6 @@ class RedisTable(StoreTable):
             if getattr(self, name) is not None:
                 check_variable_name(name, getattr(self, name), label=self._label)
         check_url(self._label, url, url_env)
-        check_seconds(timeout, f"{self._label} has timeout={timeout!r}", argument="timeout")
-        forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
-        check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
-        for name, number in (("connections", connections), ("largest_value", largest_value)):
-            check_whole_number(
-                number,
-                f"{self._label} has {name}={number!r}",
-                "a whole number above 0",
-                argument=name,
-            )
         if largest_value > _LARGEST:
             problem = f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB."
             raise errors.ConfigurationError(problem, argument="largest_value")

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, TableNotFoundError
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import store, write_plan
 from dagster_adjunct.resources.table_backends.store import StoreTable
@@ -24,13 +25,7 @@ from dagster_adjunct.resources.table_backends.write_plan import (
     ValidEntries,
 )
 from dagster_adjunct.resources.tables.functions import TableUse
-from dagster_adjunct.resources.tables.operation import (
-    Operation,
-    OperationKind,
-    Outcomes,
-    PerLoop,
-    Problem,
-)
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem
 from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 
 

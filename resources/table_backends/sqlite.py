@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arguments import check_seconds
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import write_plan
 from dagster_adjunct.resources.table_backends.columns import (
@@ -68,9 +68,9 @@ from dagster_adjunct.resources.table_backends.write_plan import (
     check_dropped,
 )
 from dagster_adjunct.resources.tables.functions import TableUse
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, PerLoop
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.presence import Presence
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import Seconds, SecondsOrZero, validated
 
 _TYPES = {
     Kind.STRING: "TEXT",
@@ -677,8 +677,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
         *,
         columns: Mapping[str, str] | None = None,
         create: bool = False,
-        busy_timeout: float = 10.0,
-        forget_after: float | None = None,
+        busy_timeout: SecondsOrZero = 10.0,
+        forget_after: Seconds | None = None,
     ) -> None:
         if str(path) in ("", ":memory:"):
             problem = (
@@ -694,11 +694,6 @@ class SqliteTable(SqlTable[SqliteRequests]):
         self._declare(table, key, columns, create=create)
         self.busy_timeout = busy_timeout
         self.forget_after = forget_after
-        what = f"SQLite table {table!r} has"
-        busy = f"{what} busy_timeout={busy_timeout!r}"
-        check_seconds(busy_timeout, busy, argument="busy_timeout", zero=True)
-        forget = f"{what} forget_after={forget_after!r}"
-        check_seconds(forget_after, forget, argument="forget_after", none=True)
         self._pools = PerLoop(lambda: Pool(1, self._connected), Pool.finish)
 
     def __repr__(self) -> str:

@@ -13,7 +13,9 @@ from functools import partial
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
-from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from pydantic import PositiveInt
+
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.tables.compact import CompactLayer, as_put
 from dagster_adjunct.resources.tables.functions import TableFunction, is_retryable
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -23,7 +25,6 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     RowEntries,
     are_same_args,
@@ -33,7 +34,7 @@ from dagster_adjunct.resources.tables.operation import (
     may_send_separately,
     send_without_problems,
 )
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import SecondsOrZero, validated
 
 
 @validated
@@ -52,21 +53,10 @@ class BatchProvider:
       have it.
     """
 
-    size: int = 1000
-    bytes: int | None = None
-    delay: float = 0.0
+    size: PositiveInt = 1000
+    bytes: PositiveInt | None = None
+    delay: SecondsOrZero = 0.0
     compact: bool = False
-
-    def __post_init__(self) -> None:
-        whole = "a whole number from 1 on"
-        check_whole_number(self.size, f"a batch of {self.size!r} entries", whole, argument="size")
-        if self.bytes is not None:
-            check_whole_number(
-                self.bytes, f"a batch of {self.bytes!r} bytes", whole, argument="bytes"
-            )
-        check_seconds(
-            self.delay, f"BatchProvider(delay={self.delay!r})", argument="delay", zero=True
-        )
 
     def can_gather(self, operation: Operation[Any], size: int) -> bool:
         """Whether the operation, of `size` bytes, can share a request: it has Python values and
@@ -739,15 +729,11 @@ class BatchLayer:
         self,
         below: Layer,
         *,
-        table: str,
         batches: BatchProvider | None = None,
-        in_flight: int = 8,
+        in_flight: PositiveInt = 8,
         function: TableFunction | None = None,
         meter: Meter | None = None,
     ) -> None:
-        check_whole_number(
-            in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight"
-        )
         self._below = below
         self._provider = batches or BatchProvider()
         if self._provider.compact:

@@ -15,7 +15,8 @@ from math import inf
 from typing import Any, Literal
 from uuid import UUID
 
-from dagster_adjunct.resources.arguments import check_seconds, check_whole_number
+from pydantic import PositiveInt
+
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Clock,
@@ -25,7 +26,7 @@ from dagster_adjunct.resources.tables.operation import (
     Outcomes,
     SystemClock,
 )
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import Seconds, validated
 
 
 @validated
@@ -43,19 +44,11 @@ class Cache:
     evict. `absent=True` also keeps the fact that a key has no record.
     """
 
-    size: int = 10_000
-    seconds_after_write: float | None = 60.0
-    seconds_after_read: float | None = None
+    size: PositiveInt = 10_000
+    seconds_after_write: Seconds | None = 60.0
+    seconds_after_read: Seconds | None = None
     on_write: Literal["through", "around"] = "through"
     absent: bool = False
-
-    def __post_init__(self) -> None:
-        check_whole_number(
-            self.size, f"a cache of {self.size!r} records", "at least 1", argument="size"
-        )
-        for name in ("seconds_after_write", "seconds_after_read"):
-            seconds = getattr(self, name)
-            check_seconds(seconds, f"{name}={seconds!r} of a cache", argument=name, none=True)
 
 
 # Immutable types; a dictionary of only these is copied without a deep copy.

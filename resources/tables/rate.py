@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from pydantic import Field
@@ -177,6 +177,7 @@ class _Wait:
 
 
 _MAX_CREDITS = 1e15
+CreditsPerSecond = Annotated[float, Field(gt=0, le=_MAX_CREDITS)]
 Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
 
@@ -241,20 +242,12 @@ class RateLimit:
     the get costs in addition.
     """
 
-    reads_per_second: float | None = None
-    writes_per_second: float | None = None
+    reads_per_second: CreditsPerSecond | None = None
+    writes_per_second: CreditsPerSecond | None = None
     budget: str | None = None
     credits: Credits = field(default=per_record, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name in ("reads_per_second", "writes_per_second"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 < rate <= _MAX_CREDITS:
-                raise argument_error(
-                    f"{name} is {rate!r:.60}",
-                    "a number above 0, or None for no limit",
-                    argument=name,
-                )
         if self.budget is not None:
             check_name("budget", self.budget)
 

@@ -14,7 +14,8 @@ from math import isfinite
 from time import perf_counter
 from typing import Any, Literal
 
-from dagster_adjunct.resources.arguments import check_seconds
+from pydantic import NonNegativeFloat, PositiveInt
+
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     RunLeaseLostError,
@@ -35,7 +36,12 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     SystemClock,
 )
-from dagster_adjunct.resources.validation import validated, validated_methods
+from dagster_adjunct.resources.validation import (
+    Seconds,
+    SecondsOrZero,
+    validated,
+    validated_methods,
+)
 
 
 @validated
@@ -174,29 +180,16 @@ class RetryPolicy:
       beyond `max_wait`.
     """
 
-    attempts: int = 8
-    first_wait: float = 0.1
-    max_wait: float = 5.0
-    max_total: float = 60.0
+    attempts: PositiveInt = 8
+    first_wait: SecondsOrZero = 0.1
+    max_wait: NonNegativeFloat = 5.0
+    max_total: NonNegativeFloat = 60.0
     backoff: Backoff | None = field(default=None, kw_only=True)
-    timeout: float | None = field(default=20.0, kw_only=True)
+    timeout: Seconds | None = field(default=20.0, kw_only=True)
     retry_if: Callable[[Problem], bool] | None = field(default=None, kw_only=True)
     unknown: Literal["retry", "fail"] = field(default="retry", kw_only=True)
 
     def __post_init__(self) -> None:
-        fits = {
-            "attempts": self.attempts >= 1,
-            "first_wait": isfinite(self.first_wait) and self.first_wait >= 0,
-            "max_wait": self.max_wait >= 0,
-            "max_total": self.max_total >= 0,
-        }
-        for name, is_right in fits.items():
-            if not is_right:
-                text = (
-                    f"{self} can't work: expected at least one attempt, and no negative or endless"
-                    " wait."
-                )
-                raise ConfigurationError(text, argument=name)
         if self.backoff is None and self.first_wait > self.max_wait:
             problem = (
                 f"first_wait={self.first_wait:g} of a retry policy is above"
@@ -213,8 +206,6 @@ class RetryPolicy:
             )
             step = "Raise max_total, shorten the wait, or disable retries with attempts=1."
             raise ConfigurationError(found, step, argument="max_total")
-        what = f"timeout={self.timeout!r} of a retry policy"
-        check_seconds(self.timeout, what, argument="timeout", none=True)
 
     def passes(self, problem: Problem) -> bool:
         """Whether an entry with this problem may be retried. Raises TableError if `retry_if`

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import first_validation_problem
-from dagster_adjunct.resources.event_loop import LoopThread
+from dagster_adjunct.resources.event_loop import LoopThread, PerLoop
 from dagster_adjunct.resources.metadata import SharedValue
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json
@@ -42,7 +42,6 @@ from dagster_adjunct.resources.tables.credit_messages import (
     receive_message,
     send_message,
 )
-from dagster_adjunct.resources.tables.operation import PerLoop
 from dagster_adjunct.resources.tables.rate import (
     Budget,
     LeaseInterval,

@@ -15,11 +15,13 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import run_in_new_loop
-from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.event_loop import run_blocking, run_in_new_loop
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.schemas.equality import comparable_sql
+from dagster_adjunct.resources.schemas.schema import named_column, quote_name
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.types import is_storable
 from dagster_adjunct.resources.schemas.values import (
     first_unreadable,
     readable_value,
@@ -51,7 +53,6 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     UpdateContract,
     first_cause,
-    run_blocking,
 )
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable, error_from_outcomes
 
@@ -510,8 +511,9 @@ def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWri
     if marking is None:
         return df.sortWithinPartitions(*position), write
     names = dict.fromkeys([*marking.order, *write.table.key, *position])
-    others = [name for name in _orderable_columns(df) if name not in names]
-    return df.sortWithinPartitions(*map(named_column, (*names, *others))), note_exactness(df, write)
+    others = [order for name, order in _orders_of_columns(df).items() if name not in names]
+    ordered = df.sortWithinPartitions(*map(named_column, names), *map(F.expr, others))
+    return ordered, note_exactness(df, write)
 
 
 def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
@@ -521,17 +523,25 @@ def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
     if write.marking is None:
         return write
     shown = [name for name in df.columns if name[:2] != "__"]
-    exact = is_deterministic(df) and len(_orderable_columns(df)) == len(shown)
+    exact = is_deterministic(df) and len(_orders_of_columns(df)) == len(shown)
     return replace(write, marking=replace(write.marking, exact=exact))
 
 
-def _orderable_columns(df: DataFrame) -> list[str]:
-    names = []
+def _orders_of_columns(df: DataFrame) -> dict[str, str]:
+    """Return the SQL by which records are sorted by each column that has an order; maps are sorted
+    by their entries.
+    """
+    orders = {}
     for column in df.schema.fields:
         kind = type_from_spark(column.dataType)
-        if "map<" not in kind and "variant" not in kind and column.name[:2] != "__":
-            names.append(column.name)
-    return names
+        if column.name[:2] == "__" or "variant" in kind:
+            continue
+        order = quote_name(column.name)
+        if "map<" not in kind:
+            orders[column.name] = order
+        elif is_storable(kind):
+            orders[column.name] = comparable_sql(order, kind)
+    return orders
 
 
 def check_record_columns(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from pydantic import SkipValidation
+from pydantic import PositiveInt, SkipValidation
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
@@ -341,7 +341,7 @@ class RemoteTable(Generic[K, V, U]):
         rate_limit: RateLimit | None = None,
         batch_size: int | None = None,
         batches: BatchProvider | None = None,
-        in_flight: int = 8,
+        in_flight: PositiveInt = 8,
         newest_by: str | None = None,
         idempotent: bool = False,
         on_replay: Literal["apply", "skip"] = "apply",
@@ -506,7 +506,6 @@ class RemoteTable(Generic[K, V, U]):
         )
         batch = BatchLayer(
             contract,
-            table=self.name,
             batches=replace(self.batches, size=rate.largest(min(sizes))),
             in_flight=self.in_flight,
             function=writes,

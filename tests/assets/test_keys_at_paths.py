@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
+    FileSource,
     QuerySource,
     bounded_dataset,
     unbounded_dataset,
 )
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
-from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
@@ -46,7 +51,7 @@ ORDERS = Schema.of(
     customer={"id": "bigint", "name": "string", "address": {"city": "string"}},
     meta={"at": "timestamp", "seq": "bigint", "op": "string"},
     lines=[{"sku": "string"}],
-    prices="map<string,double>",
+    prices="map<string,int>",
 )
 _AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
@@ -57,7 +62,7 @@ def order(no: int, customer: int | None, *, seq: int = 0, city: str = "Ulm") -> 
         "customer": {"id": customer, "name": f"c{customer}", "address": {"city": city}},
         "meta": {"at": _AT + dt.timedelta(days=seq), "seq": seq, "op": "u"},
         "lines": [{"sku": "a"}],
-        "prices": {"a": 1.5},
+        "prices": {"a": 1},
     }
 
 
@@ -160,6 +165,7 @@ def draw(drawn: random.Random) -> Drawn:
     return Drawn(schema, types, tuple(names), drawn.choice([None, "made"]))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(6))
 def test_versions_are_keyed_by_drawn_paths(either: World, seed: int) -> None:
     drawn = random.Random(seed)
@@ -184,6 +190,7 @@ def test_versions_are_keyed_by_drawn_paths(either: World, seed: int) -> None:
         assert entries(either) == expected
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(6))
 def test_tables_are_keyed_by_drawn_paths(either: World, seed: int) -> None:
     drawn = random.Random(seed)
@@ -233,6 +240,20 @@ def test_queries_are_keyed_by_drawn_paths(either: World, seed: int) -> None:
     spec = bounded_dataset("d", input=query, key=made.key, broadcast=True)
     either.advance(spec)
     assert entries(either) == {entry[made.name]: entry for entry in map(made.entry, rows)}
+
+
+def test_files_are_keyed_by_paths(world: World, tmp_path: Path) -> None:
+    world.spark = IN_PROCESS
+    folder = tmp_path / "incoming" / "v1"
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"no": no, "customer": {"id": no % 3}}) for no in range(6)]
+    (folder / "orders.jsonl").write_text("\n".join(lines))
+    (folder / "_SUCCESS").touch()
+    schema = Schema.of(no="int", customer={"id": "int"})
+    source = FileSource(str(tmp_path / "incoming"), "jsonl", schema)
+    spec = bounded_dataset("d", input=source, key="customer.id", columns=["no"], broadcast=True)
+    world.advance(spec)
+    assert entries(world) == {key: {"id": key, "no": key + 3} for key in range(3)}
 
 
 # What is declared.
@@ -402,6 +423,7 @@ def test_versions_may_be_built_with_other_paths(world: World) -> None:
         assert entries(world) == {1: {"id": 1, "value": value}}
 
 
+@pytest.mark.lengthy
 def test_commands_take_the_values_at_the_path(world: World) -> None:
     world.spark = IN_PROCESS
     world.stream("s", ORDERS, [], 1)
@@ -435,25 +457,18 @@ def test_the_sensitive_columns_of_a_stream_stay_so_in_columns_made_of_them(world
 @pytest.mark.parametrize("customer", [None, {"id": None, "name": "x", "address": None}])
 def test_a_null_at_the_path_of_a_key_is_a_null_key(either: World, customer: Any) -> None:
     either.stream("s", ORDERS, [], 1)
-    either.streams.create(
-        "dead",
-        schema=Schema.of(
-            stream="string",
-            partition="int",
-            offset="bigint",
-            epoch="int",
-            time="timestamp",
-            reason="string",
-            value="string",
-        ),
-        partitions=1,
-    )
     append(either, [order(1, 1), order(2, 2) | {"customer": customer}], end_of_dataset="v1")
     spec = bounded_dataset("v", input="lake.s", key="customer.id", partitions=2)
     report = either.advance(spec)
     assert report.action == "rejected"
+    declared: dict[str, Any] = {"input": "lake.s", "key": "customer.id", "partitions": 2}
     with pytest.raises((BadChangeError, NullKeyError)):
-        either.advance(unbounded_dataset("d", input="lake.s", key="customer.id", partitions=2))
+        either.advance(unbounded_dataset("d", **declared))
+    dead = DeadLetters("lake.dead")
+    either.advance(unbounded_dataset("d", on_bad_change=dead, columns=["no"], **declared))
+    assert entries(either) == {1: {"id": 1, "no": 1}}
+    letters = either.streams.read_arrow(either.streams.all_ranges("dead")).to_pylist()
+    assert [json.loads(letter["value"])["no"] for letter in letters] == [2]
 
 
 def test_deletions_by_a_column_delete_at_the_path(either: World) -> None:
@@ -588,6 +603,35 @@ def test_orders_and_times_are_simple_values(world: World, argument: str, path: s
     with pytest.raises(SchemaMismatchError) as caught:
         world.advance(spec)
     assert caught.value.column == path
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("over_time", [False, True])
+def test_rows_of_a_snapshot_are_placed_by_paths(
+    sparkling: World, tmp_path: Path, over_time: bool
+) -> None:
+    sparkling.stream("s", ORDERS, [], 1)
+    rows = []
+    for customer in (1, 2, 3):
+        meta = order(0, customer, seq=5)["meta"]
+        rows.append({"id": customer, "no": 100 + customer, "meta": meta})
+    schema = Schema.of(id="bigint", no="int", meta=ORDERS.field("meta").type)
+    pq.write_table(arrow_rows(rows, schema), tmp_path / "rows.parquet")
+    options: dict[str, Any] = {"order_by": "meta.seq"}
+    if over_time:
+        options = {"history": "all", "valid_from": "meta.at"}
+    spec = unbounded_dataset(
+        "d",
+        input="lake.s",
+        key="customer.id",
+        columns=["no", "meta"],
+        partitions=2,
+        initial=ParquetSnapshot(str(tmp_path), position={"lake.s.0": "0"}),
+        **options,
+    )
+    append(sparkling, [order(1, 1, seq=3), order(2, 2, seq=9)])
+    sparkling.advance(spec)
+    assert {key: entry["no"] for key, entry in entries(sparkling).items()} == {1: 101, 2: 2, 3: 103}
 
 
 # Extractors, and values that are hidden.

@@ -20,13 +20,14 @@ from dagster_adjunct.assets.versions.leases import (
 )
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.version import DatasetDeclaration
+from dagster_adjunct.resources import times
 from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     LeaseLostError,
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects import heartbeat, passed_time
+from dagster_adjunct.resources.objects import heartbeat
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.assets.conftest import World
@@ -267,9 +268,9 @@ def test_a_renewal_that_comes_too_late_does_not_count(
     lake again.
     """
     lease = acquire(planes, publish(planes, 1)[0])
-    now = list(passed_time.read_clocks())
+    now = list(times.read_clocks())
     now[clock] += 541
-    for module in (passed_time, heartbeat):
+    for module in (times, heartbeat):
         monkeypatch.setattr(module, "read_clocks", lambda: tuple(now))
     lease.renew()
     with pytest.raises(LeaseLostError) as caught:

@@ -32,8 +32,8 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.switches import VersionActions
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
+from dagster_adjunct.resources import times
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -210,7 +210,7 @@ def test_a_registration_that_was_paused_for_hours_sets_no_table_back(
         if where == "catalog":
             catalog = Catalog(hours.catalog, at_call(nth, hours.pause))
         ended = "done"
-        with patch.object(passed_time, "time", hours.clocks):
+        with patch.object(times, "time", hours.clocks):
             try:
                 hours.publish(Lake(FaultyStore(hours.lake.store, faults), hours.lake.id), catalog)
             except AdjunctError as error:

@@ -225,3 +225,27 @@ def test_an_iceberg_table_holds_the_files_of_its_snapshots(tmp_path: Path) -> No
     assert release_from_iceberg(filled.lake, "lake.s", "out.s") == (first.version, second.version)
     clock.now += timedelta(hours=2)
     assert filled.streams.maintain("s").deleted_objects >= 2
+
+
+def test_other_engines_see_records_of_before_a_change_under_the_present_names(
+    tmp_path: Path,
+) -> None:
+    lake = open_lake(str(tmp_path), create=True)
+    streams = LakeStreams(lake)
+    columns = Schema.of(k="bigint", note="string", s="struct<x:int,y:int>", z="int")
+    streams.create("s", schema=columns, key=["k"], partitions=2)
+    row = {"k": 1, "note": "a", "s": {"x": 1, "y": 2}, "z": 3}
+    streams.append("s", [row], producer="p", sequence=0)
+    for changes, seen in (
+        ({"drop": ["s.x", "z"]}, {"k": 1, "note": "a", "s": {"y": 2}}),
+        ({"renamed": {"note": "n", "s.y": "x"}}, {"k": 1, "n": "a", "s": {"x": 2}}),
+    ):
+        streams.change_columns("s", **changes)
+        view = stream_view(lake, "s")
+        names = list(seen)
+        assert pyarrow_dataset(view).to_table(columns=names).to_pylist() == [seen]
+        assert polars_frame(view).select(names).collect().to_dicts() == [seen]
+        connection = duckdb.connect()
+        duckdb_view(connection, view, "s")
+        found = connection.execute(f"SELECT {', '.join(names)} FROM s").fetchall()
+        assert found == [tuple(seen.values())]

@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from dagster_adjunct import LakeStreams, SystemStreamPartition, open_lake, run_application
-from dagster_adjunct.examples.orders import deliver, pipeline
+from dagster_adjunct.examples.orders import deliver, pipeline, renamed
 from dagster_adjunct.streams import OffsetRange
 from dagster_adjunct.tables import BlockingTable, RemoteTable
+from tests.doc_blocks import ROOT, PageReader, blocks_of
 from tests.kept_processes import without_kept_processes
+from tests.orchestration.dagster.test_components import component, facts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.servers.postgres import PostgresServer
+
+EXAMPLE = ROOT / "examples" / "orders"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.server)])
@@ -35,12 +40,19 @@ def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("ADJUNCT_LAKE", str(tmp_path / "lake"))
     monkeypatch.setenv("ORDERS_CATALOGUE", str(tmp_path / "catalogue"))
     monkeypatch.setenv("ORDERS_SQLITE", str(tmp_path / "customers.sqlite"))
-    importlib.reload(pipeline)
+    reload_applications()
     return importlib.reload(deliver)
 
 
+def reload_applications() -> None:
+    importlib.reload(pipeline)
+    importlib.reload(renamed)
+
+
 def expected_sales(parts: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return the sold products after these parts; after the second one, as `renamed.py` has them."""
     rows = []
+    title = "name" if parts == (1,) else "title"
     for part in parts:
         products = {product["sku"]: product for product in deliver.products(part)}
         for order in deliver.orders(part):
@@ -53,7 +65,7 @@ def expected_sales(parts: tuple[int, ...]) -> list[dict[str, Any]]:
                         "order": order["order"],
                         "at": order["at"],
                         "sku": line["sku"],
-                        "name": product.get("name"),
+                        title: product.get("name", product.get("title")),
                         "category": product.get("category"),
                         "amount": line["price"] * line["quantity"],
                         "city": (customer.get("address") or {}).get("city"),
@@ -61,6 +73,9 @@ def expected_sales(parts: tuple[int, ...]) -> list[dict[str, Any]]:
                         "is_new": None if tags is None else "new" in tags,
                     }
                 )
+    if title == "title":
+        for row in rows:
+            del row["channel"]
     return rows
 
 
@@ -79,17 +94,18 @@ def expected_customers(parts: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def run(spark: SparkSession) -> None:
-    """Run the application: in a process of its own where Spark's workers need the variables of this
+def run(part: int, spark: SparkSession) -> None:
+    """Run the application as it is when a part has come: in a process of its own where Spark's workers need the variables of this
     test.
     """
+    module = pipeline if part == 1 else renamed
     if "ORDERS_POSTGRES" not in os.environ:
-        run_application(pipeline.app, spark=spark)
+        run_application(module.app, spark=spark)
         return
     adjunct = Path(sys.executable).with_name("adjunct")
     own = without_kept_processes(os.environ)
     environment = {**own, "ADJUNCT_SPARK_MASTER": "local[2]"}
-    command = [adjunct, "run", "dagster_adjunct.examples.orders.pipeline:app"]
+    command = [adjunct, "run", f"{module.__name__}:app"]
     ended = subprocess.run(command, check=False, env=environment, capture_output=True, timeout=300)
     assert ended.returncode == 0, ended.stderr.decode()
 
@@ -114,13 +130,36 @@ def in_order(rows: list[dict[str, Any]]) -> list[tuple[int, str, Decimal, str]]:
 
 @pytest.mark.spark
 def test_orders_are_what_plain_python_makes_of_them(example: Any, spark: SparkSession) -> None:
-    rounds = ((1,),) if "ORDERS_POSTGRES" in os.environ else ((1,), (1, 2))
-    for parts in rounds:
+    for parts in ((1,), (1, 2)):
         example.deliver(parts[-1])
-        run(spark)
+        run(parts[-1], spark)
         assert in_order(sales()) == in_order(expected_sales(parts))
-    expected = expected_customers(rounds[-1])
-    table = RemoteTable("customers", key="id", read_function=pipeline.store)
+    expected = expected_customers((1, 2))
+    table = RemoteTable("customers", key="id", read_function=pipeline.open_customers())
     with BlockingTable(table) as customers:
         found = {key: dict(customers.get(key)) for key in expected}
     assert {key: {**row, "id": key} for key, row in expected.items()} == found
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_readme_s_commands_run_as_written(tmp_path: Path) -> None:
+    with PageReader(tmp_path, tmp_path / "session.log") as reader:
+        for block in blocks_of(EXAMPLE / "README.md"):
+            reader.follow(block)
+    streams = LakeStreams(open_lake(tmp_path / ".adjunct" / "lake"))
+    rows = streams.read_arrow(streams.all_ranges("sold")).to_pylist()
+    assert len(rows) == len(expected_sales((1, 2)))
+    assert {row["title"] for row in rows} == {row["title"] for row in expected_sales((1, 2))}
+
+
+def test_the_component_declares_the_application_of_the_python_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORDERS_POSTGRES", "postgresql://127.0.0.1:1/orders")
+    monkeypatch.setenv("ORDERS_CATALOGUE", "catalogue")
+    reload_applications()
+    declared = yaml.safe_load((EXAMPLE / "defs.yaml").read_text(encoding="utf-8"))
+    made = component(yaml.safe_dump(declared["attributes"], sort_keys=False)).applications()
+    assert facts(made["orders"]) == facts(renamed.app)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -20,12 +20,6 @@ import pytest
 from dagster_adjunct import Lake, LakeStreams, open_lake
 from dagster_adjunct.errors import ConfigurationError, MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.examples.postgres_changes.capture import TableCapture
-from dagster_adjunct.examples.postgres_changes.catalogue import (
-    Column,
-    Facts,
-    Relation,
-    require_capturable,
-)
 from dagster_adjunct.examples.postgres_changes.slot import Slot
 from tests.servers.postgres import PostgresServer
 
@@ -71,7 +65,11 @@ class Shop:
 
 @pytest.fixture
 def shop(logical_server: PostgresServer, tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(logical_server, open_lake(tmp_path / "lake"), tmp_path)
+    yield from shop_in(logical_server, tmp_path)
+
+
+def shop_in(server: PostgresServer, folder: Path) -> Iterator[Shop]:
+    shop = Shop(server, open_lake(folder / "lake"), folder)
     shop.run(f"CREATE SCHEMA {shop.schema}")
     yield shop
     shop.close()
@@ -203,17 +201,122 @@ def test_foreign_and_temporary_tables_are_refused(shop: Shop) -> None:
             shop.capture(table, "id INT").start()
 
 
-def test_generated_columns_are_taken_from_version_18_on_if_they_are_stored() -> None:
-    table = Relation(1, "public.t", "r", "p", frozenset({"id"}), 1)
-    columns = tuple(
-        Column(name, 23, 0, kind, True) for name, kind in (("id", ""), ("s", "s"), ("v", "v"))
+@pytest.fixture
+def shop_18(logical_server_18: PostgresServer, tmp_path: Path) -> Iterator[Shop]:
+    yield from shop_in(logical_server_18, tmp_path)
+
+
+GENERATED = (
+    "CREATE TABLE shop.t (id int PRIMARY KEY, net numeric(9,2),"
+    " gross numeric(9,2) GENERATED ALWAYS AS (net * 2) {kind}) {more}"
+)
+
+
+@pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
+@pytest.mark.parametrize("is_partitioned", [False, True])
+def test_stored_generated_columns_are_in_the_changes_of_version_18(
+    shop_18: Shop, identity: str, is_partitioned: bool
+) -> None:
+    more = "PARTITION BY RANGE (id)" if is_partitioned else ""
+    shop_18.run(GENERATED.format(kind="STORED", more=more))
+    if is_partitioned:
+        shop_18.run("CREATE TABLE shop.p PARTITION OF shop.t DEFAULT")
+        shop_18.run(f"ALTER TABLE shop.p REPLICA IDENTITY {identity}")
+    shop_18.run(f"ALTER TABLE shop.t REPLICA IDENTITY {identity}")
+    capture = shop_18.capture("t", "id INT, net DECIMAL(9,2), gross DECIMAL(9,2)")
+    capture.start()
+    shop_18.run(
+        "INSERT INTO shop.t VALUES (1, 10), (2, 2.5)",
+        "UPDATE shop.t SET net = 11 WHERE id = 1",
+        "DELETE FROM shop.t WHERE id = 2",
     )
-    facts = Facts(180_000, table, columns, (frozenset({"id"}),), (), ())
-    require_capturable(facts, ["id", "s"], ["id"])
-    for names, server in ((["id", "v"], 180_000), (["id", "s"], 170_000)):
+    capture.read()
+    capture.snapshot_into_stream()
+    events = shop_18.envelopes(capture)
+    assert [event["op"] for event in events] == ["c", "c", "u", "d", "r"]
+    row = {"id": 1, "net": "11.00", "gross": "22.00"}
+    assert [event["after"] for event in events] == [
+        {"id": 1, "net": "10.00", "gross": "20.00"},
+        {"id": 2, "net": "2.50", "gross": "5.00"},
+        row,
+        None,
+        row,
+    ]
+
+
+@pytest.mark.parametrize("kind", ["STORED", "VIRTUAL"])
+@pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
+def test_a_capture_never_stops_the_updates_of_its_table(
+    shop_18: Shop, kind: str, identity: str
+) -> None:
+    """Version 18 rejects updates of a table whose replica identity has unpublished columns."""
+    shop_18.run(GENERATED.format(kind=kind, more=""))
+    shop_18.run(f"ALTER TABLE shop.t REPLICA IDENTITY {identity}", "INSERT INTO shop.t VALUES (1)")
+    capture = shop_18.capture("t", "id INT, net DECIMAL(9,2)")
+    if (kind, identity) == ("VIRTUAL", "FULL"):
         with pytest.raises(ConfigurationError) as refused:
-            require_capturable(replace(facts, server=server), names, ["id"])
-        assert refused.value.column == names[-1]
+            capture.start()
+        assert refused.value.column == "gross"
+    else:
+        capture.start()
+    shop_18.run("UPDATE shop.t SET net = 3", "DELETE FROM shop.t")
+
+
+def test_a_virtual_column_of_a_partitions_identity_is_refused(shop_18: Shop) -> None:
+    shop_18.run(
+        GENERATED.format(kind="VIRTUAL", more="PARTITION BY RANGE (id)"),
+        "CREATE TABLE shop.p PARTITION OF shop.t DEFAULT",
+        "ALTER TABLE shop.p REPLICA IDENTITY FULL",
+    )
+    with pytest.raises(ConfigurationError) as refused:
+        shop_18.capture("t", "id INT, net DECIMAL(9,2)").start()
+    assert refused.value.column == "gross"
+
+
+def test_a_virtual_column_that_is_declared_is_refused(shop_18: Shop) -> None:
+    shop_18.run(GENERATED.format(kind="VIRTUAL", more=""))
+    with pytest.raises(ConfigurationError) as refused:
+        shop_18.capture("t", "id INT, gross DECIMAL(9,2)").start()
+    assert refused.value.column == "gross"
+
+
+def test_a_column_that_is_generated_later_does_not_stop_updates(shop_18: Shop) -> None:
+    shop_18.run("CREATE TABLE shop.t (id int PRIMARY KEY, n int)")
+    shop_18.run("ALTER TABLE shop.t REPLICA IDENTITY FULL", "INSERT INTO shop.t VALUES (1, 1)")
+    capture = shop_18.capture("t", "id INT, n INT")
+    capture.start()
+    shop_18.run(
+        "ALTER TABLE shop.t ADD m int GENERATED ALWAYS AS (n + 1) STORED", "UPDATE shop.t SET n = 2"
+    )
+    capture.read()
+    assert shop_18.envelopes(capture)[-1]["after"] == {"id": 1, "n": 2, "m": 3}
+
+
+@pytest.mark.parametrize(
+    "publication", ["FOR TABLE shop.t", "FOR TABLE shop.t (id, net)", "FOR TABLES IN SCHEMA shop"]
+)
+@pytest.mark.parametrize(
+    ("identity", "columns"),
+    [("DEFAULT", "id INT, gross DECIMAL(9,2)"), ("FULL", "id INT, net DECIMAL(9,2)")],
+)
+def test_a_publication_without_a_generated_column_is_refused(
+    shop_18: Shop, publication: str, identity: str, columns: str
+) -> None:
+    shop_18.run(GENERATED.format(kind="STORED", more=""))
+    shop_18.run(f"ALTER TABLE shop.t REPLICA IDENTITY {identity}", "INSERT INTO shop.t VALUES (1)")
+    capture = shop_18.capture("t", columns)
+    publication = publication.replace("SCHEMA shop", f"SCHEMA {shop_18.schema}")
+    shop_18.run(f"CREATE PUBLICATION {capture.slot.name} {publication}")
+    with pytest.raises(ConfigurationError, match="publish_generated_columns") as refused:
+        capture.start()
+    assert refused.value.column == "gross"
+    for step in str(refused.value.next_step).split("; ")[:2]:
+        if "SCHEMA" not in publication or "generated" in step:
+            shop_18.server.execute(step)
+    capture.start()
+    shop_18.run("UPDATE shop.t SET net = 3")
+    capture.read()
+    assert shop_18.envelopes(capture)[-1]["after"]["gross"] == "6.00"
 
 
 PUBLICATIONS = {

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.resources import times
 from dagster_adjunct.resources.errors import AdjunctError, ApplicationBusyError
-from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -46,7 +46,7 @@ _numbers = count()
 
 
 class Skewed:
-    """The module `time` as `passed_time` sees it, whose clocks jump."""
+    """The module `time` as `times` sees it, whose clocks jump."""
 
     CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
 
@@ -145,7 +145,7 @@ class PausedWorld:
         """Run the application, which somewhere calls `pause`; return the error with which it
         ended.
         """
-        with patch.object(passed_time, "time", self.clocks):
+        with patch.object(times, "time", self.clocks):
             try:
                 self.run("first", lake, first=True, **more)
             except AdjunctError as error:

@@ -46,8 +46,8 @@ from dagster_adjunct.orchestration.startpoints.request import (
     choose_versions,
     find_as_of_joins,
 )
+from dagster_adjunct.orchestration.step.context import list_sensitive_columns
 from dagster_adjunct.orchestration.step.planned_batch import sensitive_columns
-from dagster_adjunct.orchestration.step.sensitive_columns import list_sensitive_columns
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends.columns import Column
 from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
-from dagster_adjunct.resources.table_backends.dynamodb_epochs import FencedWrites
+from dagster_adjunct.resources.table_backends.dynamodb_bookkeeping import FencedWrites
 from dagster_adjunct.resources.table_backends.dynamodb_items import ItemCodec
 from dagster_adjunct.resources.table_backends.dynamodb_requests import TableRequests
 from dagster_adjunct.resources.table_backends.http import HttpTable

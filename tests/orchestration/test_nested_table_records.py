@@ -154,6 +154,73 @@ def test_update_messages_change_values_inside_and_have_nested_defaults(
     assert (found["b"]["customer"], found["b"]["attributes"]) == (begun, {"x": [1]})
 
 
+JSON_TYPES = {
+    "id": "string",
+    "tags": "map<string,array<bigint>>",
+    "customer": "struct<name:string,scores:map<string,double>>",
+    "lines": "array<struct<sku:string,ok:boolean>>",
+}
+JSON_RECORDS: list[dict[str, Any]] = [
+    {
+        "id": "a",
+        "tags": {"b": [2**60, None], "a": None, "é.b": []},
+        "customer": {"name": "Ada", "scores": {"x": 1.5, "y": None}},
+        "lines": [{"sku": None, "ok": True}, None],
+    },
+    {"id": "b", "tags": {}, "customer": {"name": None, "scores": None}, "lines": []},
+    {"id": "c", "tags": None, "customer": None, "lines": None},
+]
+
+
+def sqlite_of_json(request: pytest.FixtureRequest, columns: dict[str, str]) -> SqliteTable:
+    file = request.getfixturevalue("tmp_path") / "t.sqlite"
+    return SqliteTable(file, "t", "id", columns=columns, create=True)
+
+
+def postgres_of_json(request: pytest.FixtureRequest, columns: dict[str, str]) -> PostgresTable:
+    port = str(request.getfixturevalue("postgres_server").port)
+    connect = {"host": "127.0.0.1", "port": port, "user": "adjunct", "dbname": "adjunct"}
+    kinds = columns | {"tags": "jsonb"}
+    return PostgresTable(new_name(), "id", columns=kinds, create=True, connect=connect)
+
+
+def redis_of_json(request: pytest.FixtureRequest, columns: dict[str, str]) -> RedisTable:
+    url = request.getfixturevalue("redis_server").url()
+    return RedisTable(new_name(), "id", columns=columns, url=url)
+
+
+def dynamodb_of_json(request: pytest.FixtureRequest, columns: dict[str, str]) -> DynamoDbTable:
+    session = request.getfixturevalue("dynamodb_server").session()
+    return DynamoDbTable(new_name(), "id", columns=columns, create=True, **session)
+
+
+@pytest.mark.parametrize(
+    "store_of",
+    [
+        sqlite_of_json,
+        *(
+            pytest.param(store, marks=pytest.mark.server)
+            for store in (postgres_of_json, redis_of_json, dynamodb_of_json)
+        ),
+    ],
+)
+def test_maps_structs_and_arrays_go_into_columns_of_json(
+    tmp_path: Path, request: pytest.FixtureRequest, spark_or_process: Any, store_of: Any
+) -> None:
+    lake = open_lake(tmp_path / "lake")
+    streams = LakeStreams(lake)
+    streams.create("orders", schema=Schema.of(JSON_TYPES), key=["id"], partitions=1)
+    streams.append("orders", JSON_RECORDS, producer="test", sequence=1)
+    store = store_of(request, {"id": "string", **dict.fromkeys(list(JSON_TYPES)[1:], "json")})
+    app = Application("to-json", engine="auto" if spark_or_process is IN_PROCESS else "spark")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    orders.send_to(app.table(table("copies", store)))
+    run_application(app, lake=lake, spark=spark_or_process, adopt=True)
+    with BlockingTable(table("copies", store)) as stored:
+        found = stored.get_all([record["id"] for record in JSON_RECORDS])
+    assert found == {record["id"]: record for record in JSON_RECORDS}
+
+
 COUNTS = {"id": "string", "counts": "struct<views:int,inner:struct<city:string>>"}
 
 

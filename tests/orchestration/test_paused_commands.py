@@ -27,8 +27,8 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.maintenance.expire import erase_keys, expire_versions
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
+from dagster_adjunct.resources import times
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError
-from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -157,7 +157,7 @@ def test_a_command_that_was_paused_for_days_takes_nothing_back(kind: str, comman
             FaultyStore(days.store, [Fault("*", nth, "meanwhile", action=days.pause)]), days.lake.id
         )
         ended = "done"
-        with patch.object(passed_time, "time", days.clocks):
+        with patch.object(times, "time", days.clocks):
             try:
                 command(days, paused)
             except AdjunctError as error:

@@ -15,12 +15,12 @@ from redis.asyncio import BlockingConnectionPool
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.errors import RunLeaseLostError
 from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.table_backends.sql_table import Pool
 from dagster_adjunct.resources.tables.functions import RUN_FENCE
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.orchestration.paused_runs import PausedWorld, at_call
 from tests.orchestration.test_paused_runs import (
     Function,

@@ -15,13 +15,13 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log import run_lease
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
+from dagster_adjunct.resources import times
 from dagster_adjunct.resources.errors import (
     ApplicationBusyError,
     CommitConflictError,
     ConfigurationError,
     RunLeaseLostError,
 )
-from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
@@ -172,7 +172,7 @@ def test_two_paused_runs_that_wake_in_any_order_send_nothing(order: list[str], n
 
     with ThreadPoolExecutor(3) as threads:
         world = Paused(lambda world, first: Application("sets"))
-        with patch.object(passed_time, "time", world.clocks):
+        with patch.object(times, "time", world.clocks):
             running = {}
             for name in ("first", "second"):
                 running[name] = world.begin(name)

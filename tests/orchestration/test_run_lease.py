@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
+from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)

@@ -87,6 +87,81 @@ def test_a_batch_of_before_whose_records_would_change_is_a_conflict(step_world: 
     assert out(step_world) == [("a", 1, None), ("b", 2, None)]
 
 
+def changing(*expressions: str, **changes: Any) -> Application:
+    app = Application("app")
+    stream = app.input_stream("lake.s")
+    out = app.output_stream("lake.out", partitions=2, key="k", **changes)
+    stream.map(*expressions).send_to(out)
+    return app
+
+
+def named(world: StepWorld, *names: str) -> list[tuple[Any, ...]]:
+    """The output by both readers, with exactly these columns."""
+    streams = world.streams
+    assert streams.info("out").schema.names == names
+    rows = sorted(tuple(row[name] for name in names) for row in world.rows("out"))
+    frame = streams.read(world.spark(), streams.all_ranges("out"))
+    assert rows == sorted(tuple(row[name] for name in names) for row in frame.collect())
+    return rows
+
+
+def test_declared_renames_and_removals_change_the_stream_once(step_world: StepWorld) -> None:
+    numbers(step_world)
+    step_world.run(changing("k", "v", "upper(k) as w"))
+    step_world.send("s", ("c", 3))
+    now = changing("k", "v as n", renamed={"v": "n"}, drop=["w"])
+    step_world.run(now)
+    assert named(step_world, "k", "n") == [("a", 1), ("b", 2), ("c", 3)]
+    commit = step_world.streams.log("out").current().number
+    step_world.send("s", ("d", 4))
+    step_world.run(now)
+    assert named(step_world, "k", "n")[3:] == [("d", 4)]
+    assert step_world.streams.log("out").current().number == commit + 1
+    step_world.send("s", ("e", 5))
+    step_world.run(changing("k", "v as n", "v > 4 as w", renamed={"v": "n"}))
+    nulls = [("a", 1, None), ("b", 2, None), ("c", 3, None), ("d", 4, None)]
+    assert named(step_world, "k", "n", "w") == [*nulls, ("e", 5, True)]
+
+
+def test_a_batch_of_before_a_rename_and_a_removal_is_ended(step_world: StepWorld) -> None:
+    numbers(step_world)
+    step_world.run(changing("k", "v", "upper(k) as w"))
+    step_world.send("s", ("c", 3))
+    with pytest.raises(Crash):  # everything is written, nothing committed
+        step_world.run(changing("k", "v", "upper(k) as w"), on_event=crash_at("outputs"))
+    report = step_world.run(changing("k", "v as n", renamed={"v": "n"}, drop="w"))
+    assert report.counters["lake.out"] == {"rows": 1, "duplicate_batches": 1}
+    assert named(step_world, "k", "n") == [("a", 1), ("b", 2), ("c", 3)]
+
+
+def test_a_rename_does_not_hide_that_a_repeated_batch_has_other_values(
+    step_world: StepWorld,
+) -> None:
+    numbers(step_world)
+    with pytest.raises(Crash):
+        step_world.run(changing("k", "v"), on_event=crash_at("outputs"))
+    with pytest.raises(ProducerConflictError):
+        step_world.run(changing("k", "v + 1 as n", renamed={"v": "n"}))
+    step_world.run(changing("k", "v as n", renamed={"v": "n"}))
+    assert named(step_world, "k", "n") == [("a", 1), ("b", 2)]
+
+
+def test_who_reads_a_renamed_or_dropped_column_is_told_what_became_of_it(
+    step_world: StepWorld,
+) -> None:
+    numbers(step_world)
+    step_world.run(changing("k", "v", "upper(k) as w"))
+    step_world.streams.change_columns("out", renamed={"v": "n"}, drop=["w"])
+    for column, became in (("v", "renamed to n"), ("w", "dropped")):
+        reader = Application("reader")
+        read = reader.input_stream("lake.out").map("k", f"{column} as x")
+        read.send_to(reader.output_stream("lake.read", partitions=2, key="k"))
+        with pytest.raises(PlanningError) as caught:
+            step_world.run(reader)
+        assert caught.value.column == column
+        assert f"{column} was {became}" in caught.value.problem
+
+
 def test_what_only_spark_knows_is_refused_before_a_batch_is_begun(step_world: StepWorld) -> None:
     numbers(step_world)
     step_world.run(sending("k", "v"))

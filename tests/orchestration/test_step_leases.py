@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.step import step as outputs_module
 from dagster_adjunct.orchestration.step.context import BatchMetrics, RunHooks, StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources import times
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     LeaseLostError,
@@ -34,7 +35,6 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import heartbeat as renewal_module
-from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -209,10 +209,10 @@ def test_a_step_whose_lease_was_lost_fails_before_it_writes(
 ) -> None:
     trips = new_trips()
     trips.publish(1)
-    now = passed_time.read_clocks
+    now = times.read_clocks
 
     def sleep() -> None:
-        for module in (passed_time, renewal_module):
+        for module in (times, renewal_module):
             monkeypatch.setattr(
                 module, "read_clocks", lambda: tuple(seconds + 601 for seconds in now())
             )

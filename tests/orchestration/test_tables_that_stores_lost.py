@@ -192,6 +192,22 @@ def test_a_table_dropped_between_two_batches_of_a_run_is_an_error(
         runs.run()
 
 
+def test_a_run_that_stays_notices_that_its_table_was_dropped(
+    runs: TableRuns, losing: Losing
+) -> None:
+    runs.send(("a", 1))
+
+    def drop_after_the_second_batch(event: StepEvent) -> None:
+        if event.what == "batch" and event.batch == 1:
+            runs.send(("a", 10))
+        elif event.what == "batch" and event.batch == 2:
+            losing.drop()
+            runs.send(("a", 100))
+
+    with pytest.raises(TableNotFoundError):
+        runs.run(on_event=drop_after_the_second_batch, follow=60.0)
+
+
 def test_a_table_dropped_before_a_write_of_a_batch_is_not_created_by_it(
     runs: TableRuns, losing: Losing
 ) -> None:

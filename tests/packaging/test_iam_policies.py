@@ -57,9 +57,9 @@ from dagster_adjunct.readers import list_readers, read_new, remove_reader
 from dagster_adjunct.resources.errors import ObjectExistsError
 from dagster_adjunct.resources.objects import store as stores
 from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
+from dagster_adjunct.resources.times import Deadline, read_clocks
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from dagster_adjunct.tables import BlockingTable, DynamoDbTable, RemoteTable
 from tests.kept_processes import program

@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type, has_maps
 from dagster_adjunct.resources.schemas.values import (
-    contains_maps,
     python_rows,
     python_values,
     readable_value,
@@ -38,7 +37,7 @@ def test_values_are_pythons_own_with_dictionaries_for_maps(kind: str) -> None:
     assert python_values(values) == VALUES[kind]
     assert python_values(values.combine_chunks()) == VALUES[kind]
     assert [readable_value(value) for value in values] == VALUES[kind]
-    assert contains_maps(values.type) == ("map<" in kind)
+    assert has_maps(values.type) == ("map<" in kind)
 
 
 def test_rows_have_them_too_in_tables_and_batches() -> None:

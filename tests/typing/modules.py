@@ -45,7 +45,7 @@ from dagster_adjunct.key_value import (
     TextSerializer,
 )
 from dagster_adjunct.maintenance import DiscardReport, expire_versions
-from dagster_adjunct.reading import Dataset, VersionDiff
+from dagster_adjunct.reading import Dataset, EntryChanges, VersionDiff
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from dagster_adjunct.streams import (
@@ -96,6 +96,7 @@ with open_dataset(lake, "items") as opened:
     assert_type(opened.version, str)
     assert_type(opened.get("a"), dict[str, Any] | None)
     assert_type(opened.diff("monday", "tuesday"), VersionDiff)
+    assert_type(opened.changes(since="monday"), EntryChanges)
 assert_type(expire_versions(lake, "items", by="ada"), DiscardReport)
 assert_type(open_system(lake, "lake"), StreamSystem)
 assert_type(

@@ -54,9 +54,14 @@ from dagster_adjunct.resources.key_value_backends.objects.segment_view import (
     now_in_ms,
 )
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store
+from dagster_adjunct.resources.objects.lake import (
+    Lake,
+    LakeSettings,
+    describe_store,
+    lake_in,
+    open_store,
+)
 from dagster_adjunct.resources.objects.store import S3Options
-from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.validation import validated
 
 _THREADS = partial(segment.threads, "key-values", 32)

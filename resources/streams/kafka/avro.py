@@ -15,6 +15,7 @@ from uuid import UUID
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.schemas.arrow_values import map_parts, split_parts, with_nulls
 from dagster_adjunct.resources.schemas.parsed_columns import (
     CONVERSION_ERRORS,
     Converter,
@@ -22,9 +23,6 @@ from dagster_adjunct.resources.schemas.parsed_columns import (
     Rewrite,
     Unfit,
     check_cases,
-    map_parts,
-    split_parts,
-    with_nulls,
 )
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.types import (

@@ -19,6 +19,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.arrow_files import read_json_lines
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.arrow_values import map_parts, split_parts, with_nulls
 from dagster_adjunct.resources.schemas.parsed_columns import (
     Converter,
     Converters,
@@ -28,10 +29,7 @@ from dagster_adjunct.resources.schemas.parsed_columns import (
     check_cases,
     describe_value,
     has_decimals,
-    map_parts,
     simple_types,
-    split_parts,
-    with_nulls,
 )
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.types import (

@@ -22,6 +22,7 @@ from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -241,7 +242,13 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return sorted(names)
 
     def create(
-        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        changes: ColumnChanges = NO_CHANGES,
     ) -> StreamInfo:
         """Create the topic of a stream, or do nothing if it exists with this declaration.
 
@@ -250,6 +257,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         settings are the cluster's defaults. Raises StreamExistsError with the differences, and
         ConfigurationError or SchemaMismatchError.
         """
+        self._refuse_changes(changes)
         topic, there = self._validate_creation(name, schema, key, partitions)
         self._declarations.remember(name, schema, key, partitions)
         if not there:
@@ -257,9 +265,21 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return self.info(name)
 
     def check_create(
-        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        changes: ColumnChanges = NO_CHANGES,
     ) -> None:
+        self._refuse_changes(changes)
         self._validate_creation(name, schema, key, partitions)
+
+    def _refuse_changes(self, changes: ColumnChanges) -> None:
+        if changes:
+            step = "Leave renamed= and drop= out, or send to a stream of the lake."
+            raise self._unable("rename or drop columns of a topic", step)
 
     def info(self, stream: str) -> StreamInfo:
         facts = self.topic(stream)

@@ -7,13 +7,12 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.bucketing.hashing import row_digests
+from dagster_adjunct.resources.bucketing.hashing import arrow_checksum, row_digests
 from dagster_adjunct.resources.bucketing.writer import (
     DIGEST,
     WriteOptions,
@@ -28,8 +27,6 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
-from dagster_adjunct.resources.schemas.arrow_values import cast_values
-from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.records import (
     ArrowFrame,
     cast_column,
@@ -38,8 +35,9 @@ from dagster_adjunct.resources.schemas.records import (
     to_arrow_table,
 )
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
-from dagster_adjunct.resources.schemas.spark_types import tree_from_spark, types_from_spark
+from dagster_adjunct.resources.schemas.spark_types import tree_from_spark
 from dagster_adjunct.resources.schemas.spark_values import fitted_value_sql
+from dagster_adjunct.resources.schemas.stored_names import Steps
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -61,9 +59,12 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     MarkerEntry,
     Segment,
     SentSequence,
+    StreamFiles,
     StreamState,
     StreamStates,
 )
+from dagster_adjunct.resources.streams.lake.read import read_tables, with_meta_columns
+from dagster_adjunct.resources.streams.lake.repeats import RepeatedAppend, is_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     POSITION,
@@ -77,7 +78,7 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 
 # A stream remembers the 32 highest sequences (the window) of each of the 256 producers that
@@ -291,7 +292,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
     """
     if not state.earlier:
         return 0
-    if _is_table(data):
+    if is_table(data):
         types: dict[str, Any] = {field.name: field.type for field in data.schema}
     else:
         types = {field.name: tree_from_spark(field.dataType) for field in data.schema.fields}
@@ -321,46 +322,6 @@ def _fits(given: Any, kind: str) -> bool:
     if isinstance(given, Simple | Array | Map | Struct):
         return find_difference(given, parse_type(kind), "", _is_narrower) is None
     return is_same_family(given, arrow_type(kind))
-
-
-def select_earlier_columns(data: Any, before: Schema, now: Schema, order_by: Sequence[str]) -> Any:
-    """Return the records with the columns `before` of their first append, so that the two can be
-    compared. `now` are the stream's columns.
-
-    If a value does not fit the earlier type, a Spark frame gets null for it; in an Arrow table the
-    whole column stays as it is, and fails when it is written.
-    """
-    kept = {*before.names, *OPTIONAL_META, *order_by}
-    if _is_table(data):
-        table = data.select([name for name in data.column_names if name in kept])
-        return _narrow_table(table, before, now)
-    types = types_from_spark(data.schema)
-    columns = [_narrow_column(name, types[name], before) for name in types if name in kept]
-    return data.select(*columns)
-
-
-def _narrow_table(table: pa.Table, before: Schema, now: Schema) -> pa.Table:
-    for place, name in enumerate(table.column_names):
-        column = table.column(place)
-        if name in before and is_same_family(column.type, arrow_type(now.field(name).type)):
-            with suppress(pa.ArrowInvalid):
-                narrow = cast_values(column, before.field(name).type)
-                table = table.set_column(place, name, narrow)
-    return table
-
-
-def _narrow_column(name: str, given: str, before: Schema) -> Column:
-    if name not in before:
-        return named_column(name)
-    kind = before.field(name).type
-    if kind == given or not is_widening(kind, given):
-        return named_column(name)
-    types = (parse_type(given), parse_type(kind))
-    return F.expr(fitted_value_sql(quote_name(name), *types, "TRY_CAST")).alias(name)
-
-
-def _is_table(data: Any) -> bool:
-    return type(data).__module__.startswith("pyarrow")  # without importing Arrow
 
 
 def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str) -> pa.Table:
@@ -467,7 +428,7 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
 
     Raises SchemaMismatchError if `sources` are given and the records lack one of these columns.
     """
-    there = list(data.column_names if _is_table(data) else data.columns)
+    there = list(data.column_names if is_table(data) else data.columns)
     missing = [name for name in POSITION if name not in there]
     if sources is not None and missing:
         problem = f"{what}: sources are given, but the records lack {', '.join(missing)}."
@@ -477,7 +438,7 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     if sources is not None or len(missing) == len(POSITION):
         return data
     names = [name for name in POSITION if name in there]
-    if _is_table(data):
+    if is_table(data):
         return data.drop_columns(names)
     return data.drop(*names)
 
@@ -494,6 +455,31 @@ def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) 
         if name in there:
             optional.append(name)
     return [*declaration.columns.names, *optional]
+
+
+def _stored_checksum(
+    state: StreamState,
+    files: StreamFiles,
+    sent: SentSequence,
+    repeat: RepeatedAppend,
+    retired: Collection[Steps],
+) -> str:
+    """Return the checksum of the stored records of an append, of those columns that the repeated
+    records have, too; a text that is no checksum if the records are no longer known.
+    """
+    kept = repeat.without_lost(retired).before
+    is_known = bool(kept.columns.fields) and bool(sent.first)
+    if not is_known or any(
+        start < oldest for start, oldest in zip(sent.first, state.oldest, strict=True)
+    ):
+        return "of records that are no longer known"
+    spans = dict(enumerate(zip(sent.first, sent.next, strict=True)))
+    segments = manifest.walk_segments(
+        state, files, lambda entry: manifest.overlaps_spans(entry, spans)
+    )
+    parts = read_tables(files, kept.columns, kept.names, list(segments), spans, positions=False)
+    empty = with_meta_columns(kept.columns.to_arrow()).empty_table()
+    return arrow_checksum(pa.concat_tables([empty, *parts]), kept.columns)
 
 
 _COMMIT_ATTEMPTS = 100
@@ -546,6 +532,9 @@ class LakeAppends(StreamStates):
                 marker=marker,
                 sources=options.sources,
             )
+            first = self._find_first_result(state, data, append, options.order_by)
+            if first is not None:
+                return first
             append, files = self._write(state, data, append, options)
             try:
                 result = self._commit(state, append)
@@ -580,8 +569,9 @@ class LakeAppends(StreamStates):
         else:
             columns = min(sent.columns, len(state.earlier))
             declaration = state.with_columns_at(columns)
-            now = state.declaration.columns
-            data = select_earlier_columns(data, declaration.columns, now, given.order_by)
+            given_columns = state.with_columns_at(match_columns(state, data, given.order_by))
+            repeat = RepeatedAppend(declaration, given_columns)
+            data = repeat.translate(data, given.order_by, what)
             if sent.partitions:
                 declaration = declaration.model_copy(update={"partitions": sent.partitions})
                 given = replace(given, partitioned=False)
@@ -591,7 +581,7 @@ class LakeAppends(StreamStates):
             what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH)
         )
         try:
-            if _is_table(data):
+            if is_table(data):
                 system.check_table_options(what, given)
                 data = conform_table(data, declaration, what)
                 layout = declaration.layout_of(data.column_names)
@@ -635,6 +625,33 @@ class LakeAppends(StreamStates):
             chained=any(file.stats.get("differing") for file in files),
         )
         return written, [f"{folder}/{file.name}" for file in files]
+
+    def _find_first_result(
+        self, state: StreamState, data: Any, append: Append, order_by: Sequence[str]
+    ) -> AppendResult | None:
+        """Return the result of the first append of this sequence if the records lack columns that
+        it had, and that were dropped since; else None.
+
+        Digests can't be compared then: the other columns are compared with the stored records.
+        Raises ProducerConflictError if they differ, or can't be compared.
+        """
+        sent = find_sequence(state.producers, append.producer, append.sequence, append.stream)
+        retired = state.declaration.names.retired
+        if sent is None or not retired:
+            return None
+        before = state.with_columns_at(min(sent.columns, len(state.earlier)))
+        given = state.with_columns_at(match_columns(state, data, order_by))
+        repeat = RepeatedAppend(before, given)
+        if not repeat.has_lost(retired):
+            return None
+        what = f"stream {append.stream!r}"
+        now = repeat.without_lost(retired).checksum(data, order_by, what)
+        stored = _stored_checksum(state, self.files_of(append.stream), sent, repeat, retired)
+        newest = state.producers[append.producer][-1].sequence
+        system.check_same_contents(
+            f"lake.{append.stream}", append.producer, append.sequence, newest, stored, now
+        )
+        return result_from_sequence(sent, duplicate=True)
 
     def append_markers(
         self,

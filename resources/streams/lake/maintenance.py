@@ -218,8 +218,8 @@ def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[
 def iter_file_rows(
     stored: StreamFiles, segment: Segment, file: FileEntry, layout: BucketLayout
 ) -> Iterator[pa.Table]:
-    """Yield a file's rows by row group; hidden columns of the layout that the file lacks are
-    null.
+    """Yield a file's rows by row group, under stored names; hidden columns of the layout that the
+    file lacks are null.
     """
     parquet = open_segment_file(stored, segment, file)
     for group in range(parquet.metadata.num_row_groups):

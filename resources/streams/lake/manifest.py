@@ -36,6 +36,7 @@ from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, PageRef
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNamesField
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     POSITION,
@@ -195,16 +196,21 @@ class CompactionPolicy(StoredDocument):
 
 
 class LakeStreamDeclaration(StreamDeclaration):
-    """The declaration of a lake stream, as given to `create`."""
+    """The declaration of a lake stream, as given to `create`, and the stored names of its
+    columns.
+    """
 
     timestamp: str | None = None
     retention: Retention | None = None
     compaction: CompactionPolicy | None = None
+    names: StoredNamesField = AS_NAMED
 
     @property
     def layout(self) -> BucketLayout:
         """The layout of the stream's files: Spark's buckets by key, rows in offset order."""
-        return BucketLayout(self.columns, self.key, self.partitions, hidden=HIDDEN_COLUMNS)
+        return BucketLayout(
+            self.columns, self.key, self.partitions, hidden=HIDDEN_COLUMNS, names=self.names
+        )
 
     def layout_of(self, columns: Iterable[str]) -> BucketLayout:
         """Return the layout of files with these columns: those of epochs and source positions
@@ -214,6 +220,13 @@ class LakeStreamDeclaration(StreamDeclaration):
         return replace(
             self.layout, hidden=tuple(item for item in HIDDEN_COLUMNS if item[0] in there)
         )
+
+
+class EarlierColumns(StoredDocument):
+    """Columns that a stream had before, with their stored names."""
+
+    columns: StoredSchema
+    names: StoredNamesField = AS_NAMED
 
 
 class FileEntry(NamedTuple):
@@ -422,7 +435,7 @@ class StreamState(StoredDocument):
 
     declaration: LakeStreamDeclaration
     id: str
-    earlier: tuple[StoredSchema, ...] = ()
+    earlier: tuple[EarlierColumns, ...] = ()
     rewritings: tuple[RepartitionRecord, ...] = ()
     oldest: tuple[Count, ...]
     next: tuple[Count, ...]
@@ -460,7 +473,10 @@ class StreamState(StoredDocument):
         """
         if columns == len(self.earlier):
             return self.declaration
-        return self.declaration.model_copy(update={"columns": self.earlier[columns]})
+        before = self.earlier[columns]
+        return self.declaration.model_copy(
+            update={"columns": before.columns, "names": before.names}
+        )
 
     @property
     def rewritten(self) -> RepartitionRecord | None:
@@ -475,9 +491,9 @@ class StreamState(StoredDocument):
         """Return the state with another declaration; the replaced columns are added to
         `earlier`.
         """
-        replaced = self.declaration.columns
+        replaced = EarlierColumns(columns=self.declaration.columns, names=self.declaration.names)
         earlier = self.earlier
-        if declaration.columns != replaced:
+        if (declaration.columns, declaration.names) != (replaced.columns, replaced.names):
             earlier = (*self.earlier, replaced)
         return self.model_copy(update={"declaration": declaration, "earlier": earlier})
 

@@ -23,8 +23,9 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.arrow_values import cast_table
+from dagster_adjunct.resources.schemas.arrow_values import cast_table, rename_columns
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.schemas.stored_names import StoredNames
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import bigint_array
 from dagster_adjunct.resources.streams import system
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 def read_tables(
     files: StreamFiles,
     columns: Schema,
+    names: StoredNames,
     segments: Sequence[Segment],
     spans: Mapping[int, Span],
     *,
@@ -76,15 +78,20 @@ def read_tables(
     """Yield the records of these spans with these columns and those of RECORD_META (and POSITION,
     with `positions`).
 
-    They are ordered by partition and offset, and come in parts of one row group, of which only one
+    Files have the columns under their stored `names`. The records are ordered by partition and
+    offset, and come in parts of one row group, of which only one
     is in memory. With `whole` all are in memory, and files are read concurrently. `segments` must
     include all that overlap the spans. `finish` is applied to each part.
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
+    stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
 
     def read(part: tuple[Segment, FileEntry, Span]) -> Iterator[pa.Table]:
-        for table in _read_file(files, *part, schema.names):
-            yield finish(cast_table(table, schema))
+        for table in _read_file(files, *part, stored.names):
+            records = cast_table(table, stored)
+            if names.names:
+                records = rename_columns(records, schema)
+            yield finish(records)
 
     parts = _find_parts(segments, spans)
     if whole:
@@ -405,6 +412,7 @@ def read_partition(
     store: StoreDescriptor,
     prefix: str,
     schema: Schema,
+    names: StoredNames,
     segments: Sequence[Segment],
     spans: Mapping[int, Span],
     p: int,
@@ -413,7 +421,7 @@ def read_partition(
     for tasks.
     """
     return read_tables(
-        StreamFiles(store.open(), prefix), schema, segments, {p: spans[p]}, positions=False
+        StreamFiles(store.open(), prefix), schema, names, segments, {p: spans[p]}, positions=False
     )
 
 
@@ -544,17 +552,28 @@ class LakeReads(StreamStates, NumberedOffsets):
                 return latest.drop_columns(list(POSITION))
             return latest
 
+        names = at.state.declaration.names
         yield from read_tables(
-            at.files, schema, at.segments, at.spans, positions=wanted, whole=whole, finish=finish
+            at.files,
+            schema,
+            names,
+            at.segments,
+            at.spans,
+            positions=wanted,
+            whole=whole,
+            finish=finish,
         )
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
     ) -> Callable[[int], Iterator[pa.Table]]:
         at = self._locate(ranges)
-        schema = at.state.declaration.columns.select(columns)
+        declared = at.state.declaration
+        schema = declared.columns.select(columns)
         store = at.files.store.descriptor
-        return partial(read_partition, store, at.files.prefix, schema, at.segments, at.spans)
+        return partial(
+            read_partition, store, at.files.prefix, schema, declared.names, at.segments, at.spans
+        )
 
     def _locate(
         self,

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
-from dagster_adjunct.resources.arguments import check_whole_number
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError
 from dagster_adjunct.resources.lazy_modules import pa
@@ -171,7 +170,7 @@ def read_new(
     reader: str,
     start: Literal["oldest", "upcoming"] = "oldest",
     on_lost: Literal["fail", "oldest"] = "fail",
-    max_records: int | None = None,
+    max_records: PositiveInt | None = None,
     by: str | None = None,
 ) -> NewRecords:
     """Return the records of a lake stream that are new for a named reader; `commit` at the end of a
@@ -185,11 +184,6 @@ def read_new(
     check_name("reader", reader)
     streams = LakeStreams(lake)
     stream = unqualify_stream_name(LAKE, stream)
-    who = f"reader {reader!r}"
-    if max_records is not None:
-        check_whole_number(
-            max_records, f"{who}: max_records={max_records}", "1 or more", argument="max_records"
-        )
     # Read the position first, so that the stream's state is at least as new.
     parent = _reader_log(lake, stream, reader).current()
     _, state = streams.state(stream)

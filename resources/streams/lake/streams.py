@@ -12,12 +12,13 @@ crash in between leaves files that are in no manifest, which `maintain` deletes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime
 from typing import Any
 
+from dagster_adjunct.resources.bucketing.hashing import parse_records_checksum
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ObjectExistsError,
@@ -28,10 +29,20 @@ from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.evolution import evolve_schema, incompatible_changes
+from dagster_adjunct.resources.schemas.column_changes import (
+    NO_CHANGES,
+    ColumnChanges,
+    Evolution,
+    FixedColumns,
+    describe_former,
+    evolve,
+)
 from dagster_adjunct.resources.schemas.paths import find_path
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, schema_struct
+from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type
 from dagster_adjunct.resources.streams import system
+from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.append import LakeAppends
 from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, maintain
 from dagster_adjunct.resources.streams.lake.manifest import (
@@ -96,31 +107,60 @@ def declare_stream(
 
 
 def evolve_declaration(
-    name: str, stored: LakeStreamDeclaration, wanted: LakeStreamDeclaration
-) -> LakeStreamDeclaration:
-    """Return the stored declaration with the columns that `wanted` adds or widens.
+    name: str,
+    stored: LakeStreamDeclaration,
+    wanted: LakeStreamDeclaration,
+    changes: ColumnChanges = NO_CHANGES,
+) -> tuple[LakeStreamDeclaration, Evolution]:
+    """Return the stored declaration with the columns that `wanted` adds or widens, and those that
+    `changes` renames or drops.
 
     The order of columns does not matter, since records are matched by name. Raises
     StreamExistsError for other changes.
     """
-    fixed = [*stored.key, *filter(None, [stored.timestamp])]
-    columns = incompatible_changes(
-        stored.columns, wanted.columns, fixed, "the key or the record's time"
+    evolution = evolve(
+        stored.columns, stored.names, wanted.columns, changes, _fixed_columns(stored)
     )
     system.check_same_declaration(
         f"lake.{name}",
         stored,
-        wanted,
-        columns,
+        wanted.model_copy(update={"names": stored.names}),
+        list(evolution.problems),
         "Declare the stream as it exists, or use another name. Columns of a lake stream can be"
-        " added and widened, not removed; fill an unused one with null. Change policies with"
-        f" configure, and partitions with adjunct stream repartition {name} --partitions N"
+        " added and widened, and with renamed= and drop= also renamed and dropped. Change policies"
+        f" with configure, and partitions with adjunct stream repartition {name} --partitions N"
         " --reason ….",
     )
-    now = evolve_schema(stored.columns, wanted.columns)
-    if now.to_json() == stored.columns.to_json():
+    return _with_columns(stored, evolution), evolution
+
+
+def _fixed_columns(stored: LakeStreamDeclaration) -> FixedColumns:
+    fixed = [*stored.key, *filter(None, [stored.timestamp])]
+    return FixedColumns(fixed, "the key or the record's time")
+
+
+def _keeps_places(before: Type, after: Type) -> bool:
+    """Whether the members of structs keep their places at every depth, and others only follow
+    them, so that checksums of records (`records_checksum`) stay the same.
+    """
+    if isinstance(before, Struct) and isinstance(after, Struct):
+        if len(before.members) > len(after.members):
+            return False
+        for was, now in zip(before.members, after.members, strict=False):
+            if was.name != now.name or not _keeps_places(was.type, now.type):
+                return False
+    if isinstance(before, Array) and isinstance(after, Array):
+        return _keeps_places(before.element, after.element)
+    if isinstance(before, Map) and isinstance(after, Map):
+        return _keeps_places(before.value, after.value)
+    return True
+
+
+def _with_columns(stored: LakeStreamDeclaration, evolution: Evolution) -> LakeStreamDeclaration:
+    same = evolution.schema.to_json() == stored.columns.to_json()
+    if same and evolution.names == stored.names:
         return stored
-    return stored.model_copy(update={"columns": now})
+    return stored.model_copy(update={"columns": evolution.schema, "names": evolution.names})
 
 
 def _describe_stream(name: str, state: StreamState) -> StreamInfo:
@@ -132,8 +172,17 @@ def _describe_stream(name: str, state: StreamState) -> StreamInfo:
         ended = tuple(map(str, rewritten.ended))
         repartitioned = Repartitioning(rewritten.id, ended, tuple(map(str, rewritten.next)))
     facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
+    former = {}
+    if declared.names != AS_NAMED:
+        earlier = [(each.columns, each.names) for each in state.earlier]
+        former = describe_former(earlier, declared.columns, declared.names)
     return StreamInfo(
-        name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned
+        name,
+        *facts,
+        default_offset="oldest",
+        identity=state.id,
+        repartitioned=repartitioned,
+        former=former,
     )
 
 
@@ -164,11 +213,14 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         timestamp: str | None = None,
         retention: Retention | None = None,
         compaction: CompactionPolicy | None = None,
+        changes: ColumnChanges = NO_CHANGES,
     ) -> StreamInfo:
-        """Create a stream, or add and widen columns of an existing one.
+        """Create a stream, or change the columns of an existing one.
 
         Options that are left out (except `key`) do not change an existing stream. Its records are
         not rewritten: added columns are null in them, widened ones are cast when they are read.
+        Columns of an existing stream that are not in `schema` must be renamed or dropped by
+        `changes`, which may stay declared once that has happened (see `change_columns`).
         `key` determines a record's partition (Spark's hash of it modulo `partitions`, also for a
         null key); a stream without key has one partition. `timestamp` is the column with the
         record's time; without it, and where it is null, the time of the append is used. Raises
@@ -187,21 +239,106 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
                     self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
                 return StreamState.empty(declaration).body()
             state = self._parse(commit)
-            now = evolve_declaration(name, state.declaration, declaration)
+            now, evolution = evolve_declaration(name, state.declaration, declaration, changes)
             if now is state.declaration:
                 return None
+            self._check_markers(name, state, evolution)
             return state.with_declaration(now).body()
 
         commit = self._transact(name, decide, "create")
         return _describe_stream(name, self._parse(self._require_commit(name, commit)))
 
     def check_create(
-        self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int
+        self,
+        name: str,
+        *,
+        schema: Schema,
+        key: Sequence[str] = (),
+        partitions: int,
+        changes: ColumnChanges = NO_CHANGES,
     ) -> None:
         declaration = declare_stream(name, schema, key, partitions)
         commit = self.log(name).current()
         if commit is not None and not commit_log.is_deletion_commit(commit):
-            evolve_declaration(name, self._parse(commit).declaration, declaration)
+            state = self._parse(commit)
+            _, evolution = evolve_declaration(name, state.declaration, declaration, changes)
+            self._check_markers(name, state, evolution)
+
+    def change_columns(
+        self,
+        stream: str,
+        *,
+        renamed: Mapping[str, str] | None = None,
+        drop: Sequence[str] = (),
+        schema: Schema | None = None,
+        dry_run: bool = False,
+    ) -> tuple[str, ...]:
+        """Rename, drop, add, widen and reorder columns of a stream in one commit; return what
+        changes, one sentence each.
+
+        `renamed` are new names by old name, or by path within a column of structs:
+        `{"customer.mail": "email"}`, `{"lines[].sku": "item"}`. `drop` are names and paths.
+        `schema` are all columns after the change, in their new order; without it the others stay.
+        No record is rewritten. A column that was dropped does not come back: a new one of its name
+        is null in older records. A repeated call changes nothing.
+
+        Raises SchemaMismatchError for what can't change, such as the key, and for paths that do not
+        exist.
+        """
+        changes = ColumnChanges(renamed or {}, tuple(drop))
+        done: list[str] = []
+
+        def decide(commit: Commit | None) -> dict[str, Any] | None:
+            state = self._parse(self._require_commit(stream, commit))
+            stored = state.declaration
+            evolution = evolve(
+                stored.columns, stored.names, schema, changes, _fixed_columns(stored), ordered=True
+            )
+            problems = [
+                f"there is no {path}" for path in changes.unknown(stored.columns, stored.names)
+            ]
+            problems += evolution.problems
+            if problems:
+                there = ", ".join(stored.columns.names)
+                problem = f"stream {stream!r} can't change so: {'; '.join(problems)}."
+                step = f"Its columns are {there}: correct the change, and repeat it."
+                raise SchemaMismatchError(problem, step, stream=f"lake.{stream}")
+            self._check_markers(stream, state, evolution)
+            done[:] = evolution.changes
+            now = _with_columns(stored, evolution)
+            if now is stored or dry_run:
+                return None
+            return state.with_declaration(now).body()
+
+        self._transact(stream, decide, "change columns")
+        return tuple(done)
+
+    def _check_markers(self, stream: str, state: StreamState, evolution: Evolution) -> None:
+        """Raise SchemaMismatchError if markers have checksums of records that could no longer be
+        compared after the change.
+
+        Checksums are made of values by their places, so renamed and added columns do not matter.
+        """
+        stored = state.declaration
+        before = schema_struct(stored.names.store(stored.columns))
+        after = schema_struct(evolution.names.store(evolution.schema))
+        if _keeps_places(before, after):
+            return
+        spans = {}
+        for p, (start, end) in enumerate(zip(state.oldest, state.next, strict=True)):
+            spans[p] = (start, end)
+        for marker in manifest.find_markers(state, self.files_of(stream), spans):
+            if parse_records_checksum(marker.checksum):
+                problem = (
+                    f"stream {stream!r}: version {marker.version!r} has a marker with a checksum of"
+                    " its records, which would not match after the change"
+                    f" ({'; '.join(evolution.changes)})."
+                )
+                step = (
+                    "Let retention drop this version first, or only rename columns, and add new"
+                    " ones after the others."
+                )
+                raise SchemaMismatchError(problem, step, stream=f"lake.{stream}")
 
     def info(self, stream: str) -> StreamInfo:
         return _describe_stream(stream, self.state(stream)[1])
@@ -348,17 +485,18 @@ def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
     return {name: open_system(lake, name) for name in names}
 
 
-def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
-    """Return the sizes of the objects that deleting the stream deletes, by key.
+def list_deletable_objects(streams: LakeStreams, stream: str, last: Commit) -> dict[str, int]:
+    """Return the sizes of the objects that deleting the stream as of its `last` commit deletes, by
+    key.
 
     The positions of named readers stay, so that these notice that the stream was deleted.
     """
     log = streams.log(stream)
-    sizes = {}
-    for key, size in commit_log.list_log_objects(log).items():
-        if not key.startswith(f"{log.prefix}/readers/"):
-            sizes[key] = size
-    return sizes
+    sizes = commit_log.list_log_objects(log)
+    keys: Collection[str] = sizes
+    if commit_log.is_deletion_commit(last):
+        keys = commit_log.exclude_newer_manifests(log, last, sizes)
+    return {key: sizes[key] for key in keys if not key.startswith(f"{log.prefix}/readers/")}
 
 
 def delete_stream(
@@ -374,12 +512,11 @@ def delete_stream(
     last = seen
     if not commit_log.is_deletion_commit(seen):
         last = commit_log.commit_deletion(log, seen, reason=reason, by=by)
-    sizes = list_deletable_objects(streams, stream)
+    sizes = list_deletable_objects(streams, stream, last)
     now = log.current()
     if now is None or now.id != last.id:
         # It was recreated meanwhile: its `maintain` deletes the rest.
         return DeletedObjects(0, 0, left=True)
     # Nobody writes to a deleted stream, so the listed objects are those of the old one.
-    keys = commit_log.exclude_newer_manifests(log, last, sizes)
-    log.store.delete_many(keys)
-    return DeletedObjects(len(keys), sum(sizes[key] for key in keys))
+    log.store.delete_many([*sizes])
+    return DeletedObjects(len(sizes), sum(sizes.values()))

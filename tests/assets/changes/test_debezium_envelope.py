@@ -454,6 +454,25 @@ def test_a_precise_decimal_of_38_digits_is_exact(sparkling: World) -> None:
     assert bad.problem == "column 'p' is '!', declared decimal(38,2)"
 
 
+def test_a_number_is_never_read_as_base64(sparkling: World) -> None:
+    values: list[Any] = ["1000", "12AB", 1000, 10000000, 1e4]
+    envelopes(
+        sparkling,
+        *({"op": "c", "after": {"id": 1, "p": value, "note": "1000"}} for value in values),
+        *({"op": "c", "after": {"id": 1, "b": value, "note": "1000"}} for value in values),
+    )
+    form = DebeziumEnvelope(
+        "id BIGINT, p DECIMAL(38,2), b BINARY, note STRING", decimals="precise", on_missing="null"
+    )
+    changes = decoded(sparkling, dataset(changes=form))
+    good = [0, 1, 5, 6]
+    assert [changes[at].problem for at in good] == [None] * 4
+    assert [changes[at].row[1] for at in good[:2]] == [Decimal("-26672.12"), Decimal("-26623.99")]
+    assert [changes[at].row[2] for at in good[2:]] == [b"\xd7\x4d\x34", b"\xd7\x60\x01"]
+    for at in (2, 3, 4, 7, 8, 9):
+        assert "declared" in str(changes[at].problem), at
+
+
 def any_scale(text: str) -> dict[str, Any]:
     """What Debezium sends for a `numeric` without digits."""
     sign, digits, exponent = Decimal(text).as_tuple()

@@ -21,10 +21,12 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
-from dagster_adjunct.assets.unbounded.recovery import check_evolution
+from dagster_adjunct.assets.unbounded.recovery import evolve_columns
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from tests.assets.conftest import World
 
 NARROW = (
@@ -219,7 +221,8 @@ def test_a_projection_may_widen_and_add_what_the_stream_has(sparkling: World) ->
 
 
 def test_removed_narrowed_and_retyped_columns_are_refused_with_the_difference() -> None:
-    stored = Schema.of(k="int", a="bigint", b="string", c="double")
+    stored = NamedColumns(Schema.of(k="int", a="bigint", b="string", c="double"), AS_NAMED)
+    table = unbounded_dataset("d", input="lake.d", key="k", partitions=1)
     for declared, difference in (
         (Schema.of(k="int", a="bigint", c="double"), "b (string) is removed"),
         (
@@ -234,11 +237,11 @@ def test_removed_narrowed_and_retyped_columns_are_refused_with_the_difference() 
         ),
     ):
         with pytest.raises(DatasetError) as caught:
-            check_evolution("d", stored, declared, ("k",))
+            evolve_columns(table, stored, declared)
         assert difference in caught.value.problem
         assert "adjunct dataset rebuild d" in caught.value.next_step
     more = Schema.of(z="date", c="double", k="int", b="string", a="decimal(20,0)")
-    check_evolution("d", stored, more, ("k",))
+    assert evolve_columns(table, stored, more).schema == more
 
 
 def test_what_widens_is_what_fits_exactly() -> None:

@@ -34,3 +34,31 @@ def test_tables_of_one_run_hold_nested_values(sparkling: World) -> None:
             assert {row["k"]: row.asDict(recursive=True)["v"] for row in rows} == held
     finally:
         table.release()
+
+
+def test_tables_of_one_run_are_keyed_by_paths(sparkling: World) -> None:
+    schema = Schema.of(n="int", who={"id": "bigint", "name": "string"})
+    sparkling.stream("s", schema, [], 1)
+    spec = unbounded_dataset("d", input="lake.s", key="who.id", partitions=2, persistent=False)
+    table = TransientTable({"lake": sparkling.streams}, spec)
+    held = {}
+    try:
+        for number, key in enumerate([1, 2, 1, 3]):
+            deleted = number == 2
+            row = {"n": number, "who": {"id": key, "name": "x"}}
+            held[key] = {"id": key, **row}
+            if deleted:
+                row = {"n": None, "who": {"id": key, "name": None}}
+                del held[key]
+            sparkling.streams.append(
+                "s",
+                [row | {"__tombstone": deleted}],
+                producer="test",
+                sequence=sparkling._next("s"),
+            )
+            table.advance(sparkling.spark)
+        assert table.view is not None
+        rows = table.view.frame(sparkling.spark()).collect()
+        assert {row["id"]: row.asDict(recursive=True) for row in rows} == held
+    finally:
+        table.release()

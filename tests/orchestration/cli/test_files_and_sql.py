@@ -351,3 +351,18 @@ def test_the_standard_input_is_named_once(world: World) -> None:
     assert isinstance(error, ConfigurationError)
     assert error.argument == "FILE"
     assert world.records() == []
+
+
+def test_columns_are_renamed_and_dropped_on_the_command_line(world: World) -> None:
+    world.streams.append("s", [{"k": "a", "n": 1}], producer="p", sequence=0)
+    change = ("stream", "change-columns", "s", "--rename", "n=number")
+    assert document(world, *change, "--dry-run")["dry_run"]
+    assert world.streams.info("s").schema == SCHEMA
+    assert document(world, *change)["changes"] == ["n is renamed to number"]
+    assert document(world, *change)["changes"] == []
+    assert world.streams.info("s").schema == Schema.of(k="string", number="bigint")
+    for wrong in ("n", "=n", "n=", "other=m"):
+        refused(world, "stream", "change-columns", "s", "--rename", wrong)
+    refused(world, "stream", "change-columns", "s", "--drop", "k")
+    printed(world, "stream", "change-columns", "s", "--drop", "number", "--yes")
+    assert world.streams.info("s").schema == Schema.of(k="string")

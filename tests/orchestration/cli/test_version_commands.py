@@ -231,6 +231,28 @@ def test_diff_counts_and_samples_what_changed(world: World) -> None:
     ]
 
 
+def test_changes_lists_each_entry_that_differs(world: World) -> None:
+    found = document(world, "changes", "planes", "--since", "v1", "--until", "v2")["changes"]
+    assert found == [
+        {
+            "kind": "update",
+            "key": {"tailnum": "N2"},
+            "before": {"tailnum": "N2", "seats": 2},
+            "after": {"tailnum": "N2", "seats": 20},
+        },
+        {
+            "kind": "insert",
+            "key": {"tailnum": "N3"},
+            "before": None,
+            "after": {"tailnum": "N3", "seats": found[1]["after"]["seats"]},
+        },
+    ]
+    text = printed(world, "changes", "planes", "--since", "v2", "--until", "v1")
+    assert "delete" in text
+    assert "insert" not in text
+    assert "2000-01-01" in refused(world, "changes", "planes", "--since", "2000-01-01 00:00")
+
+
 @pytest.mark.lengthy
 def test_items_and_get_read_any_version(world: World) -> None:
     entries = document(world, "items", "planes")["entries"]

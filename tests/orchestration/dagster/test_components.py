@@ -491,6 +491,21 @@ def test_texts_stay_as_they_are_written_and_functions_stand_alone() -> None:
     assert made["two"].operators[-1].spec.summary() is not None
 
 
+def test_an_output_stream_declares_renames_and_removals() -> None:
+    out = "{partitions: 1, renamed: {note: remark, customer.mail: email}, drop: [old, lines]}"
+    text = f"""
+applications:
+  one:
+    output_streams: {{lake.out: {out}}}
+    steps:
+      - input_stream: lake.in
+      - send_to: lake.out
+"""
+    changes = component(text).applications()["one"].outputs["lake.out"].changes
+    assert changes.renamed == {"note": "remark", "customer.mail": "email"}
+    assert changes.drop == ("old", "lines")
+
+
 def test_an_application_that_reads_what_nobody_has_written_yet_waits_for_its_run(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -167,6 +167,20 @@ rejected(sent("visitor", "spent"), there)
 
 planned(sent("visitor", "cast(spent as string) as spent"), there)
 
+
+def sent_to_topic(**changes):
+    return lambda app, visits: visits.map("visitor").send_to(
+        app.output_stream("kafka.out", partitions=4, key="visitor", **changes)
+    )
+
+
+topics = {
+    **streams,
+    "kafka.out": TestStream(Schema.of(visitor="string"), key="visitor", partitions=4),
+}
+rejected(sent_to_topic(drop=["spent"]), topics)
+planned(sent_to_topic(), topics)
+
 floors = unbounded_dataset(
     "floors", input="lake.floors", key=["shop", "floor"], partition_by="shop", partitions=2
 )

@@ -5,9 +5,12 @@ refused.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
@@ -189,3 +192,68 @@ def test_what_can_not_be_stored_is_refused_by_streams_and_tables(made: str, kind
     records.map("k", f"{made} as n").send_to(table)
     with pytest.raises(PlanningError, match=f"has the column 'n' as int, and {kind}"):
         build_plan(app, {"lake.s": INPUT})
+
+
+def test_an_output_on_another_system_takes_no_renames_and_removals() -> None:
+    app = Application("app")
+    out = app.output_stream("lake.out", partitions=2, key="k", renamed={"v": "w"})
+    app.input_stream("lake.s").map("k", "v as w").send_to(out)
+    notes = build_plan(app, world(k="string", v="int")).notes
+    assert [note for note in notes if "v is renamed to w" in note]
+    assert not [note for note in build_plan(app, world(k="string", w="int")).notes if "w" in note]
+    with pytest.raises(PlanningError) as caught:
+        build_plan(app, world(evolves=False, k="string", v="int"))
+    assert caught.value.stream == "lake.out"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expressions"),
+    [
+        ({"renamed": {"v": "w"}}, ("k", "v")),
+        ({"renamed": {"v": "w"}}, ("k", "v", "v as w")),
+        ({"drop": "v"}, ("k", "v")),
+        ({"renamed": {"k": "key"}}, ("k as key", "v")),
+        ({"renamed": {"v": "w"}, "drop": ["v"]}, ("k", "v as w")),
+        ({"renamed": {"v": "k"}}, ("k",)),
+    ],
+)
+def test_declared_changes_that_contradict_what_is_sent_are_refused(
+    changes: dict[str, Any], expressions: tuple[str, ...]
+) -> None:
+    app = Application("app")
+    out = app.output_stream("lake.out", partitions=2, key="k", **changes)
+    app.input_stream("lake.s").map(*expressions).send_to(out)
+    with pytest.raises(PlanningError):
+        build_plan(app, world(k="string", v="int"))
+
+
+def feeding(**declared: Any) -> Application:
+    app = Application("app")
+    dataset = unbounded_dataset("ref", input="lake.out", key="k", partitions=2, **declared)
+    app.input_stream("lake.s").map("k", "v as w").send_to(app.table(dataset))
+    return app
+
+
+def test_a_dataset_declares_the_renames_of_the_stream_that_it_is_sent() -> None:
+    build_plan(feeding(renamed={"v": "w"}), world(k="string", v="int"))
+    with pytest.raises(PlanningError):
+        build_plan(feeding(), world(k="string", v="int"))
+
+
+def test_another_dataset_on_the_stream_is_asked_about_renamed_columns() -> None:
+    app = feeding(renamed={"v": "w"})
+    app.table(unbounded_dataset("other", input="lake.out", key="k", partitions=2))
+    with pytest.raises(PlanningError) as caught:
+        build_plan(app, world(k="string", v="int"))
+    assert (caught.value.dataset, caught.value.stream) == ("other", "lake.out")
+
+
+def test_a_column_of_before_is_told_with_what_became_of_it() -> None:
+    catalog = world(k="string", v="int")
+    former = {"old": "renamed to v", "gone": "dropped"}
+    catalog["lake.s"] = replace(INPUT, former=former)
+    for name, became in former.items():
+        with pytest.raises(PlanningError) as caught:
+            build_plan(sending("k", f"{name} as v"), catalog)
+        assert caught.value.column == name
+        assert f"{name} was {became}" in caught.value.problem

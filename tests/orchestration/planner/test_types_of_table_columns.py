@@ -25,14 +25,14 @@ COLUMNS = {
     "key": "string",
 }
 NEVER = [
-    "map<string,int>",
+    "map<int,int>",
     "interval day to second",
     "interval year to month",
     "interval",
     "timestamp_ntz",
     "time(6)",
     "variant",
-    "array<map<string,int>>",
+    "array<map<int,int>>",
 ]
 
 
@@ -66,13 +66,22 @@ def test_what_has_parts_is_no_plain_value_and_may_be_json(sent: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", ["struct<map:int,time:string,interval:int,date:int>", "string", "double", "array<int>"]
+    "sent",
+    [
+        "struct<map:int,time:string,interval:int,date:int>",
+        "string",
+        "double",
+        "array<int>",
+        "map<string,int>",
+        "array<struct<a:map<string,array<double>>>>",
+        "map<…>",
+    ],
 )
 def test_json_takes_what_it_can_hold(sent: str) -> None:
     assert reported("j", sent) == ""
     for part in (
         "timestamp_ntz",
-        "map<string,int>",
+        "map<int,int>",
         "interval day",
         "date",
         "timestamp",
@@ -86,7 +95,7 @@ def test_json_takes_what_it_can_hold(sent: str) -> None:
 @pytest.mark.parametrize(
     ("sent", "step"),
     [
-        ("map<string,int>", "Give its members names: named_struct(…)."),
+        ("map<int,int>", "Make its keys texts: transform_keys(j, (k, v) -> cast(k as string))."),
         ("date", "Cast it: cast(j as string)."),
         (
             "array<date>",
@@ -97,7 +106,18 @@ def test_json_takes_what_it_can_hold(sent: str) -> None:
 def test_what_json_does_not_hold_is_reported_how_it_becomes_something_else(
     sent: str, step: str
 ) -> None:
-    assert reported("j", sent).endswith(f"is sent. {step}")
+    assert reported("j", sent).endswith(f". {step}")
+
+
+@pytest.mark.parametrize(
+    ("sent", "path"),
+    [
+        ("struct<a:int,B:array<struct<`c d`:decimal(9,2)>>>", "j.B[].`c d` is decimal(9,2)"),
+        ("map<string,map<string,binary>>", "j[*][*] is binary"),
+    ],
+)
+def test_the_part_that_json_does_not_hold_is_named(sent: str, path: str) -> None:
+    assert f"; {path}, which JSON does not have." in reported("j", sent)
 
 
 def reported_of(update: Update, store: Any = None, **known: str) -> str:
@@ -120,6 +140,7 @@ def reported_of(update: Update, store: Any = None, **known: str) -> str:
 def test_members_are_added_to_json_and_nothing_else_is() -> None:
     assert reported_of(Update(add=(("j", "named_struct('n', n)"),))) == ""
     assert reported_of(Update(add=(("j", "null"),))) == ""
+    assert reported_of(Update(add=(("j", "map(word, n)"),))) == ""
     reported_of_number = reported_of(Update(add=(("j", "n"),)))
     assert (
         "'j' as json, and bigint is added to it. Add members to it: named_struct('…', n)."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, bucketed_frame
@@ -16,6 +18,7 @@ from dagster_adjunct.resources.bucketing.writer import (
 from dagster_adjunct.resources.errors import ManifestMismatchError
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.stored_names import StoredNames
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -155,3 +158,30 @@ def test_no_generation_is_an_empty_frame_with_the_columns(
     frame = bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [Generation(0, "d/data/none", ())])
     assert frame.columns == ["k", "v", "__gen"]
     assert frame.count() == 0
+
+
+def test_renamed_columns_keep_the_buckets_and_the_order_of_files(
+    spark: SparkSession, store: LocalStore
+) -> None:
+    schema = Schema.of(k="string", n="bigint", s="struct<b:int,a:string>")
+    names = StoredNames((((("k",)), "key"), (("n",), "v"), (("s", "b"), "b#2")))
+    layout = BucketLayout(schema, ("k",), 3, key=("k",), names=names)
+    rows = [(f"k{number:03d}", number, (number, str(number))) for number in range(100)]
+    frame = spark.createDataFrame(rows, schema.ddl())
+    options = WriteOptions("d")
+    files = write_buckets(frame, store, "d/data/one", layout, options, order_by=["k"])
+    read = bucketed_frame(
+        spark, store, "d", layout, [Generation(0, "d/data/one", tuple(files))]
+    ).drop("__gen")
+    assert read.schema.names == ["k", "n", "s"]
+    assert sorted((k, n, tuple(s)) for k, n, s in read.collect()) == rows
+    keys = spark.createDataFrame([(row[0],) for row in rows], "k string").repartition(3, "k")
+    joined = keys.join(read, "k").where("n < 5 and s.b > 2")
+    plan = joined._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("Exchange hashpartitioning") == 1  # that of the keys
+    assert plan.count(" Sort [") == 1
+    assert "LessThan(v,5)" in plan  # row groups are skipped
+    assert sorted(row.n for row in joined.collect()) == [3, 4]
+    raw = pq.read_table(pa.BufferReader(store.get(f"d/data/one/{files[0].name}").data))
+    assert raw.schema.names == ["key", "v", "s"]
+    assert [field.name for field in raw.schema.field("s").type] == ["b#2", "a"]

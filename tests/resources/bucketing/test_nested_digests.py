@@ -41,7 +41,7 @@ def _sorted(value: Any) -> Any:
         return {name: _sorted(value[name]) for name in sorted(value)}
     if isinstance(value, list):
         return [_sorted(item) for item in value]
-    return 0.0 if value == 0 and isinstance(value, float) else value
+    return value
 
 
 @pytest.mark.parametrize(

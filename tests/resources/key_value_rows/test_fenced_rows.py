@@ -16,10 +16,10 @@ from dagster_adjunct.resources.key_value.serializers import JsonSerializer, Text
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.table_backends.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.tables.operation import Changes
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.resources.key_value_backends.segment_stores import SEGMENT_STORES, SegmentStore
 
 Blocking = BlockingTable[Any, Any, Any]

@@ -17,25 +17,24 @@ from unittest.mock import Mock
 
 import pytest
 
+from dagster_adjunct.resources import times
 from dagster_adjunct.resources.errors import (
     PermanentError,
     RunLeaseLostError,
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import fence as module
-from dagster_adjunct.resources.objects import passed_time
-from dagster_adjunct.resources.objects.fence import Fence
-from dagster_adjunct.resources.objects.fenced_store import FencedStore
+from dagster_adjunct.resources.objects.fence import Fence, FencedStore
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
-from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
 
 KEY = "applications/sums/run.json"
 
 
 class Clocks:
-    """Stands in for the module `time` in `passed_time`: a boot clock, and a wall clock that
+    """Stands in for the module `time` in `times`: a boot clock, and a wall clock that
     somebody may set.
     """
 
@@ -54,7 +53,7 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks()
-    monkeypatch.setattr(passed_time, "time", clocks)
+    monkeypatch.setattr(times, "time", clocks)
     monkeypatch.setattr(module, "_KNOWN", {})
     return clocks
 
@@ -80,7 +79,7 @@ def fence(store: Any, **more: Any) -> Fence:
 
 
 def test_the_clock_runs_on_while_the_machine_sleeps() -> None:
-    assert getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) == passed_time._BOOT_CLOCK
+    assert getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) == times._BOOT_CLOCK
 
 
 @pytest.mark.parametrize(

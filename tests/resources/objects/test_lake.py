@@ -24,11 +24,16 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects.lake import LakeSettings, LazyLakeStore, lake_in, open_lake
+from dagster_adjunct.resources.objects.lake import (
+    LakeSettings,
+    LazyLakeStore,
+    describe_store,
+    lake_in,
+    open_lake,
+)
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.s3_store import S3Store
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore, S3Options
-from dagster_adjunct.resources.objects.store_urls import describe_store
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.faulty_store import Fault, FaultKind, FaultyStore

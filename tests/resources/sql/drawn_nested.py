@@ -68,6 +68,85 @@ _SHAPES = [
 ]  # fmt: skip
 
 
+# Calls with lambdas, the kind of their result, and the variables with the argument that each is a
+# part of.
+_CALLS = [
+    ("transform({}, x -> {})", "any", {"x": 0}),
+    ("transform({}, (x, i) -> {})", "any", {"x": 0, "i": None}),
+    ("filter({}, x -> {})", "boolean", {"x": 0}),
+    ("filter({}, (x, i) -> {})", "boolean", {"x": 0, "i": None}),
+    ("exists({}, x -> {})", "boolean", {"x": 0}),
+    ("forall({}, x -> {})", "boolean", {"x": 0}),
+    ("array_sort({}, (x, y) -> {})", "int", {"x": 0, "y": 0}),
+    ("zip_with({}, {}, (x, y) -> {})", "any", {"x": 0, "y": 1}),
+    ("aggregate({}, 0, (a, x) -> {})", "int", {"a": None, "x": 0}),
+    ("aggregate({}, {}, (a, x) -> {})", "any", {"a": None, "x": 0}),
+    ("aggregate({}, named_struct('b', 0), (a, x) -> named_struct('c', 1), a -> {})", "any", {"a": None}),
+    ("map_filter({}, (k, v) -> {})", "boolean", {"k": None, "v": 0}),
+    ("transform_values({}, (k, v) -> {})", "any", {"k": None, "v": 0}),
+    ("transform_keys({}, (k, v) -> {})", "any", {"k": None, "v": 0}),
+    ("map_zip_with({}, {}, (k, x, y) -> {})", "any", {"k": None, "x": 0, "y": 1}),
+    ("exists({}, (x, y) -> {})", "boolean", {"x": 0, "y": None}),
+    ("map_filter({}, x -> {})", "boolean", {"x": 0}),
+]  # fmt: skip
+_PARTS = {
+    "items": ["{}", "{}.sku", "{}.price", "{}.tags", "{}['price']", "{}.PRICE"],
+    "grid": ["{}", "{}[0]"],
+    "attributes": ["{}", "{}.v", "{}.w"],
+    "map('a', items)": ["{}", "{}[0].sku", "{}.price"],
+}
+_ARRAYS = ["items", "items", "xs", "words", "grid", "items.tags"]
+_MAPS = ["m", "attributes", "attributes", "map('a', items)"]
+_OF_VARIABLE = [
+    *("{}", "{}.price", "{}.prize", "{}.sku", "{}.tags", "{}.w", "{}.v", "{}['sku']", "{}['w']"),
+    *("{}[0]", "{}.sku.a", "{}.b", "{}.`B`"),
+]
+_BODIES = {
+    "boolean": [
+        *("{} is null", "{} = {}", "{} > 1", "{} and {}", "not {}", "{} in (1, 2)", "{} <=> {}"),
+        *("array_contains({}, {})", "size({}) > 0", "cast({} as string) = 'a'", "{} is null and {} > 0"),
+    ],
+    "int": ["{}", "size({})", "c", "length({})", "a + {}", "cast({} as int)", "1"],
+    "any": [
+        *("{}", "{}", "{} * 2", "upper({})", "size({})", "({}).sku", "coalesce({}, {})", "- {}"),
+        *("named_struct('a', {}).a", "{} || 'a'", "array({}, {})", "case when c > 1 then {} end"),
+        *("struct({} as n, c)", "{} + {}", "array_append({}, {})", "if({} is null, {}, {})"),
+    ],
+}  # fmt: skip
+
+
+def draw_lambda(random: Random, around: dict[str, str] | None = None) -> str:
+    """Return a call of a function with a lambda, of which Spark accepts some; perhaps within one
+    that has the variables `around`, each with the argument that it is a part of.
+    """
+    call, result, variables = random.choice(_CALLS)
+    usual = _MAPS if "(k," in call else _ARRAYS
+    arguments = []
+    for _ in range(call.count("{}") - 1):
+        argument = random.choice(usual if random.random() < 0.9 else [*_MAPS, *_ARRAYS, "c", "0"])
+        if around and random.random() < 0.5:
+            argument = random.choice(list(around)) + random.choice(["", ".tags", ".w"])
+        arguments.append(argument)
+    inside = dict(around or {})
+    for name, place in variables.items():
+        inside[name] = "" if place is None or place >= len(arguments) else arguments[place]
+    return call.format(*arguments, _draw_body(random, result, inside))
+
+
+def _draw_body(random: Random, result: str, variables: dict[str, str]) -> str:
+    if len(variables) < 4 and random.random() < 0.15:
+        return draw_lambda(random, variables)
+    shape = random.choice(_BODIES[result if random.random() < 0.95 else "any"])
+    parts = []
+    for _ in range(shape.count("{}")):
+        name = random.choice(list(variables))
+        usual = _PARTS.get(variables[name], ["{}"])
+        chosen = random.choice(usual if random.random() < 0.85 else _OF_VARIABLE)
+        part = chosen.format(name.upper() if random.random() < 0.1 else name)
+        parts.append(random.choice(_LEAVES) if random.random() < 0.1 else part)
+    return shape.format(*parts)
+
+
 def draw(random: Random, depth: int = 0) -> str:
     """Return an expression; Spark accepts about half of them."""
     if depth > 2 or (depth and random.random() < 0.5):

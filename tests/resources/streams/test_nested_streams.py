@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import (
     ProducerConflictError,
@@ -25,7 +27,7 @@ from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
 from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import Clock, on_clock
-from tests.resources.drawn_nested import schemas_with_rows, stored
+from tests.nested import comparable_rows, draw_rows, draw_schema
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +108,7 @@ def test_rows_and_frames_are_the_same_append(orders: LakeStreams) -> None:
     polars_frame = polars.from_arrow(arrow.set_column(place, "attributes", entries))
     for frame in (ROWS, arrow, arrow.to_batches()[0], pandas.DataFrame(ROWS), polars_frame):
         assert orders.append("s", frame, producer="p", sequence=1).duplicate
-    assert read(orders, ORDERS) == stored(ROWS)
+    assert read(orders, ORDERS) == ROWS
     changed = [{**ROWS[0], "lines": [None]}, *ROWS[1:]]
     with pytest.raises(ProducerConflictError):
         orders.append("s", changed, producer="p", sequence=1)
@@ -114,19 +116,19 @@ def test_rows_and_frames_are_the_same_append(orders: LakeStreams) -> None:
 
 @pytest.mark.lengthy
 @settings(max_examples=40, deadline=None)
-@given(schemas_with_rows())
-def test_drawn_rows_are_read_as_they_were_appended(
-    drawn: tuple[Schema, list[dict[str, Any]]],
-) -> None:
-    schema, rows = drawn
+@given(st.randoms(use_true_random=False))
+def test_drawn_rows_are_read_as_they_were_appended(drawn: Random) -> None:
+    schema = draw_schema(drawn)
+    rows = draw_rows(drawn, schema, range(4))
     streams = LakeStreams(lake_in(InMemoryStore()))
     streams.create("s", schema=schema, key=["k"], partitions=2)
     streams.append("s", rows, producer="p", sequence=1)
     assert streams.append("s", as_arrow(rows, schema), producer="p", sequence=1).duplicate
-    assert read(streams, schema) == stored(rows)
+    assert comparable_rows(read(streams, schema)) == comparable_rows(rows)
     streams.append("s", as_arrow(rows, schema), producer="p", sequence=2)
     parts = pa.concat_tables(streams.read_parts(streams.all_ranges("s")))
-    assert rows_of(parts, schema) == stored([row for row in rows for _ in range(2)])
+    twice = [row for row in rows for _ in range(2)]
+    assert comparable_rows(rows_of(parts, schema)) == comparable_rows(twice)
     one = schema.names[-1]
     alone = streams.read_arrow(streams.all_ranges("s"), [one]).column(one)
     assert alone.type == schema.to_arrow().field(one).type
@@ -136,19 +138,19 @@ def test_drawn_rows_are_read_as_they_were_appended(
 @pytest.mark.lengthy
 def test_drawn_rows_are_the_same_for_spark(spark: SparkSession, tmp_path: Path) -> None:
     @settings(max_examples=5, database=None, derandomize=True, deadline=None)
-    @given(schemas_with_rows())
-    def check(drawn: tuple[Schema, list[dict[str, Any]]]) -> None:
-        schema, rows = drawn
+    @given(st.randoms(use_true_random=False))
+    def check(drawn: Random) -> None:
+        schema = draw_schema(drawn)
+        rows = draw_rows(drawn, schema, range(4))
         name = f"s{len(streams.list_streams())}"
         streams.create(name, schema=schema, key=["k"], partitions=2)
         frame = spark.createDataFrame(as_arrow(rows, schema))
         streams.append(name, frame, producer="p", sequence=1)
         assert streams.append(name, rows, producer="p", sequence=1).duplicate, "digests differ"
-        assert read(streams, schema, name) == stored(rows)
+        assert comparable_rows(read(streams, schema, name)) == comparable_rows(rows)
         found = streams.read(spark, streams.all_ranges(name)).toArrow()
-        assert rows_of(fit_to_schema(found.select(schema.names), schema, "read"), schema) == (
-            stored(rows)
-        )
+        found = fit_to_schema(found.select(schema.names), schema, "read")
+        assert comparable_rows(rows_of(found, schema)) == comparable_rows(rows)
 
     streams = LakeStreams(open_lake(str(tmp_path)))
     check()
@@ -324,12 +326,10 @@ def test_every_widening_within_nested_types_is_read_without_a_change(
 @pytest.mark.parametrize(
     "kind",
     [
-        "struct<address:struct<city:string>,id:int>",
         "struct<id:int>",
         "struct<id:int,town:struct<city:string>>",
         "struct<id:smallint,address:struct<city:string>>",
         "struct<id:string,address:struct<city:string>>",
-        "struct<new:int,id:int,address:struct<city:string>>",
         "struct<id:int,address:struct<City:string>>",
         "array<int>",
         "string",
@@ -338,7 +338,9 @@ def test_every_widening_within_nested_types_is_read_without_a_change(
 def test_other_changes_within_nested_types_are_rejected(streams: LakeStreams, kind: str) -> None:
     streams.create("s", schema=ORDERS, key=["k"], partitions=2)
     changed = Schema.of({**ORDERS.types, "customer": kind})
-    with pytest.raises(StreamExistsError, match="customer is"):
+    with pytest.raises(
+        StreamExistsError, match=r"customer(\.id|\.address(\.city)?)? (is|\(\S+\) is)"
+    ):
         streams.create("s", schema=changed, key=["k"], partitions=2)
     assert streams.info("s").schema == ORDERS
 

@@ -347,7 +347,7 @@ def test_a_layer_leaves_operations_with_conditions_alone() -> None:
             pass
 
     marked = RowEntries(["a", "a"], [{"n": 1}, {"n": 2}], None, [DIRECT] * 2, [1, 2])
-    layer = BatchLayer(Below(), table="t", batches=BatchProvider(compact=True))
+    layer = BatchLayer(Below(), batches=BatchProvider(compact=True))
     asyncio.run(layer.send(Operation(PUT, marked, conditions=Conditions("n"))))
     assert [len(operation) for operation in sent] == [2]
 
@@ -362,7 +362,7 @@ def test_a_request_that_fails_after_another_is_no_error_of_the_first() -> None:
         async def close(self) -> None:
             pass
 
-    layer = BatchLayer(Below(), table="t", batches=BatchProvider(compact=True))
+    layer = BatchLayer(Below(), batches=BatchProvider(compact=True))
     outcomes = asyncio.run(layer.send(Operation(PUT, RowEntries(["a", "b"], [{"n": 1}, None]))))
     assert outcomes.places(State.REFUSED) == [1]
     assert isinstance(outcomes.problems[1], Problem)

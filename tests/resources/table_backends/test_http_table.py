@@ -259,10 +259,13 @@ def test_what_json_has_not_and_answers_that_are_no_records_are_refused(service):
     }.get(path)
     put, got = send(
         new_table(service),
-        Operation(PUT, RowEntries(["a", "b", "c"], [{"at": NOW}, {"n": float("nan")}, {"n": 1}])),
+        Operation(
+            PUT, RowEntries(["a", "b", "c"], [{"at": [{"x": NOW}]}, {"n": float("nan")}, {"n": 1}])
+        ),
         Operation(GET, RowEntries(["text", "list", "c"])),
     )
     assert states(put) == states(got) == {0: State.REFUSED, 1: State.REFUSED}
+    assert "at[0].x: it is a datetime" in str(put.problems[0].error)
     assert got.records[2] == {"n": 1}
 
 

@@ -832,7 +832,7 @@ def test_passwords_come_from_the_environment_and_show_nowhere(new_table, monkeyp
         ({"url": "redis://h?password=secret"}, "a password in its url"),
         ({"url": "http://h"}, "is not a valid URL"),
         ({"url": "redis://h:port"}, "is not a valid URL"),
-        ({"url": "redis://h", "timeout": 0}, "timeout=0"),
+        ({"url": "redis://h", "timeout": 0}, "timeout is 0"),
     ],
 )
 def test_declarations_that_can_not_work_say_so_without_the_secret(where, words):

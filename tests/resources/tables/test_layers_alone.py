@@ -37,7 +37,7 @@ def function(store: SlowStore) -> Layer:
 
 
 def batch(store: SlowStore) -> Layer:
-    return BatchLayer(store, table="t", batches=BatchProvider(size=2))
+    return BatchLayer(store, batches=BatchProvider(size=2))
 
 
 def contract(store: SlowStore) -> Layer:
@@ -48,7 +48,7 @@ def all_of_them(store: SlowStore) -> Layer:
     below = UpdateContractLayer(
         FunctionLayer("t", store, store), table="t", capabilities=store.capabilities
     )
-    return BatchLayer(below, table="t", batches=BatchProvider(size=2))
+    return BatchLayer(below, batches=BatchProvider(size=2))
 
 
 def retry(store: SlowStore) -> Layer:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
-from dagster_adjunct.resources.tables.operation import PerLoop
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 

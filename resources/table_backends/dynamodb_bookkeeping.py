@@ -1,5 +1,6 @@
-"""Fenced writes to DynamoDB: runs' epochs in a table `<table>__adjunct_runs`, checked by each
-write's transaction.
+"""The book-keeping of a DynamoDB table: the epochs of runs, for fenced writes, and a count of runs.
+
+Epochs are in a table `<table>__adjunct_runs`, and checked by each write's transaction:
 
     name     (the key) name of the application's epoch | "/" | number, 0 to 31
     epoch    the epoch of the last run that has begun
@@ -7,6 +8,14 @@ write's transaction.
 All items of an application have the same epoch. A transaction checks one of them, drawn at random,
 because two that check the same one at the same time conflict; `announce` raises all of them in one
 transaction.
+
+The count of the runs that write the table, and of their batches, is an item of the table itself:
+
+    the key         "adjunct_runs" (S, B), the lowest number of DynamoDB (N)
+    adjunct_runs    the count
+
+It is stored among the records, so old items that are written back into the table bring an earlier
+count with them (`presence.py`). No record may have its key.
 """
 
 from __future__ import annotations
@@ -23,11 +32,13 @@ from dagster_adjunct.resources.table_backends.dynamodb_connection import (
     error_code,
     throttled_problem,
 )
+from dagster_adjunct.resources.table_backends.dynamodb_items import COUNT_KEY, RUNS_ATTRIBUTE
 from dagster_adjunct.resources.table_backends.epochs import epoch_name, must_raise_epoch
 from dagster_adjunct.resources.tables.operation import Problem, State
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
+
 
 NAME = "name"
 EPOCH = "epoch"
@@ -149,3 +160,46 @@ def problem_from_reason(label: str, reason: Reason) -> Problem | None:
         table=label,
     )
     return Problem(State.REFUSED, error)
+
+
+@dataclass(frozen=True, slots=True)
+class RunCount:
+    """The count in a table; `key_types` has the attribute type of each column of its key. Methods
+    block, and raise what boto3 raises.
+    """
+
+    client: DynamoDBClient
+    label: str
+    table: str
+    key_types: Mapping[str, str]
+
+    def read(self) -> int:
+        """Return the count; 0 without the item. Raises TableUnavailableError if
+        DynamoDB leaves the request out.
+        """
+        keys: Any = {"Keys": [self._key], "ConsistentRead": True}
+        answer = self.client.batch_get_item(RequestItems={self.table: keys})
+        if answer.get("UnprocessedKeys"):
+            error = throttled_problem(self.label, "the count of its runs unprocessed").error
+            assert error is not None
+            raise error
+        for items in answer["Responses"].values():
+            for item in items:
+                return int(item[RUNS_ATTRIBUTE]["N"])
+        return 0
+
+    def add(self) -> int:
+        """Raise the count, and return it."""
+        answer = self.client.update_item(
+            TableName=self.table,
+            Key=self._key,
+            UpdateExpression="ADD #r :one",
+            ExpressionAttributeNames={"#r": RUNS_ATTRIBUTE},
+            ExpressionAttributeValues={":one": {"N": "1"}},
+            ReturnValues="UPDATED_NEW",
+        )
+        return int(answer["Attributes"][RUNS_ATTRIBUTE]["N"])
+
+    @property
+    def _key(self) -> dict[str, Any]:
+        return {name: COUNT_KEY[tag] for name, tag in self.key_types.items()}

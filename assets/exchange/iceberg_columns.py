@@ -1,0 +1,250 @@
+"""How the columns of an Iceberg table follow those of a dataset or stream: by field ids.
+
+The table's name mapping has, for each field id, the name that files have for the column. A column
+with that stored name is the same column, whatever its name is: it is renamed in the table. A new
+column under the name of a dropped one is a new field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.stored_names import (
+    Steps,
+    StoredNames,
+    schema_struct,
+    sorted_names,
+)
+from dagster_adjunct.resources.schemas.types import Array, Map, Member, Simple, Struct, Type
+from dagster_adjunct.resources.schemas.version_columns import NamedColumns
+
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.name_mapping import MappedField, NameMapping
+    from pyiceberg.types import IcebergType, NestedField
+
+Path = tuple[str, ...]
+
+
+def stored_names_by_id(metadata: TableMetadata) -> dict[int, str]:
+    """Return the names that files have for the fields of a table, by field id."""
+    mapping = metadata.name_mapping()
+    names: dict[int, str] = {}
+    if mapping is not None:
+        _collect_ids(mapping.root, names)
+    return names
+
+
+def _collect_ids(fields: Iterable[MappedField], names: dict[int, str]) -> None:
+    for field in fields:
+        if field.field_id is not None and field.names:
+            names[field.field_id] = field.names[0]
+        _collect_ids(field.fields, names)
+
+
+def find_changes(metadata: TableMetadata, mine: NamedColumns) -> list[tuple[Path, str | None]]:
+    """Return the paths of the table's fields that have another name now, with that name, and of
+    those that were dropped, with None; [] for a table without a name mapping, which is new.
+    """
+    if metadata.name_mapping() is None:
+        return []
+    names = stored_names_by_id(metadata)
+    struct = schema_struct(mine.schema)
+    return [*_changes(metadata.schema().fields, names, struct, mine.names, (), ())]
+
+
+def _changes(
+    fields: Sequence[NestedField],
+    stored_names: Mapping[int, str],
+    mine: Struct,
+    names: StoredNames,
+    parent: Steps,
+    path: Path,
+) -> Iterator[tuple[Path, str | None]]:
+    own = {names.of(parent, member.name): member for member in mine.members}
+    for field in fields:
+        stored = stored_names.get(field.field_id, field.name)
+        place = (*parent, stored)
+        member = own.get(stored)
+        if member is None:
+            if place in names.retired:
+                yield (*path, field.name), None
+            continue
+        if member.name != field.name:
+            yield (*path, field.name), member.name
+        found = _find_structs(field.field_type, member.type, (*path, field.name))
+        if found is not None:
+            inner, struct, at = found
+            yield from _changes(inner, stored_names, struct, names, place, at)
+
+
+def _find_structs(
+    theirs: IcebergType, mine: Type, path: Path
+) -> tuple[Sequence[NestedField], Struct, Path] | None:
+    """Return the fields of the struct in a type, within lists and maps, with our struct and its
+    path; None without one.
+    """
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(theirs, ListType) and isinstance(mine, Array):
+        return _find_structs(theirs.element_type, mine.element, (*path, "element"))
+    if isinstance(theirs, MapType) and isinstance(mine, Map):
+        return _find_structs(theirs.value_type, mine.value, (*path, "value"))
+    if isinstance(theirs, StructType) and isinstance(mine, Struct):
+        return theirs.fields, mine, path
+    return None
+
+
+def columns_of_table(metadata: TableMetadata) -> NamedColumns:
+    """Return the names of a table's columns with those that files have; their types don't count."""
+    stored_names = stored_names_by_id(metadata)
+    found: list[tuple[Steps, str]] = []
+    struct = _named_struct(metadata.schema().fields, stored_names, (), found)
+    fields = tuple(Field(member.name, str(member.type)) for member in struct.members)
+    return NamedColumns(Schema(fields), StoredNames(sorted_names(found)))
+
+
+def _named_struct(
+    fields: Sequence[NestedField],
+    stored_names: Mapping[int, str],
+    parent: Steps,
+    found: list[tuple[Steps, str]],
+) -> Struct:
+    members = []
+    for field in fields:
+        stored = stored_names.get(field.field_id, field.name)
+        found.append(((*parent, field.name), stored))
+        type_ = _named_type(field.field_type, stored_names, (*parent, stored), found)
+        members.append(Member(field.name, type_))
+    return Struct(tuple(members))
+
+
+def _named_type(
+    theirs: IcebergType,
+    stored_names: Mapping[int, str],
+    place: Steps,
+    found: list[tuple[Steps, str]],
+) -> Type:
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(theirs, ListType):
+        return Array(_named_type(theirs.element_type, stored_names, place, found))
+    if isinstance(theirs, MapType):
+        return Map(_named_type(theirs.value_type, stored_names, place, found))
+    if isinstance(theirs, StructType):
+        return _named_struct(theirs.fields, stored_names, place, found)
+    return Simple("string")
+
+
+def map_names(
+    metadata: TableMetadata, before: NameMapping | None, mine: NamedColumns
+) -> list[MappedField]:
+    """Return the table's mapping of the names in files to fields, which readers need, with those of
+    our columns added.
+
+    `metadata` has the new columns, and `before` is the mapping before they were changed. Deleted
+    fields stay mapped, for earlier snapshots.
+    """
+    known: list[MappedField] = [] if before is None else [*before.root]
+    return _map_fields(metadata.schema().fields, known, schema_struct(mine.schema), mine.names, ())
+
+
+def _map_fields(
+    fields: Sequence[NestedField],
+    known: Sequence[MappedField],
+    mine: Struct | None,
+    names: StoredNames,
+    parent: Steps,
+) -> list[MappedField]:
+    from pyiceberg.table.name_mapping import MappedField
+
+    mapped = {field.field_id: field for field in known}
+    for field in fields:
+        before = mapped.get(field.field_id)
+        member = None if mine is None else mine.member(field.name)
+        stored = field.name
+        if member is not None:
+            stored = names.of(parent, field.name)
+        elif before is not None:
+            stored = before.names[0]
+        inner_type = None if member is None else member.type
+        inner = _map_type(
+            field.field_type,
+            [] if before is None else before.fields,
+            inner_type,
+            names,
+            (*parent, stored),
+        )
+        mapped[field.field_id] = MappedField(field_id=field.field_id, names=[stored], fields=inner)
+    return [*mapped.values()]
+
+
+def _map_type(
+    theirs: IcebergType,
+    known: Sequence[MappedField],
+    mine: Type | None,
+    names: StoredNames,
+    place: Steps,
+) -> list[MappedField]:
+    from pyiceberg.table.name_mapping import MappedField
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(theirs, StructType):
+        return _map_fields(
+            theirs.fields, known, mine if isinstance(mine, Struct) else None, names, place
+        )
+    inner = {field.field_id: field.fields for field in known}
+    if isinstance(theirs, ListType):
+        element = mine.element if isinstance(mine, Array) else None
+        parts = [(theirs.element_id, "element", theirs.element_type, element)]
+    elif isinstance(theirs, MapType):
+        value = mine.value if isinstance(mine, Map) else None
+        parts = [
+            (theirs.key_id, "key", theirs.key_type, None),
+            (theirs.value_id, "value", theirs.value_type, value),
+        ]
+    else:
+        return []
+    found = []
+    for field_id, name, type_, part in parts:
+        fields = _map_type(type_, inner.get(field_id, []), part, names, place)
+        found.append(MappedField(field_id=field_id, names=[name], fields=fields))
+    return found
+
+
+def fields_in_files(metadata: TableMetadata) -> list[NestedField]:
+    """Return the fields of a table under the names that files have."""
+    stored_names = stored_names_by_id(metadata)
+    return [_stored_field(field, stored_names) for field in metadata.schema().fields]
+
+
+def _stored_field(field: NestedField, stored_names: Mapping[int, str]) -> NestedField:
+    from pyiceberg.types import NestedField
+
+    name = stored_names.get(field.field_id, field.name)
+    type_: Any = _stored_type(field.field_type, stored_names)
+    return NestedField(field.field_id, name, type_, required=field.required)
+
+
+def _stored_type(theirs: IcebergType, stored_names: Mapping[int, str]) -> IcebergType:
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(theirs, StructType):
+        return StructType(*[_stored_field(field, stored_names) for field in theirs.fields])
+    if isinstance(theirs, ListType):
+        return ListType(
+            theirs.element_id,
+            _stored_type(theirs.element_type, stored_names),
+            element_required=theirs.element_required,
+        )
+    if isinstance(theirs, MapType):
+        return MapType(
+            theirs.key_id,
+            theirs.key_type,
+            theirs.value_id,
+            _stored_type(theirs.value_type, stored_names),
+            value_required=theirs.value_required,
+        )
+    return theirs

@@ -1,0 +1,291 @@
+"""The changes of a dataset between two of its versions: a row for each key whose entry differs.
+
+Of a version that has the files of the older one and deltas after them, only the keys in these
+deltas are compared, and looked up in the other files. Other versions are compared bucket by bucket,
+without those that are equal by their checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from dagster_adjunct.assets.reading.diff import (
+    buckets_to_read,
+    check_equal_keys,
+    common_type,
+    compare_tables,
+    name_as,
+    repeated_key_error,
+)
+from dagster_adjunct.assets.reading.superseded import kept_rows
+from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, read_entries
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.equality import comparable_value
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.values import python_rows
+from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.user_code import MASKED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+Kind: TypeAlias = Literal["insert", "update", "delete"]
+_KINDS: tuple[Kind, ...] = ("insert", "delete", "update")
+_ROWS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EntryChange:
+    """A key whose entry differs between two versions: `before` is None for an insert, `after` for
+    a delete.
+    """
+
+    kind: Kind
+    key: Entry
+    before: Entry | None
+    after: Entry | None
+
+    def masked(self, sensitive: Collection[str]) -> EntryChange:
+        """Return this change with `***` for the values of these columns."""
+        key, before, after = (
+            entry and {name: MASKED if name in sensitive else entry[name] for name in entry}
+            for entry in (self.key, self.before, self.after)
+        )
+        return EntryChange(self.kind, key or {}, before, after)
+
+    def differing_columns(self) -> list[str]:
+        """Return the columns whose values differ, all of them if one of the entries is None."""
+        before = self.before or {}
+        after = self.after or {}
+        names = list(dict.fromkeys([*before, *after]))
+        if self.kind != "update":
+            return names
+        return [
+            name
+            for name in names
+            if comparable_value(before.get(name)) != comparable_value(after.get(name))
+        ]
+
+
+class EntryChanges:
+    """The changes from the version `since` (None: nothing) to the version `until`.
+
+    Iterate over it for `EntryChange`s, or give it to pyarrow, DuckDB or Polars as a table: with
+    `kind` ("insert", "update" or "delete"), the structs `key`, `before` and `after`, the `version`
+    and the time `at` when it was sealed. Each iteration reads the files again, a bucket at a time;
+    changes are in the order of their keys within a bucket. A column that one version lacks counts
+    as null there, and one that was renamed has its new name before, too.
+    """
+
+    def __init__(self, old: VersionReader | None, new: VersionReader) -> None:
+        self._old = None if old is None else name_as(old, new)
+        self._new = new
+        if self._old is not None:
+            check_equal_keys(self._old, new)
+
+    def __repr__(self) -> str:
+        return f"EntryChanges({self._new.dataset!r}, since={self.since!r}, until={self.until!r})"
+
+    @property
+    def since(self) -> str | None:
+        """The id of the version whose entries are `before`, None for changes from nothing."""
+        return None if self._old is None else self._old.version
+
+    @property
+    def until(self) -> str:
+        """The id of the version whose entries are `after`: a later `changes(since=…)` goes on from
+        it.
+        """
+        return self._new.version
+
+    @property
+    def at(self) -> datetime:
+        """The time when the version `until` was sealed."""
+        return self._new.sealed.sealed_at
+
+    @property
+    def sensitive(self) -> tuple[str, ...]:
+        """The columns that are sensitive in one of the versions."""
+        names = [*self._old.schema.sensitive] if self._old is not None else []
+        return tuple(dict.fromkeys([*names, *self._new.schema.sensitive]))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the changes as a table."""
+        before = self._new.schema if self._old is None else self._old.schema
+        return pa.schema(
+            [
+                pa.field("kind", pa.string()),
+                pa.field("key", _struct(self._new.schema.select(self._new.sealed.key))),
+                pa.field("before", _struct(before)),
+                pa.field("after", _struct(self._new.schema)),
+                pa.field("version", pa.string()),
+                pa.field("at", arrow_type("timestamp")),
+            ]
+        )
+
+    def __iter__(self) -> Iterator[EntryChange]:
+        for batch in self.batches():
+            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                rows = pa.Table.from_batches([batch.slice(start, _ROWS_AT_ONCE)])
+                for row in python_rows(rows):
+                    yield EntryChange(row["kind"], row["key"], row["before"], row["after"])
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of each bucket that has some, in the columns of `schema`.
+
+        Raises DatasetError for a key with several entries, and ManifestMismatchError for a missing
+        or damaged file.
+        """
+        for before, after in self._changed_buckets():
+            batch = self._compare(before, after)
+            if batch.num_rows:
+                yield batch
+
+    def to_arrow(self) -> pa.Table:
+        """Return all changes as one table with the columns of `schema`."""
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+    def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
+        """Return all changes as a DataFrame with the columns of `schema`; this process reads
+        them.
+        """
+        return resolve_session(spark).createDataFrame(self.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _changed_buckets(self) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield the entries before and after of each bucket, at least those that differ."""
+        old = self._old
+        new = self._new
+        if old is None:
+            nothing = new.schema.to_arrow().empty_table()
+            for number in new.buckets:
+                yield nothing, read_entries(new, number)
+            return
+        if not _has_grown(old.sealed, new.sealed):
+            for bucket in buckets_to_read(old, new)[0]:
+                yield read_entries(old, bucket), read_entries(new, bucket)
+            return
+        deltas = {generation.id for generation in new.sealed.generations}
+        deltas -= {generation.id for generation in old.sealed.generations}
+        for number in new.buckets:
+            keys = new.keys_in(number, deltas)
+            if keys:
+                yield _entries_of(old, number, keys), _entries_of(new, number, keys)
+
+    def _compare(self, before: pa.Table, after: pa.Table) -> pa.RecordBatch:
+        """Return the changes from the entries `before` to those `after`, in the order of keys."""
+        compared_before, compared_after, names = _align(before, after, self._new.sealed.key)
+        found = compare_tables(compared_before, compared_after, self._new.sealed.key, names)
+        if found is None:
+            raise repeated_key_error(self._old or self._new, self._new)
+        (inserted, deleted, changed_from, changed_to), _ = found
+        counts = [len(inserted), len(deleted), len(changed_to)]
+        none = np.full(max(counts), -1)
+        rows_before = np.concatenate([none[: len(inserted)], deleted, changed_from])
+        rows_after = np.concatenate([inserted, none[: len(deleted)], changed_to])
+        columns = {
+            "kind": pa.array(np.repeat(_KINDS, counts), pa.string()),
+            "key": self._take_keys(before, after, rows_before, rows_after),
+            "before": _take_structs(before, rows_before, self.schema.field("before").type),
+            "after": _take_structs(after, rows_after, self.schema.field("after").type),
+        }
+        order = _order_by(columns["key"])
+        taken = [column.take(order) for column in columns.values()]
+        version = pa.repeat(self.until, len(order))
+        at = pa.repeat(pa.scalar(self.at, arrow_type("timestamp")), len(order))
+        return pa.RecordBatch.from_arrays([*taken, version, at], schema=self.schema)
+
+    def _take_keys(
+        self, before: pa.Table, after: pa.Table, rows_before: Any, rows_after: Any
+    ) -> pa.StructArray:
+        """Return the key of each change: that of the entry after it, of a delete that before it."""
+        kind = self.schema.field("key").type
+        names = [field.name for field in kind]
+        old = pa.table([before.column(field.name).cast(field.type) for field in kind], names=names)
+        is_deleted = rows_after < 0
+        rows = np.where(is_deleted, rows_before + after.num_rows, rows_after)
+        return _take_structs(pa.concat_tables([after.select(names), old]), rows, kind)
+
+
+def _struct(schema: Schema) -> pa.DataType:
+    return pa.struct(list(schema.to_arrow()))
+
+
+def _has_grown(old: SealedVersion, new: SealedVersion) -> bool:
+    """Whether a version has the files of an older one, and further ones in the same buckets."""
+    if not old.positioned or not new.positioned or old.partitions != new.partitions:
+        return False
+    if old.partition_by != new.partition_by or (old.history is None) != (new.history is None):
+        return False
+    folders = [(generation.id, generation.folder) for generation in new.generations]
+    return folders[: len(old.generations)] == [
+        (generation.id, generation.folder) for generation in old.generations
+    ]
+
+
+def _entries_of(view: VersionReader, bucket: int, keys: Sequence[Any]) -> pa.Table:
+    """Return the entries of these keys (in plain form, sorted) in a bucket, by lookups."""
+    sealed = view.sealed
+    rows, generation = view.stored_rows_of(bucket, keys)
+    if rows.num_rows:
+        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
+        rows = rows.filter(pa.array(kept))
+    return rows.select(sealed.columns.names)
+
+
+def _align(
+    before: pa.Table, after: pa.Table, key: Sequence[str]
+) -> tuple[pa.Table, pa.Table, list[str]]:
+    """Return the key and the columns to compare of both tables, with equal types, and the names of
+    the latter.
+
+    A column that one table lacks is null there. Values of types without a common one differ unless
+    both are null.
+    """
+    names = list(dict.fromkeys([*after.column_names, *before.column_names]))
+    sides = []
+    for table, other, mark in ((before, after, 0), (after, before, 1)):
+        columns = [_comparable(table, other, name, mark) for name in names]
+        sides.append(pa.table(columns, names=names))
+    return sides[0], sides[1], [name for name in names if name not in key]
+
+
+def _comparable(table: pa.Table, other: pa.Table, name: str, mark: int) -> pa.ChunkedArray:
+    """Return the values of a column in the type in which they are compared with `other`'s; `mark`
+    stands for values that differ from all of `other`'s.
+    """
+    if name not in table.column_names:
+        return pa.nulls(table.num_rows, other.column(name).type)
+    column = table.column(name)
+    if name not in other.column_names:
+        return column
+    kind = common_type(column.type, other.column(name).type)
+    if kind is not None:
+        return column.cast(kind)
+    return pc.if_else(column.is_valid(), pa.scalar(mark, pa.int8()), pa.scalar(None, pa.int8()))
+
+
+def _take_structs(table: pa.Table, rows: Any, kind: pa.DataType) -> pa.Array:
+    """Return rows of a table (numpy; negative for none) as structs; null for none."""
+    absent = rows < 0
+    indices = pa.array(rows, pa.int64(), mask=absent)
+    columns = [table.column(field.name).take(indices).combine_chunks() for field in kind]
+    return pa.StructArray.from_arrays(columns, fields=list(kind), mask=pa.array(absent))
+
+
+def _order_by(keys: pa.StructArray) -> pa.Array:
+    """Return the row numbers in the order of the keys."""
+    names = [f"k{index}" for index in range(keys.type.num_fields)]  # Arrow takes a dot for a path
+    columns = pa.table(keys.flatten(), names=names)
+    return pc.sort_indices(columns, sort_keys=[(name, "ascending") for name in names])

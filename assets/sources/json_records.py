@@ -1,0 +1,120 @@
+"""Records as JSON, in the bytes that Spark's `to_json` writes with nulls."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+from itertools import accumulate, pairwise
+from operator import add
+from typing import Any
+
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Simple,
+    Struct,
+    Type,
+    nested_types,
+    parse_type,
+)
+from dagster_adjunct.resources.schemas.values import format_spark_date, readable_values
+
+_FRACTIONS = (Simple("float"), Simple("double"))
+_SHORT = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+_ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)}, **_SHORT})
+
+
+def find_fractions(schema: Schema) -> str | None:
+    """Return the path of the first float or double, which only Java's release writes as Spark
+    does; None if there is none.
+    """
+    for field in schema.fields:
+        for path, type_ in nested_types(parse_type(field.type)):
+            if type_ in _FRACTIONS:
+                return field.name + path
+    return None
+
+
+def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
+    """Return the columns of each record as a JSON object, as Spark writes it; none has fractions
+    (`find_fractions`).
+    """
+    columns = []
+    for field in schema.fields:
+        column = records.column(field.name).combine_chunks()
+        columns.append(_texts(column, parse_type(field.type)))
+    return pa.array(_objects(schema.names, columns), pa.string())
+
+
+def _objects(names: list[str] | tuple[str, ...], columns: list[list[str]]) -> list[str]:
+    """Return an object for each row of columns of JSON."""
+    members = [f"{_quote(name)}:" for name in names]
+    texts = []
+    for row in zip(*columns, strict=True):
+        texts.append(f"{{{','.join(map(add, members, row))}}}")
+    return texts
+
+
+def _texts(values: pa.Array, type_: Type) -> list[str]:
+    """Return each value as JSON."""
+    if isinstance(type_, Struct):
+        names = [member.name for member in type_.members]
+        parts = []
+        for part, member in zip(values.flatten(), type_.members, strict=True):
+            parts.append(_texts(part, member.type))
+        return _with_nulls(values, _objects(names, parts))
+    if isinstance(type_, Array):
+        return _joined(values, _texts(values.flatten(), type_.element), "[{}]")
+    if isinstance(type_, Map):
+        kind = values.type
+        entries = values.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+        keys, items = entries.flatten().flatten()
+        names = [f"{key}:" for key in _texts(keys, Simple("string"))]
+        return _joined(entries, list(map(add, names, _texts(items, type_.value))), "{{{}}}")
+    if type_.name in ("date", "timestamp"):
+        values = values.cast("int32" if type_.name == "date" else "int64")
+    return [_text(value, type_.name) for value in readable_values(values, "replace")]
+
+
+def _joined(lists: pa.Array, parts: list[str], brackets: str) -> list[str]:
+    """Return each list as JSON; `parts` are the elements of all lists."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_pylist()
+    texts = []
+    for start, end in pairwise(accumulate(lengths, initial=0)):
+        texts.append(brackets.format(",".join(parts[start:end])))
+    return _with_nulls(lists, texts)
+
+
+def _with_nulls(values: pa.Array, texts: list[str]) -> list[str]:
+    for row in pc.indices_nonzero(values.is_null()).to_pylist():
+        texts[row] = "null"
+    return texts
+
+
+def _text(value: Any, kind: str) -> str:
+    if value is None:
+        return "null"
+    if kind == "boolean":
+        return "true" if value else "false"
+    if kind == "string":
+        return _quote(value)
+    if kind == "binary":
+        return f'"{base64.b64encode(value).decode()}"'
+    if kind == "date":
+        return f'"{_day(value)}"'
+    if kind == "timestamp":
+        days, micros = divmod(value, 86_400_000_000)
+        seconds, rest = divmod(micros, 1_000_000)
+        time = (dt.datetime.min + dt.timedelta(seconds=seconds)).time()
+        return f'"{_day(days)}T{time:%H:%M:%S}.{rest // 1000:03d}Z"'
+    return str(value)
+
+
+def _quote(text: str) -> str:
+    return f'"{text.translate(_ESCAPED)}"'
+
+
+def _day(days: int) -> str:
+    return format_spark_date(str(np.datetime64(days, "D")))

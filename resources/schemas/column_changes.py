@@ -1,0 +1,375 @@
+"""How declared columns change stored ones: what is added, widened, renamed, dropped and reordered,
+at every depth, and what is not allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.stored_names import (
+    Steps,
+    StoredNames,
+    schema_struct,
+    sorted_names,
+)
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Member,
+    Simple,
+    Struct,
+    Type,
+    write_name,
+)
+from dagster_adjunct.resources.validation import validated
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class ColumnChanges:
+    """The renames and removals that a user declares.
+
+    `renamed` are new names by old name, or by path for a member of a struct: `{"customer.mail":
+    "email"}`, `{"lines[].sku": "item"}`. `drop` are names and paths. Both stay in the user's code:
+    what has happened already changes nothing.
+    """
+
+    renamed: Mapping[str, str] = field(default_factory=dict, hash=False)
+    drop: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.renamed or self.drop)
+
+    def unknown(self, schema: Schema, names: StoredNames) -> list[str]:
+        """Return the paths that neither are in the schema, nor have been renamed or dropped as
+        declared: typing errors in a change that is requested once.
+        """
+        paths = _find_paths(schema)
+        unknown = []
+        for path, name in self.renamed.items():
+            parent = path[: max(path.rfind("."), 0)]
+            target = f"{parent}.{write_name(name)}" if parent else name
+            if path not in paths and target not in paths:
+                unknown.append(path)
+        retired = {steps[-1] for steps in names.retired}
+        for path in self.drop:
+            if path not in paths and path.rpartition(".")[2].strip("`") not in retired:
+                unknown.append(path)
+        return unknown
+
+
+NO_CHANGES = ColumnChanges()
+
+
+@dataclass(frozen=True, slots=True)
+class FixedColumns:
+    """Columns that may not be renamed, dropped or get another type, and what they are part of."""
+
+    names: Collection[str] = ()
+    what: str = "the key"
+
+
+NONE_FIXED = FixedColumns()
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """The columns after a change, with their stored names.
+
+    `changes` describes what changes, and is empty if nothing does. `problems` describes what is not
+    allowed; then nothing may be changed.
+    """
+
+    schema: Schema
+    names: StoredNames
+    changes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def evolve(
+    stored: Schema,
+    names: StoredNames,
+    declared: Schema | None,
+    changes: ColumnChanges = NO_CHANGES,
+    fixed: FixedColumns = NONE_FIXED,
+    *,
+    ordered: bool = False,
+) -> Evolution:
+    """Return what the declared columns make of the stored ones; None declares the stored ones,
+    after the renames and removals.
+
+    Columns and members keep their order, and added ones follow them; with `ordered` they get that
+    of the declaration. Columns that are sensitive in either schema stay so.
+    """
+    request = _Request(_find_paths(stored), changes, declared)
+    problems = [*request.problems(stored), *request.fixed_problems(fixed)]
+    if problems:
+        return Evolution(stored, names, problems=tuple(problems))
+    walk = _Walk(request, names, fixed, ordered)
+    wanted = None
+    if declared is not None:
+        wanted = schema_struct(declared)
+    struct = walk.evolve_struct(schema_struct(stored), wanted, (), ())
+    if walk.problems:
+        return Evolution(stored, names, problems=tuple(walk.problems))
+    sensitive = {request.renames.get((name,), name) for name in stored.sensitive}
+    if declared is not None:
+        sensitive.update(declared.sensitive)
+    fields = []
+    for member in struct.members:
+        fields.append(Field(member.name, str(member.type), member.name in sensitive))
+    after = StoredNames(sorted_names(walk.names), names.retired | walk.retired)
+    return Evolution(Schema(tuple(fields)), after, tuple(walk.changes))
+
+
+def describe_former(
+    earlier: Sequence[tuple[Schema, StoredNames]], now: Schema, names: StoredNames
+) -> dict[str, str]:
+    """Return what became of columns and members that `now` does not have under their former names:
+    "renamed to email", "dropped", by former name or path. `earlier` are columns of before, oldest
+    first.
+    """
+    there = _find_paths(now)
+    renamed: dict[Steps, str] = {}
+    for text, stored in _stored_paths(now, names).items():
+        renamed.setdefault(stored, text)
+    former: dict[str, str] = {}
+    for schema, before in earlier:
+        for text, stored in _stored_paths(schema, before).items():
+            if text in there:
+                continue
+            former[text] = "dropped"
+            if stored in renamed:
+                former[text] = f"renamed to {renamed[stored]}"
+    return former
+
+
+def _stored_paths(schema: Schema, names: StoredNames) -> dict[str, Steps]:
+    """Return the stored steps of each column and member by the texts that users write for it."""
+    paths = {}
+    for text, steps in _find_paths(schema).items():
+        stored: Steps = ()
+        for step in steps:
+            stored = (*stored, names.of(stored, step))
+        paths[text] = stored
+    return paths
+
+
+def _find_paths(schema: Schema) -> dict[str, Steps]:
+    """Return the steps of each column and member by the texts that users write for it."""
+    paths: dict[str, Steps] = {}
+    columns = schema_struct(schema).members
+    for member in columns:
+        for start in (member.name, write_name(member.name)):
+            for text, steps in _iter_members(member.type, start, (member.name,)):
+                paths.setdefault(text, steps)
+    for member in columns:  # a column whose name looks like a path wins
+        paths[write_name(member.name)] = (member.name,)
+        paths[member.name] = (member.name,)
+    return paths
+
+
+def _iter_members(type_: Type, text: str, steps: Steps) -> Iterator[tuple[str, Steps]]:
+    if isinstance(type_, Array):
+        yield from _iter_members(type_.element, f"{text}[]", steps)
+    elif isinstance(type_, Map):
+        yield from _iter_members(type_.value, f"{text}[*]", steps)
+    elif isinstance(type_, Struct):
+        for member in type_.members:
+            inner = f"{text}.{write_name(member.name)}"
+            yield inner, (*steps, member.name)
+            yield from _iter_members(member.type, inner, (*steps, member.name))
+
+
+class _Request:
+    """The renames and removals that apply to the stored columns, by steps.
+
+    Those of columns that are not there have happened already, or are of no concern: they are left
+    out.
+    """
+
+    def __init__(
+        self, paths: Mapping[str, Steps], changes: ColumnChanges, declared: Schema | None
+    ) -> None:
+        self._changes = changes
+        self._declared: Mapping[str, Steps] = {}
+        if declared is not None:
+            self._declared = _find_paths(declared)
+        self.renames: dict[Steps, str] = {}
+        for path, name in changes.renamed.items():
+            if path in paths:
+                self.renames[paths[path]] = name
+        self.drops = {paths[path] for path in changes.drop if path in paths}
+        self._texts: dict[Steps, str] = {}
+        for text, steps in paths.items():
+            self._texts.setdefault(steps, text)
+
+    def text(self, steps: Steps) -> str:
+        """Return how a user writes the path of a stored column or member."""
+        return self._texts[steps]
+
+    def problems(self, stored: Schema) -> Iterator[str]:
+        """Yield why the renames and removals contradict each other, the declared or the stored
+        columns.
+        """
+        yield from self._contradictions()
+        yield from self._collisions()
+        if self.drops >= {(name,) for name in stored.names}:
+            yield "all columns are dropped: expected at least one to stay"
+
+    def _contradictions(self) -> Iterator[str]:
+        for path, name in self._changes.renamed.items():
+            if not name or name.startswith("__"):
+                yield f"{path} can't be renamed to {name!r}: expected a name without '__' before it"
+            if path in self._declared:
+                yield f"{path} is renamed to {name}, but declared too: remove the rename"
+            if path in self._changes.drop:
+                yield f"{path} is both renamed and dropped: keep one of these"
+        for path in self._changes.drop:
+            if path in self._declared:
+                yield f"{path} is dropped, but declared too: remove it from drop"
+
+    def _collisions(self) -> Iterator[str]:
+        targets: dict[Steps, str] = {}
+        there = {tuple(map(str.lower, steps)): steps for steps in self._texts}
+        for steps, name in self.renames.items():
+            target = (*steps[:-1], name)
+            lowered = tuple(map(str.lower, target))
+            if lowered in targets:
+                yield f"{targets[lowered]} and {self.text(steps)} are both renamed to {name}"
+            elif there.get(lowered, steps) != steps:
+                yield f"{self.text(steps)} can't be renamed to {name}, which exists"
+            targets[lowered] = self.text(steps)
+
+    def fixed_problems(self, fixed: FixedColumns) -> Iterator[str]:
+        """Yield which columns may be neither renamed nor dropped, but are."""
+        for name in fixed.names:
+            for done, paths in (("renamed", self.renames), ("dropped", self.drops)):
+                if (name,) in paths:
+                    yield f"{name} can't be {done}: it is a column of {fixed.what}"
+
+
+class _Walk:
+    """Compares stored and declared types at every depth, and collects what changes."""
+
+    def __init__(
+        self, request: _Request, names: StoredNames, fixed: FixedColumns, ordered: bool
+    ) -> None:
+        self._request = request
+        self._before = names
+        self._fixed = fixed
+        self._ordered = ordered
+        self.names: list[tuple[Steps, str]] = []
+        self.retired: set[Steps] = set()
+        self.changes: list[str] = []
+        self.problems: list[str] = []
+
+    def evolve_struct(
+        self, stored: Struct, declared: Struct | None, steps: Steps, parent: Steps
+    ) -> Struct:
+        """Return the struct with the changed members; `steps` are its own, and `parent` its stored
+        ones.
+        """
+        kept: dict[str, Member] = {}
+        taken = [self._before.of(parent, member.name) for member in stored.members]
+        for member, stored_name in zip(stored.members, taken, strict=True):
+            inner = (*steps, member.name)
+            place = (*parent, stored_name)
+            if inner in self._request.drops:
+                self.retired.add(place)
+                self.changes.append(f"{self._request.text(inner)} ({member.type}) is dropped")
+                continue
+            name = self._request.renames.get(inner, member.name)
+            if name != member.name:
+                self.changes.append(f"{self._request.text(inner)} is renamed to {name}")
+            self.names.append(((*parent, name), stored_name))
+            wanted: Type | None = None
+            if declared is not None:
+                wanted = self._find_declared(inner, name, member, declared)
+            kept[name] = Member(name, self._evolve_type(member.type, wanted, inner, place))
+        if not kept:
+            self.problems.append(f"{self._request.text(steps)} would have no members: drop it")
+        return self._add_members(kept, declared, steps, parent, taken)
+
+    def _add_members(
+        self,
+        kept: dict[str, Member],
+        declared: Struct | None,
+        steps: Steps,
+        parent: Steps,
+        taken: list[str],
+    ) -> Struct:
+        if declared is None:
+            return Struct(tuple(kept.values()))
+        members = dict(kept)
+        for member in declared.members:
+            if member.name in kept:
+                continue
+            members[member.name] = member
+            stored_name = self._before.choose(parent, member.name, taken)
+            self.names.append(((*parent, member.name), stored_name))
+            place = member.name
+            if steps:
+                place = f"{self._request.text(steps)}.{write_name(member.name)}"
+            self.changes.append(f"{place} ({member.type}) is added")
+        if not self._ordered:
+            return Struct(tuple(members.values()))
+        order = [member.name for member in declared.members]
+        if [name for name in order if name in kept] != list(kept):
+            place = self._request.text(steps) if steps else "the columns"
+            self.changes.append(f"{place}: the order is now {', '.join(order)}")
+        return Struct(tuple(members[name] for name in order))
+
+    def _find_declared(
+        self, steps: Steps, name: str, member: Member, declared: Struct
+    ) -> Type | None:
+        """Return the declared type of a stored member; without one, None, and a problem is
+        added.
+        """
+        found = declared.member(name)
+        if found is not None:
+            return found.type
+        path = self._request.text(steps)
+        if name != member.name:
+            self.problems.append(f"{path} is renamed to {name}, which is not declared")
+            return None
+        problem = (
+            f'{path} ({member.type}) is removed: declare drop=["{path}"], or'
+            f' renamed={{"{path}": "…"}}'
+        )
+        for each in declared.members:
+            if each.name.lower() == name.lower():
+                problem = (
+                    f"{path} ({member.type}) is renamed to {each.name}: declare"
+                    f' renamed={{"{path}": "{each.name}"}}'
+                )
+        self.problems.append(problem)
+        return None
+
+    def _evolve_type(self, was: Type, now: Type | None, steps: Steps, place: Steps) -> Type:
+        """Return the changed type of a column or member, or of a part of it."""
+        if isinstance(was, Struct) and (now is None or isinstance(now, Struct)):
+            return self.evolve_struct(was, now, steps, place)
+        if isinstance(was, Array) and (now is None or isinstance(now, Array)):
+            return Array(self._evolve_type(was.element, now and now.element, steps, place))
+        if isinstance(was, Map) and (now is None or isinstance(now, Map)):
+            return Map(self._evolve_type(was.value, now and now.value, steps, place))
+        if now is None or was == now:
+            return was
+        self._widen(was, now, steps)
+        return now
+
+    def _widen(self, was: Type, now: Type, steps: Steps) -> None:
+        path = self._request.text(steps)
+        if len(steps) == 1 and steps[0] in self._fixed.names:
+            self.problems.append(
+                f"{path} is {now}, was {was}, and is a column of {self._fixed.what}, which can't"
+                " change"
+            )
+        elif not isinstance(was, Simple) or not is_widening(str(was), str(now)):
+            self.problems.append(f"{path} is {now}, was {was}, whose values do not all fit")
+        else:
+            self.changes.append(f"{path} is {now}, was {was}")

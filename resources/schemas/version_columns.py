@@ -1,0 +1,198 @@
+"""Columns of versions that are written whole. A version may have any columns; a column is that of
+an earlier version if it has the same name, or if it is declared to be renamed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dagster_adjunct.resources.schemas.column_changes import (
+    ColumnChanges,
+    Evolution,
+    FixedColumns,
+    evolve,
+)
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.stored_names import (
+    AS_NAMED,
+    Steps,
+    StoredNames,
+    schema_struct,
+    sorted_names,
+    struct_schema,
+)
+from dagster_adjunct.resources.schemas.types import Array, Map, Member, Struct, Type
+
+
+def adopt_columns(
+    known: Schema, names: StoredNames, declared: Schema, changes: ColumnChanges, fixed: FixedColumns
+) -> Evolution:
+    """Return all columns that versions have had, with their stored names, once a version has the
+    declared ones.
+
+    Columns and members that the declaration lacks stay known, under their names: only a declared
+    removal gives up a stored name. Types may change in any way, except of `fixed` columns.
+    """
+    contradicting = evolve(declared, AS_NAMED, None, changes)
+    if contradicting.changes or contradicting.problems:
+        both = tuple(f"{change}, but declared too" for change in contradicting.changes)
+        return Evolution(known, names, problems=(*both, *contradicting.problems))
+    moved = evolve(known, names, None, changes, fixed)
+    if moved.problems:
+        return moved
+    problems = _find_other_cases(moved.schema, declared)
+    if problems:
+        return Evolution(known, names, problems=problems)
+    before, after = _merge_structs(schema_struct(moved.schema), schema_struct(declared))
+    retyped = struct_schema(before, moved.schema)
+    added = Schema(tuple(Field(each.name, str(each.type)) for each in after.members))
+    sensitive = {*moved.schema.sensitive, *declared.sensitive}
+    merged = evolve(retyped, moved.names, added.with_sensitive(*sensitive))
+    return replace(merged, changes=(*moved.changes, *merged.changes))
+
+
+def _find_other_cases(known: Schema, declared: Schema) -> tuple[str, ...]:
+    """Return problems of columns whose names differ from known ones in the case of letters only."""
+    lowered = {name.lower(): name for name in known.names}
+    problems = []
+    for name in declared.names:
+        was = lowered.get(name.lower(), name)
+        if was != name:
+            problems.append(f'{was} is called {name} now: declare renamed={{"{was}": "{name}"}}')
+    return tuple(problems)
+
+
+def _merge_structs(known: Struct, declared: Struct) -> tuple[Struct, Struct]:
+    """Return the known members with the declared types, and these with the added members."""
+    retyped = []
+    merged = []
+    for member in known.members:
+        wanted = declared.member(member.name)
+        before, after = member.type, member.type
+        if wanted is not None:
+            before, after = _merge_types(member.type, wanted.type)
+        retyped.append(Member(member.name, before))
+        merged.append(Member(member.name, after))
+    for wanted in declared.members:
+        if known.member(wanted.name) is None:
+            merged.append(wanted)
+    return Struct(tuple(retyped)), Struct(tuple(merged))
+
+
+def _merge_types(known: Type, declared: Type) -> tuple[Type, Type]:
+    if isinstance(known, Struct) and isinstance(declared, Struct):
+        return _merge_structs(known, declared)
+    if isinstance(known, Array) and isinstance(declared, Array):
+        before, after = _merge_types(known.element, declared.element)
+        return Array(before), Array(after)
+    if isinstance(known, Map) and isinstance(declared, Map):
+        before, after = _merge_types(known.value, declared.value)
+        return Map(before), Map(after)
+    return declared, declared
+
+
+def names_in_files(columns: Schema, names: StoredNames) -> StoredNames:
+    """Return the stored names of just these columns and their members, and the dropped ones, for
+    files that have exactly these columns.
+    """
+    found: list[tuple[Steps, str]] = []
+    _collect_names(schema_struct(columns), (), names, found)
+    return StoredNames(sorted_names(found), names.retired)
+
+
+def _collect_names(
+    type_: Type, parent: Steps, names: StoredNames, found: list[tuple[Steps, str]]
+) -> None:
+    if isinstance(type_, Array):
+        _collect_names(type_.element, parent, names, found)
+    elif isinstance(type_, Map):
+        _collect_names(type_.value, parent, names, found)
+    elif isinstance(type_, Struct):
+        for member in type_.members:
+            stored = names.of(parent, member.name)
+            found.append(((*parent, member.name), stored))
+            _collect_names(member.type, (*parent, stored), names, found)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedColumns:
+    """Columns with their stored names."""
+
+    schema: Schema
+    names: StoredNames
+
+    def named_as(self, other: NamedColumns, *, keep_others: bool = False) -> NamedColumns:
+        """Return these columns and members, with their types, under the names that they have among
+        `other` columns.
+
+        Those that are not among these are left out. With `keep_others` they keep their names,
+        unless another column or member has that name now.
+        """
+        view = _View(self.names, other.names, keep_others=keep_others)
+        struct = view.name_members(schema_struct(self.schema), schema_struct(other.schema), ())
+        sensitive = {self.names.of((), name) for name in self.schema.sensitive}
+        fields = []
+        names = StoredNames(sorted_names(view.found), self.names.retired | view.left_out)
+        for member in struct.members:
+            is_sensitive = names.of((), member.name) in sensitive
+            fields.append(Field(member.name, str(member.type), is_sensitive))
+        return NamedColumns(Schema(tuple(fields)), names)
+
+
+class _View:
+    """Gives columns and members the names that they have in other columns."""
+
+    def __init__(self, names: StoredNames, now: StoredNames, *, keep_others: bool) -> None:
+        self._names = names
+        self._now = now
+        self._keep_others = keep_others
+        self.found: list[tuple[Steps, str]] = []
+        self.left_out: set[Steps] = set()
+
+    def name_members(self, struct: Struct, now: Struct | None, parent: Steps) -> Struct:
+        """Return the members under their names of now; `parent` are the stored steps of both.
+
+        Without `now`, they keep their names.
+        """
+        current = {}
+        taken = set()
+        for member in now.members if now is not None else ():
+            current[self._now.of(parent, member.name)] = member
+            taken.add(member.name.lower())
+        members = []
+        for member in struct.members:
+            stored = self._names.of(parent, member.name)
+            same = current.get(stored)
+            keeps = now is None or (self._keep_others and member.name.lower() not in taken)
+            named = None
+            if same is not None:
+                named = self._name_member(member, same.name, same.type, (*parent, stored))
+            elif keeps:
+                named = self._name_member(member, member.name, None, (*parent, stored))
+            if named is None:
+                self.left_out.add((*parent, stored))
+                continue
+            self.found.append(((*parent, named.name), stored))
+            members.append(named)
+        return Struct(tuple(members))
+
+    def _name_member(
+        self, member: Member, name: str, now: Type | None, place: Steps
+    ) -> Member | None:
+        """Return the member under this name; None if none of its own members is left."""
+        type_ = self._name_type(member.type, now, place)
+        return None if type_ is None else Member(name, type_)
+
+    def _name_type(self, was: Type, now: Type | None, place: Steps) -> Type | None:
+        if isinstance(was, Struct):
+            struct = self.name_members(was, now if isinstance(now, Struct) else None, place)
+            return struct if struct.members else None
+        if isinstance(was, Array):
+            element = now.element if isinstance(now, Array) else None
+            inner = self._name_type(was.element, element, place)
+            return None if inner is None else Array(inner)
+        if isinstance(was, Map):
+            value = now.value if isinstance(now, Map) else None
+            inner = self._name_type(was.value, value, place)
+            return None if inner is None else Map(inner)
+        return was
