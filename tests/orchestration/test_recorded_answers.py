@@ -9,10 +9,12 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.step.lookups import describe_lookup
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, purge_answers
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.step_world import StepWorld
 
 
@@ -47,7 +49,8 @@ def test_a_lookup_with_other_arguments_does_not_meet_the_answers_to_the_first_on
     lake = open_lake(str(tmp_path / "lake"))
 
     def recorded(*args: object) -> RecordedAnswers:
-        asked = describe_lookup(TableLookup("prices", ("item",), (), args=args), {"item": "string"})
+        records = Columns.of_schema(Schema.of(item="string"))
+        asked = describe_lookup(TableLookup("prices", ("item",), (), args=args), records)
         return RecordedAnswers(lake, "app", 1, "join-2-prices", asked)
 
     recorded("EUR").keep(1, pa.table({"k": ["a"]}))

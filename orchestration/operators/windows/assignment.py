@@ -518,7 +518,7 @@ class WindowFunctionCall:
     given: tuple[str, ...]
     schema: Schema
     sensitive: frozenset[str]
-    paths: Mapping[str, str]
+    paths: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, records: pa.Table) -> pa.Table:
         key = records.select(list(self.key)).slice(0, 1)
