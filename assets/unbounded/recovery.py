@@ -345,18 +345,13 @@ def plan_recovery(
     manifest = snapshot.manifest
     source = snapshot.source
     spec = snapshot.spec
-    # A table that is being rebuilt may have any columns and order.
-    served = None
-    if manifest is not None and manifest.bootstrap.state == "done":
-        served = manifest.version
     evolves = False
     if rebuild is None:
-        if served is not None:
-            assert manifest is not None, "it serves a version"
-            evolution = _evolve_served(spec.name, served, manifest.declaration.input_names, source)
-            evolves = evolution.names != served.names or served.columns != source.schema
+        evolves = _must_evolve(spec, manifest, source)
         decision = decide_recovery(snapshot)
-    else:  # bootstraps also without a table and with bootstrap=False
+    else:
+        # Bootstraps a table that may have any columns and order, also without one and with
+        # bootstrap=False.
         store = "invalid"
         if manifest is None:
             store = decide_recovery(snapshot).store
@@ -370,25 +365,27 @@ def plan_recovery(
     require_ordered_keys(snapshot)
     if decision.action != "continue":
         return RecoveryPlan("begin", decision)
-    if served is None:
-        return RecoveryPlan("apply", decision)
-    kept = describe_history_length(served.history)
-    declared = describe_history_length(history_from_spec(spec))
-    return RecoveryPlan("evolve" if evolves or kept != declared else "apply", decision)
+    return RecoveryPlan("evolve" if evolves else "apply", decision)
 
 
-def _evolve_served(
-    dataset: str, served: SealedVersion, input_names: StoredNames, source: OpenedChanges
-) -> Evolution:
-    """Return what the declared columns make of those of the served version. Raises DatasetError
-    where it can't continue as the dataset is declared.
+def _must_evolve(
+    spec: UnboundedDataset, manifest: UnboundedManifest | None, source: OpenedChanges
+) -> bool:
+    """Whether the served version has other columns, names or history than declared. Raises
+    DatasetError where it can't continue as the dataset is declared.
     """
+    if manifest is None or manifest.bootstrap.state != "done" or manifest.version is None:
+        return False
+    served = manifest.version
     declared = source.declaration
-    evolution = evolve_table_columns(source, served.named_columns, input_names)
-    order = rename_names(source.spec, served.order_by)
+    evolution = evolve_table_columns(source, served.named_columns, manifest.declaration.input_names)
+    order = rename_names(spec, served.order_by)
     if (order, served.position_type) != (declared.order_by, declared.position_type):
-        raise order_change_error(dataset, served.order_by, declared.order_by)
-    return evolution
+        raise order_change_error(spec.name, served.order_by, declared.order_by)
+    if evolution.names != served.names or served.columns != source.schema:
+        return True
+    kept = describe_history_length(served.history)
+    return kept != describe_history_length(history_from_spec(spec))
 
 
 def decide_recovery(snapshot: TableSnapshot) -> Decision:

@@ -245,7 +245,9 @@ def _find_replaced(
     parents: tuple[Steps, Steps],
     path: str,
 ) -> Iterator[str]:
-    """Yield the paths of the members that have another stored name now."""
+    """Yield the paths of the members within two types that have another stored name now; `parents`
+    are the stored steps to both types.
+    """
     was, is_now = types
     if isinstance(was, Array) and isinstance(is_now, Array):
         inner = (was.element, is_now.element)
@@ -254,16 +256,26 @@ def _find_replaced(
         inner = (was.value, is_now.value)
         yield from _find_replaced(before, now, inner, parents, f"{path}[*]")
     elif isinstance(was, Struct) and isinstance(is_now, Struct):
-        for member in was.members:
-            same = is_now.member(member.name)
-            if same is None:
-                continue
-            place = f"{path}.{write_name(member.name)}" if path else write_name(member.name)
-            stored = before.names.of(parents[0], member.name)
-            stored_now = now.names.of(parents[1], member.name)
-            if stored != stored_now:
-                yield place
-                continue
-            deeper = ((*parents[0], stored), (*parents[1], stored_now))
-            inner = (member.type, same.type)
-            yield from _find_replaced(before, now, inner, deeper, place)
+        both = [(member, is_now.member(member.name)) for member in was.members]
+        for member, same in both:
+            if same is not None:
+                place = ".".join(filter(None, (path, write_name(member.name))))
+                yield from _compare_names(before, now, (member, same), parents, place)
+
+
+def _compare_names(
+    before: NamedColumns,
+    now: NamedColumns,
+    members: tuple[Member, Member],
+    parents: tuple[Steps, Steps],
+    place: str,
+) -> Iterator[str]:
+    """Yield the path of a member if its stored name is another one now, else those within it."""
+    was, is_now = members
+    stored = before.names.of(parents[0], was.name)
+    stored_now = now.names.of(parents[1], is_now.name)
+    if stored != stored_now:
+        yield place
+        return
+    deeper = ((*parents[0], stored), (*parents[1], stored_now))
+    yield from _find_replaced(before, now, (was.type, is_now.type), deeper, place)

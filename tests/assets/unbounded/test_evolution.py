@@ -128,7 +128,7 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     assert world.advance(spec(WIDE)).sealed == (), "once"
     assert read(world) == {"low": READ, "null": NOTHING, "delta": READ}
     entry = StoredVersions(world.lake, "wide").history(1)[0]
-    assert (entry.action, "added (string) is not expected" in entry.reason) == ("evolve", True)
+    assert (entry.action, "added (string) is added" in entry.reason) == ("evolve", True)
 
     big = {
         "t": 2**31 - 1,
