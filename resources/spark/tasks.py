@@ -34,7 +34,7 @@ from dagster_adjunct.resources.spark.jvm import spark_type_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 T = TypeVar("T")
 STACK_SIZE = "16m"
@@ -354,6 +354,7 @@ def map_in_arrow(
     """Return the frame of what `task` yields for the batches of each partition; like Spark's
     `mapInArrow`.
     """
+    _limit_batches(frame)
     names = frame.columns
     if not _needs_other_names(names):
         return frame.mapInArrow(task, schema)
@@ -370,6 +371,7 @@ def apply_in_arrow(
     """Return the frame of what `task` returns for the rows of each key, as a table; like Spark's
     `applyInArrow`.
     """
+    _limit_batches(frame)
     names = frame.columns
     if not _needs_other_names(names):
         return frame.groupBy(*[F.col(name) for name in key]).applyInArrow(task, schema)
@@ -418,10 +420,36 @@ def convert_in_tasks(
     The columns of these batches, and of those that it yields, are identified by position: they are
     named c0, c1, ….
     """
+    _limit_batches(frame)
     ddl = ", ".join(f"c{index} {kind}" for index, (_, kind) in enumerate(columns))
     plain = frame.toDF(*_by_position(frame.columns))
     made = plain.mapInArrow(lambda batches: encode_task_errors(convert(batches)), ddl)
     return made.toDF(*[name for name, _ in columns])
+
+
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_LIST_ROWS = 4096
+
+
+def _limit_batches(frame: DataFrame) -> None:
+    """Let the session send smaller batches to Python from now on, if the frame has arrays or maps.
+
+    After each record Spark asks for the size of the batch, for which Arrow's list vector writes the
+    offsets of all nulls at its end again: the time grows with the square of the batch.
+    """
+    if not _has_lists(frame.schema):
+        return
+    session = frame.sparkSession
+    if int(session.conf.get(_BATCH_ROWS) or 0) > _LIST_ROWS:
+        session.conf.set(_BATCH_ROWS, _LIST_ROWS)
+
+
+def _has_lists(kind: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        return any(_has_lists(field.dataType) for field in kind)
+    return isinstance(kind, ArrayType | MapType)
 
 
 def _needs_other_names(names: Sequence[str]) -> bool:

@@ -1,12 +1,13 @@
 """Sessions whose time zone is not UTC, or whose SQL is not ANSI's, are refused before anything
-is begun.
+is begun; and the size of batches for Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from dagster_adjunct import Application, advance_dataset, run_application, unbounded_dataset
@@ -14,12 +15,13 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session, session_factory
+from dagster_adjunct.resources.spark.tasks import map_in_arrow
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
 ZONE = "spark.sql.session.timeZone"
@@ -81,3 +83,32 @@ def test_a_session_whose_sql_is_not_that_of_ansi_is_refused(spark: SparkSession)
     ) as caught:
         resolve_session(session)
     assert caught.value.setting == "spark.sql.ansi.enabled"
+
+
+def test_records_with_arrays_or_maps_go_to_python_in_smaller_batches(spark: SparkSession) -> None:
+    """Of nulls at the end of such a batch, Spark's writer takes the square of their number."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    rows = spark.range(0, 10_000, 1, 1)
+    try:
+        spark.conf.set(name, "65536")
+        assert batch_sizes(rows.selectExpr("id", "named_struct('a', id) AS s")) == [10_000]
+        assert batch_sizes(rows.selectExpr("named_struct('a', array(id)) AS s")) == [
+            4096,
+            4096,
+            1808,
+        ]
+        spark.conf.set(name, "100")
+        assert set(batch_sizes(rows.selectExpr("map('a', id) AS m"))) == {100}
+    finally:
+        spark.conf.set(name, before)
+
+
+def batch_sizes(frame: DataFrame) -> list[int]:
+    """Return the numbers of records in the batches that a task gets."""
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
+
+    return [row.rows for row in map_in_arrow(frame, count, "rows bigint").collect()]
