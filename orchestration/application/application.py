@@ -445,7 +445,11 @@ def load_application(reference: str) -> Application:
         if hasattr(module, attribute):
             found = f"is {type(application).__name__}, not an Application"
         problem = f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}."
-        raise ConfigurationError(problem, "Correct the name after the colon.", module=module_name)
+        step = "Correct the name after the colon."
+        if not names:
+            step = "Name a module with an application. One in YAML is loaded in a module first: "
+            step += "app = load_applications(PROJECT)[NAME], of dagster_adjunct.components."
+        raise ConfigurationError(problem, step, module=module_name)
     return application
 
 

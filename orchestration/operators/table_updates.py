@@ -464,7 +464,7 @@ def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Pr
         try:
             inner_column(path, parse_column(path.root, columns[path.root]))
         except InnerNameError as error:
-            yield str(error), f"{error.next_step}."
+            yield f"{error}.", f"{error.next_step}."
         if name in dict(sink.send.expressions.append):
             yield (
                 f": {name!r} is a value inside a column, and an update would append to it.",

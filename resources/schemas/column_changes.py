@@ -224,6 +224,10 @@ class _Request:
         for path, name in self._changes.renamed.items():
             if not name or name.startswith("__"):
                 yield f"{path} can't be renamed to {name!r}: expected a name without '__' before it"
+            column, _, rest = name.partition(".")
+            if rest and (column.removesuffix("[]").removesuffix("[*]"),) in self._texts:
+                new = name.rpartition(".")[2]
+                yield f"{path} can't be renamed to the path {name}: expected a name, such as {new}"
             if path in self._declared:
                 yield f"{path} is renamed to {name}, but declared too: remove the rename"
             if path in self._changes.drop:

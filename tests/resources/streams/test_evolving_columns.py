@@ -226,6 +226,23 @@ def test_keys_and_unknown_columns_can_not_be_changed(
     assert streams.info("s").schema == COLUMNS
 
 
+@pytest.mark.parametrize(
+    "renamed",
+    [
+        {"customer.mail": "customer.email"},
+        {"lines[].sku": "lines[].item"},
+        {"note": "customer.note"},
+    ],
+)
+def test_a_new_name_is_not_a_path_through_a_column(lake: Lake, renamed: dict[str, str]) -> None:
+    streams = _start(lake)
+    with pytest.raises(SchemaMismatchError):
+        streams.change_columns("s", renamed=renamed)
+    assert streams.info("s").schema == COLUMNS
+    streams.change_columns("s", renamed={"note": "re.mark"})
+    assert "re.mark" in streams.info("s").schema.names
+
+
 def test_columns_are_not_removed_while_a_checksum_covers_them(lake: Lake) -> None:
     streams = _start(lake)
     checksum = arrow_checksum(to_arrow_table([ROW], "rows", COLUMNS), COLUMNS)
