@@ -21,6 +21,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.reports import Report
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.arrow_values import cast_to
 from dagster_adjunct.resources.schemas.equality import differing_values
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.user_code import MASKED
@@ -126,15 +127,47 @@ def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) ->
     )
 
 
-def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """Return a type that holds every value of both types exactly, or None."""
+def common_type(
+    old: pa.DataType, new: pa.DataType, *, all_members: bool = False
+) -> pa.DataType | None:
+    """Return a type that holds every value of both types exactly, or None.
+
+    A struct has the members of both types; with `all_members` those of one of them, too.
+    """
     if old.equals(new):
         return old
+    if pt.is_struct(old) and pt.is_struct(new):
+        return _common_struct(old, new, all_members=all_members)
+    if pt.is_list(old) and pt.is_list(new):
+        element = common_type(old.value_type, new.value_type, all_members=all_members)
+        return None if element is None else pa.list_(element)
+    if pt.is_map(old) and pt.is_map(new):
+        item = common_type(old.item_type, new.item_type, all_members=all_members)
+        return None if item is None else pa.map_(new.key_type, item)
     kinds = (pt.is_signed_integer, pt.is_floating, pt.is_decimal)
     if not any(is_kind(old) and is_kind(new) for is_kind in kinds):
         return None
     schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+
+
+def _common_struct(
+    old: pa.StructType, new: pa.StructType, *, all_members: bool
+) -> pa.DataType | None:
+    before = {field.name: field.type for field in old}
+    after = {field.name: field.type for field in new}
+    members = []
+    for name in sorted({*after, *before}):
+        if name not in before or name not in after:
+            if all_members:
+                members.append(pa.field(name, after.get(name) or before[name]))
+            continue
+        kind = common_type(before[name], after[name], all_members=all_members)
+        if kind is None and all_members:
+            return None
+        if kind is not None:
+            members.append(pa.field(name, kind))
+    return pa.struct(members) if members else None
 
 
 def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
@@ -170,7 +203,8 @@ class VersionDiff(Report):
     compared in the columns of both versions: a column that was renamed, listed as (old, new), is
     compared, and one that was dropped and added again is not. Old entries have the new names. A
     column whose type changed, listed as (name, old, new), is compared only if both types are
-    integers, floating-point numbers or decimals. `to_json` masks the values of `sensitive` columns.
+    integers, floating-point numbers or decimals; structs are compared in the members of both.
+    `to_json` masks the values of `sensitive` columns.
     """
 
     old: str
@@ -350,7 +384,7 @@ def _cast(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     for name, kind in types.items():
         if table.column(name).type != kind:
             index = table.column_names.index(name)
-            table = table.set_column(index, name, table.column(name).cast(kind))
+            table = table.set_column(index, name, cast_to(table.column(name), kind))
     return table
 
 

@@ -25,11 +25,13 @@ from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, 
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.arrow_values import cast_to
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.user_code import MASKED
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +43,7 @@ _KINDS: tuple[Kind, ...] = ("insert", "delete", "update")
 _ROWS_AT_ONCE = 1024
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class EntryChange:
     """A key whose entry differs between two versions: `before` is None for an insert, `after` for
@@ -74,6 +77,7 @@ class EntryChange:
         ]
 
 
+@validated_methods
 class EntryChanges:
     """The changes from the version `since` (None: nothing) to the version `until`.
 
@@ -270,9 +274,9 @@ def _comparable(table: pa.Table, other: pa.Table, name: str, mark: int) -> pa.Ch
     column = table.column(name)
     if name not in other.column_names:
         return column
-    kind = common_type(column.type, other.column(name).type)
+    kind = common_type(column.type, other.column(name).type, all_members=True)
     if kind is not None:
-        return column.cast(kind)
+        return cast_to(column, kind)
     return pc.if_else(column.is_valid(), pa.scalar(mark, pa.int8()), pa.scalar(None, pa.int8()))
 
 

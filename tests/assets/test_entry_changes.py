@@ -13,6 +13,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
+from dagster_adjunct.assets.reading.diff import diff_versions
 from dagster_adjunct.assets.reading.entry_changes import EntryChanges
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
@@ -224,6 +225,43 @@ def test_a_renamed_column_is_compared_with_what_it_was(
         compact_dataset(quick.lake, spec.name, spark=IN_PROCESS, by="test", level="major")
     (change,) = opened(spec.name).changes(first)
     assert (change.before, change.after) == ({"k": "b", "seats": 2}, {"k": "b", "seats": 3})
+
+
+def test_members_that_one_version_lacks_are_null_there() -> None:
+    old_schema = Schema.of(k="string", s={"x": "int", "gone": "string"}, tags=[{"a": "int"}])
+    new_schema = Schema.of(
+        k="string", s={"added": "string", "x": "bigint"}, tags=[{"a": "int", "b": "int"}]
+    )
+    store = InMemoryStore()
+    old = view_of(
+        store,
+        [
+            ("same", {"x": 1, "gone": None}, [{"a": 1}]),
+            ("gone", {"x": 1, "gone": "g"}, None),
+            ("x", {"x": 1, "gone": None}, []),
+            ("added", {"x": 1, "gone": None}, None),
+            ("tag", None, [{"a": 1}]),
+        ],
+        schema=old_schema,
+        key=["k"],
+    )
+    new = view_of(
+        store,
+        [
+            ("same", {"x": 1, "added": None}, [{"a": 1, "b": None}]),
+            ("gone", {"x": 1, "added": None}, None),
+            ("x", {"x": 2, "added": None}, []),
+            ("added", {"x": 1, "added": "a"}, None),
+            ("tag", None, [{"a": 1, "b": 2}]),
+        ],
+        schema=new_schema,
+        key=["k"],
+        number=2,
+    )
+    assert {change.key["k"] for change in EntryChanges(old, new)} == {"gone", "x", "added", "tag"}
+    compared = diff_versions(old, new)
+    assert (compared.changed, compared.unchanged) == (1, 4), "in the members of both"
+    assert compared.changed_sample[0].key == {"k": "x"}
 
 
 def test_versions_with_other_keys_have_no_changes() -> None:
