@@ -242,9 +242,15 @@ def evolve_known_columns(member: Member) -> KnownColumns:
     after = adopt_columns(
         stored.schema, stored.names, declared, spec.evolution, FixedColumns(spec.key)
     )
-    if after.problems:
+    problems = [*after.problems]
+    new = {*spec.evolution.unknown(before.columns, before.names)}
+    new -= {*spec.evolution.unknown(declared, before.names)}
+    for path in sorted(new & spec.evolution.renamed.keys()):
+        name = spec.evolution.renamed[path]
+        problems.append(f"{path} is renamed to {name}, which is new, and no version has had {path}")
+    if problems:
         raise errors.DatasetError(
-            f"dataset {spec.name!r} can't follow its columns: {'; '.join(after.problems)}.",
+            f"dataset {spec.name!r} can't follow its columns: {'; '.join(problems)}.",
             "Correct renamed= and drop= of the dataset. What is served stays.",
             dataset=spec.name,
         )

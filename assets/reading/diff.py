@@ -157,16 +157,15 @@ def _common_struct(
     before = {field.name: field.type for field in old}
     after = {field.name: field.type for field in new}
     members = []
-    for name in sorted({*after, *before}):
-        if name not in before or name not in after:
-            if all_members:
-                members.append(pa.field(name, after.get(name) or before[name]))
-            continue
+    for name in sorted(before.keys() & after.keys()):
         kind = common_type(before[name], after[name], all_members=all_members)
-        if kind is None and all_members:
-            return None
         if kind is not None:
             members.append(pa.field(name, kind))
+        elif all_members:
+            return None
+    if all_members:
+        for name in sorted(before.keys() ^ after.keys()):
+            members.append(pa.field(name, (before | after)[name]))
     return pa.struct(members) if members else None
 
 

@@ -245,7 +245,7 @@ def _find_replaced(
     parents: tuple[Steps, Steps],
     path: str,
 ) -> Iterator[str]:
-    """Yield the paths of the members within two types that have another stored name now; `parents`
+    """Yield the paths of the members within two types that were dropped and added again; `parents`
     are the stored steps to both types.
     """
     was, is_now = types
@@ -270,12 +270,15 @@ def _compare_names(
     parents: tuple[Steps, Steps],
     place: str,
 ) -> Iterator[str]:
-    """Yield the path of a member if its stored name is another one now, else those within it."""
+    """Yield the path of a member if its stored name was given up and is another one now, else those
+    within it.
+    """
     was, is_now = members
     stored = before.names.of(parents[0], was.name)
     stored_now = now.names.of(parents[1], is_now.name)
     if stored != stored_now:
-        yield place
+        if (*parents[1], stored) in now.names.retired:
+            yield place
         return
     deeper = ((*parents[0], stored), (*parents[1], stored_now))
     yield from _find_replaced(before, now, (was.type, is_now.type), deeper, place)

@@ -321,6 +321,17 @@ def test_what_contradicts_the_columns_is_refused_before_anything_is_computed(
     assert caught.value.dataset == "planes"
 
 
+def test_a_rename_of_what_no_version_had_is_refused(steps: World) -> None:
+    steps.advance(computed(FIRST, {"k": 1, "note": "a", "home": {"city": "Oslo"}}))
+    renamed = Schema.of(k="bigint", memo="string", home={"city": "string"})
+    row = {"k": 1, "memo": "b", "home": {"city": "Oslo"}}
+    with pytest.raises(DatasetError, match="no version has had nite"):
+        steps.advance(computed(renamed, row, renamed={"nite": "memo"}))
+    for _ in range(2):  # the declaration stays
+        steps.advance(computed(renamed, row, renamed={"note": "memo"}))
+    assert open_stored_versions(steps.lake, "planes").require_current().get(1) == row
+
+
 def test_a_column_that_a_version_lacks_is_the_same_one_when_it_is_back(steps: World) -> None:
     bare = Schema.of(k="bigint")
     with_note = Schema.of(k="bigint", note="string")
