@@ -215,7 +215,7 @@ def test_names_and_values_with_odd_characters_come_back_as_they_were(sparkling: 
     world = sparkling
     schema = Schema(Schema.of({"the.key": "string", "a`b": "string"}).fields)
     world.stream("odd", schema, ["the.key"], 2)
-    spec = bounded_dataset("odd", input="lake.odd", key="the.key", partitions=2)
+    spec = bounded_dataset("odd", input="lake.odd", key="`the.key`", partitions=2)
     rows = [("a/b", "it's"), ("50%", 'q"'), ("ключ", "\\")]
     world.send("odd", rows, version="v1")
     world.advance(spec)

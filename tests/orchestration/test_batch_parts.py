@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, Requirement, Spec
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
-from dagster_adjunct.orchestration.step import batch as arriving_records
+from dagster_adjunct.orchestration.step import spark_frames
 from dagster_adjunct.orchestration.step.batch import SparkCompiler, SparkOpened
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving_records, "named_column", lambda name: name)
+    monkeypatch.setattr(spark_frames, "value_column", lambda names, name: name)
 
 
 class Records:

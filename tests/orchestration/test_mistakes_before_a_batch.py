@@ -191,7 +191,6 @@ UNFIT: list[tuple[str, str, str]] = [
     ("s", "interval 1 day", "'s' as string, and interval day is sent"),
     ("s", "to_timestamp_ntz(k)", "'s' as string, and timestamp_ntz is sent"),
     ("at", "to_timestamp_ntz(k)", "'at' as timestamp, and timestamp_ntz is sent"),
-    ("j", "map('a', 1)", "'j' as json, and map<string,int> is sent"),
     ("tags", "map('a', 1)", "'tags' as array<string>, and .*map<string,int>.* is appended"),
     (
         "tags",

@@ -344,7 +344,7 @@ def test_a_table_that_is_not_there_is_refused_without_create(new_table):
         ("id", {"create": True}, "without the types of its key"),
         ("id", {"endpoint_url": "http://me:hidden@host"}, "may hold credentials"),
         ("id", {"credentials_env": ["ONE"]}, "credentials_env has 1 names"),
-        ("id", {"threads": 0}, "threads=0"),
+        ("id", {"threads": 0}, "threads is 0"),
     ],
 )
 def test_declarations_that_can_not_work_are_refused(key, settings, words):
