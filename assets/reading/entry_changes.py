@@ -7,7 +7,7 @@ without those that are equal by their checksums.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -34,8 +34,6 @@ from dagster_adjunct.resources.user_code import MASKED
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame, SparkSession
 
 Kind: TypeAlias = Literal["insert", "update", "delete"]

@@ -25,6 +25,7 @@ from dagster_adjunct.errors import AdjunctError, ComponentError, ConfigurationEr
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.code_location.component_source import read_source
 from dagster_adjunct.resources.code_lines import show_lines
+from dagster_adjunct.resources.streams.system import LAKE, registered_systems
 
 pytestmark = pytest.mark.lengthy
 FILE = "defs/orders/defs.yaml"
@@ -524,6 +525,13 @@ MISTAKES = {
         "filter: quantity > 0", "filter: quantty > 0", "quantty", "Correct"
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def lake_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the stream systems that other tests of this process have declared."""
+    for name in {*registered_systems()} - {LAKE}:
+        monkeypatch.delitem(registered_systems(), name)
 
 
 @pytest.fixture(scope="module")
