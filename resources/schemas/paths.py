@@ -59,12 +59,21 @@ class Path:
         return write_path(self.steps)
 
 
+def steps_among(name: str, names: Container[str]) -> tuple[str, ...]:
+    """Return the steps to the value that a name means in records with the columns `names`: a single
+    one for a column.
+    """
+    steps = split_path(name)
+    if len(steps) < 2 or name in names:
+        return (name,)
+    return steps
+
+
 def value_name(name: str, names: Collection[str]) -> str:
     """Return the name of a column with the value that a name means: the last step of a path;
     `names` are those of the columns.
     """
-    steps = split_path(name)
-    return name if len(steps) < 2 or name in names else steps[-1]
+    return steps_among(name, names)[-1]
 
 
 def flat_name(name: str) -> str:
@@ -76,10 +85,8 @@ def flat_name(name: str) -> str:
 
 def value_of(record: Mapping[str, Any], name: str) -> Any:
     """Return the value that a name, or a path, means in a record; null within a null struct."""
-    if name in record:
-        return record[name]
     value: Any = record
-    for step in split_path(name):
+    for step in steps_among(name, record):
         value = None if value is None else value[step]
     return value
 
@@ -88,16 +95,12 @@ def column_of(name: str, names: Collection[str]) -> str:
     """Return the column that a name means, or has the path of a value in; `names` are those of
     the columns.
     """
-    steps = split_path(name)
-    return name if len(steps) < 2 or name in names else steps[0]
+    return steps_among(name, names)[0]
 
 
 def read_values(records: pa.Table, name: str) -> pa.ChunkedArray:
     """Return the values of the column of this name, or those that the name is the path of."""
-    steps = split_path(name)
-    if len(steps) < 2 or name in records.column_names:
-        return records.column(name)
-    return read_path(records, steps)
+    return read_path(records, steps_among(name, records.column_names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dagster_adjunct.resources.schemas.paths import (
     find_simple_value,
     flat_name,
     simple_value_advice,
-    split_path,
+    steps_among,
     write_path,
 )
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark
@@ -318,9 +318,7 @@ def value_column(names: Collection[str], name: str) -> Column:
     """Return Spark's column of this name, or the value that the name is the path of, in records
     that have the columns `names`.
     """
-    steps = split_path(name)
-    if len(steps) < 2 or name in names:
-        steps = (name,)
+    steps = steps_among(name, names)
     value = named_column(steps[0])
     for step in steps[1:]:
         value = value.getField(step)
