@@ -10,8 +10,7 @@ from functools import partial, wraps
 from itertools import compress, repeat
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from pydantic import PositiveInt
-
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import KeyValueTableError, TransientError
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.entries import (
@@ -322,7 +321,7 @@ class KeyValueTable(Generic[K, V]):
         prefix: str | bytes | None = None,
         start: K | None = None,
         end: K | None = None,
-        page_size: PositiveInt = PAGE_SIZE,
+        page_size: int = PAGE_SIZE,
         state: IteratorState | None = None,
     ) -> TablePages[TableKey[K]]:
         """Iterate over the keys of a family in the order of their bytes, in pages of at most
@@ -341,7 +340,7 @@ class KeyValueTable(Generic[K, V]):
         prefix: str | bytes | None = None,
         start: K | None = None,
         end: K | None = None,
-        page_size: PositiveInt = PAGE_SIZE,
+        page_size: int = PAGE_SIZE,
         state: IteratorState | None = None,
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of a family, as `keys` does."""
@@ -352,7 +351,7 @@ class KeyValueTable(Generic[K, V]):
         self,
         *,
         partitions: Sequence[int] | None = None,
-        page_size: PositiveInt = PAGE_SIZE,
+        page_size: int = PAGE_SIZE,
         state: IteratorState | None = None,
     ) -> TablePages[TableKey[K]]:
         """Iterate over the keys of the whole table, or of some partitions: partition by
@@ -366,7 +365,7 @@ class KeyValueTable(Generic[K, V]):
         self,
         *,
         partitions: Sequence[int] | None = None,
-        page_size: PositiveInt = PAGE_SIZE,
+        page_size: int = PAGE_SIZE,
         state: IteratorState | None = None,
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of the whole table, partition by partition, in the order of
@@ -459,6 +458,11 @@ class KeyValueTable(Generic[K, V]):
         iteration: Iteration,
         state: IteratorState | None,
     ) -> TablePages[T]:
+        size = iteration.page_size
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise argument_error(
+                f"page_size={size!r}", "a whole number from 1 on", argument="page_size"
+            )
         return TablePages(self.id, self._open.segment, make, iteration, state)
 
 
