@@ -111,7 +111,11 @@ def test_a_transaction_of_a_run_that_lost_its_lease_does_not_begin(
         )
     newer.produce(str(topic.topic), b"newer")
     newer.commit_transaction(30)
-    assert [record.value for record in seen(kafka, str(topic.topic))] == [b"newer"]
+    # The broker writes the marker, up to which readers see records, some time after it answers.
+    deadline = time.monotonic() + 30
+    while not (records := seen(kafka, str(topic.topic))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [record.value for record in records] == [b"newer"]
 
 
 @pytest.mark.parametrize(
