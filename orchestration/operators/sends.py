@@ -278,7 +278,7 @@ class SendToLocal(DatasetSend):
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         dataset = context.app.dataset(self.table)
         assert dataset.partitions is not None, "a local table has buckets"
-        by = dataset.partition_by
+        by = tuple(map(dataset.source_of, dataset.partition_by))
         buckets = dataset.partitions
         if partitions == buckets and _is_hashed_by(flow, by):
             return None

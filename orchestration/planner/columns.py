@@ -58,7 +58,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     FixedColumns,
     evolve,
 )
-from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
+from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
@@ -474,7 +474,7 @@ def _check_written(
         return []
     with _as_column_error(operator.id, target):  # an unknown type counts as string
         schema = Schema.of({name: kind or "string" for name, kind in written.items()})
-        check_flat_key(schema, context.app.outputs[target].key, "there", "a stream")
+        check_key_types(schema, context.app.outputs[target].key, "there")
     unknown = [repr(name) for name, kind in written.items() if kind is None]
     if not unknown:
         return []

@@ -91,6 +91,21 @@ def value_of(record: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def missing_part(record: Mapping[str, Any], name: str, names: Container[str]) -> str | None:
+    """Return the first part of a path that a record, which may have the columns `names`, does not
+    have: "customer" or "customer.id"; None if it has all, or a null struct on the way.
+    """
+    steps = steps_among(name, names)
+    value: Any = record
+    for length, step in enumerate(steps, 1):
+        if not isinstance(value, Mapping):
+            return None
+        if step not in value:
+            return step if length == 1 else write_path(steps[:length])
+        value = value[step]
+    return None
+
+
 def column_of(name: str, names: Collection[str]) -> str:
     """Return the column that a name means, or has the path of a value in; `names` are those of
     the columns.
@@ -153,6 +168,14 @@ def write_path(steps: Sequence[str]) -> str:
     return ".".join(map(write_name, steps))
 
 
+def normal_path(text: str) -> str:
+    """Return a path without needless backticks, so that equal paths are equal texts; any other text
+    unchanged.
+    """
+    steps = split_path(text)
+    return write_path(steps) if len(steps) > 1 else text
+
+
 def split_path(text: str) -> tuple[str, ...]:
     """Return the steps of a path, a single one for a plain name; () for a text that is no path."""
     steps = []
@@ -210,8 +233,20 @@ def find_path(name: str, types: Mapping[str, str | None]) -> Path | None:
 def require_value(name: str, types: Mapping[str, str], what: str) -> Path:
     """Return the simple value that a name, or a path, means among columns of these types.
 
-    Raises SchemaMismatchError for a missing column or field, for a path through anything but
-    structs, and for a value that is not simple; `what` names whose columns these are.
+    Raises SchemaMismatchError as `require_path` does, and for a value that is not simple.
+    """
+    path = require_path(name, types, what)
+    if is_nested(path.type):
+        problem = f"{what}: {name!r} is {path.type}: expected a simple value."
+        raise SchemaMismatchError(problem, simple_value_advice(str(path), path.type), column=name)
+    return path
+
+
+def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
+    """Return the value that a name, or a path, means among columns of these types.
+
+    Raises SchemaMismatchError for a missing column or field, and for a path through anything but
+    structs; `what` names whose columns these are.
     """
     steps = split_path(name)
     if name in types:
@@ -226,11 +261,7 @@ def require_value(name: str, types: Mapping[str, str], what: str) -> Path:
         if member is None:
             raise _no_field_error(name, steps[: at + 1], type_, what)
         type_ = member.type
-    path = Path(steps, str(type_))
-    if is_nested(path.type):
-        problem = f"{what}: {name!r} is {path.type}: expected a simple value."
-        raise SchemaMismatchError(problem, simple_value_advice(str(path), path.type), column=name)
-    return path
+    return Path(steps, str(type_))
 
 
 def _no_field_error(name: str, steps: Sequence[str], type_: Type, what: str) -> SchemaMismatchError:
@@ -254,20 +285,11 @@ def simple_value_advice(
     """Return what to do where a simple value is expected, and a path to a value of this nested type
     was given; `fits` says of which types the value may be.
     """
-    inner = find_simple_value(path, kind, fits)
-    if inner is None:
-        return "Compute a simple value of it as a column of its own, and name that."
-    return f"Name a simple value within it instead, for example {inner!r}."
-
-
-def find_simple_value(path: str, kind: str, fits: Callable[[str], bool]) -> str | None:
-    """Return the path of the first simple value that fits, through structs, in a value of this type
-    at this path; None if there is none.
-    """
     within = _first_simple(parse_type(kind), fits)
     if within is None:
-        return None
-    return write_path((*split_path(path), *within))
+        return "Compute a simple value of it as a column of its own, and name that."
+    inner = write_path((*split_path(path), *within))
+    return f"Name a simple value within it instead, for example {inner!r}."
 
 
 def _first_simple(type_: Type, fits: Callable[[str], bool]) -> tuple[str, ...] | None:
