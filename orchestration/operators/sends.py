@@ -148,7 +148,8 @@ class OutputStreamSpec(Spec):
         """
         output = context.app.outputs[self.stream]
         name = output.name
-        columns.require_columns(context.operator, output.key, why, side=what)
+        columns.require(context.operator, output.key, why, side=what)
+        columns.require_simple(context.operator, output.key, "as the key of a stream")
         facts = context.catalog.get(name)
         if facts is None:
             _check_new_stream(context, output)

@@ -232,7 +232,8 @@ class CheckedSinks:
         made = plan_results(frame, call)
         by = self.planned.required_partitioning(operator)
         if by:
-            made = made.repartition(self.planned.partitions_at(operator), *map(named_column, by))
+            columns = [value_column(made.columns, name) for name in by]
+            made = made.repartition(self.planned.partitions_at(operator), *columns)
         return self.frames.kept.keep(made)
 
 

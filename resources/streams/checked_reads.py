@@ -37,7 +37,7 @@ def read_frame(
     return frame
 
 
-def read_options(system: StreamSystem) -> dict[str, bool]:
+def read_options(system: StreamSystem) -> dict[str, Any]:
     """Return the options of a read whose records are joined: with copies of the key's values inside
     columns, if the system makes them.
     """

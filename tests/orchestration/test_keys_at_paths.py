@@ -1,0 +1,129 @@
+"""Applications whose streams and local tables have keys inside columns, by every engine, against
+plain Python.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.errors import NullKeyError
+from dagster_adjunct.resources.schemas.schema import Schema
+from tests.orchestration.all_engines import ENGINES, WithoutSpark
+
+if TYPE_CHECKING:
+    from tests.orchestration.step_world import StepWorld
+
+pytestmark = pytest.mark.spark
+Rows = list[dict[str, Any]]
+
+VISITS = Schema.of(no="int", customer={"id": "bigint", "city": "string"}, spent="int")
+CUSTOMERS = Schema.of(person={"id": "bigint"}, name="string")
+KEYS = [7, 8, None, 7, 9, 42, 8, 7, 13, None, 21, 9]
+
+
+def visit(no: int, key: int | None) -> dict[str, Any]:
+    """Return a visit; of the customers without an id, one is null and one a struct of nulls."""
+    customer = None if key is None and no % 2 == 0 else {"id": key, "city": f"c{no % 3}"}
+    return {"no": no, "customer": customer, "spent": no * 10}
+
+
+ROWS: Rows = [visit(no, key) for no, key in enumerate(KEYS)]
+NAMES = {key: f"name of {key}" for key in (7, 9, 13, 21)}
+
+
+def fill(world: StepWorld) -> None:
+    world.streams.create("visits", schema=VISITS, key=["customer.id"], partitions=4)
+    world.streams.append("visits", ROWS, producer="test", sequence=1)
+    world.streams.create("customers", schema=CUSTOMERS, key=["person.id"], partitions=4)
+    customers = [{"person": {"id": key}, "name": name} for key, name in NAMES.items()]
+    world.streams.append("customers", customers, producer="test", sequence=1, end_of_dataset="v1")
+
+
+def received(world: StepWorld, name: str) -> Rows:
+    return sorted(world.rows(name), key=repr)
+
+
+def run(world: StepWorld, app: Application, engine: str) -> None:
+    world.advance(*app.datasets)
+    app.engine = "auto" if ENGINES[engine] is WithoutSpark else "spark"
+    report = run_step(world.context(app), ENGINES[engine]())
+    if ENGINES[engine] is WithoutSpark:
+        assert report.in_process_batches == report.batches == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stream_and_a_dataset_that_are_keyed_by_paths_are_joined_in_place(
+    step_world: StepWorld, engine: str
+) -> None:
+    """ADJUNCT_STRICT_PLANS is set: an exchange that the plan does not list would fail the batch."""
+    fill(step_world)
+    app = Application("app")
+    known = app.table(
+        bounded_dataset("known", input="lake.customers", key="person.id", partitions=4)
+    )
+    joined = (
+        app.input_stream("lake.visits")
+        .filter("spent < 100")
+        .select("customer as buyer", "no")
+        .join(known, on={"buyer.id": "id"}, how="left", select=["name"])
+    )
+    out = app.output_stream("lake.out", partitions=4, key="buyer.id")
+    again = joined.send_to(out).with_columns(no="no + 1")
+    again = again.join(known, on={"buyer.id": "id"}, select=["name as again"])
+    again.send_to(app.output_stream("lake.again", partitions=4, key="buyer.id"))
+    assert plan_application(app, systems=step_world.systems).exchanges == ()
+    run(step_world, app, engine)
+    expected = []
+    for row in ROWS[:10]:
+        name = NAMES.get(row["customer"] and row["customer"]["id"])
+        expected.append({"buyer": row["customer"], "no": row["no"], "name": name})
+    assert received(step_world, "out") == sorted(expected, key=repr)
+    matched = [
+        {**row, "no": row["no"] + 1, "again": row["name"]} for row in expected if row["name"]
+    ]
+    assert received(step_world, "again") == sorted(matched, key=repr)
+    assert step_world.streams.info("out").key == ("buyer.id",)
+
+
+@pytest.mark.parametrize("engine", ["tasks", "small"])
+def test_a_local_table_is_keyed_by_a_path(step_world: StepWorld, engine: str) -> None:
+    fill(step_world)
+    app = Application("app")
+    seen = app.local_table("seen", key="customer.id", schema=VISITS, partitions=4)
+    visits = app.input_stream("lake.visits")
+    joined = visits.send_to(seen, deleted="no = 7", on_null_key="skip").join(
+        seen, on={"customer.id": "id"}, how="left", select=["spent as last"]
+    )
+    joined.send_to(app.output_stream("lake.out", partitions=4, key="customer.id"))
+    assert plan_application(app, systems=step_world.systems).exchanges == ()
+    run(step_world, app, engine)
+    last: dict[int, dict[str, Any]] = {}
+    for row in ROWS:
+        key = row["customer"] and row["customer"]["id"]
+        if key is not None:
+            last[key] = row
+    del last[7]
+    with open_dataset(step_world.lake, "seen") as table:
+        assert dict(table.items()) == {key: {"id": key, **row} for key, row in last.items()}
+        assert table.get(9) == {"id": 9, **last[9]}
+    expected = []
+    for row in ROWS:
+        entry = last.get(row["customer"] and row["customer"]["id"])
+        expected.append({**row, "last": entry and entry["spent"]})
+    assert received(step_world, "out") == sorted(expected, key=repr)
+
+
+def test_a_null_key_inside_a_column_is_refused_by_a_local_table(step_world: StepWorld) -> None:
+    fill(step_world)
+    app = Application("app")
+    seen = app.local_table("seen", key="customer.id", schema=VISITS, partitions=2)
+    app.input_stream("lake.visits").partition_by("customer.id", partitions=2).send_to(seen)
+    with pytest.raises(NullKeyError, match="customer|id"):
+        run(step_world, app, "tasks")
