@@ -163,6 +163,23 @@ def read_path(records: pa.Table, steps: Sequence[str]) -> pa.ChunkedArray:
     return values
 
 
+def set_value(
+    values: pa.Array, steps: Sequence[str], new: pa.Array, where: pa.BooleanArray
+) -> pa.Array:
+    """Return the values, in which those at these steps are replaced by the `new` ones `where` that
+    is true. A struct on the way that is null there becomes one, unless the new value is null.
+    """
+    if not steps:
+        return pc.if_else(where, new, values)
+    kind = values.type
+    members = values.flatten()  # null where the struct is
+    place = kind.get_field_index(steps[0])
+    members[place] = set_value(members[place], steps[1:], new, where)
+    is_null = pc.and_(values.is_null(), pc.invert(pc.and_(where, new.is_valid())))
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    return pa.StructArray.from_arrays(members, fields=fields, mask=is_null)
+
+
 def write_path(steps: Sequence[str]) -> str:
     """Return the text of a path with these steps."""
     return ".".join(map(write_name, steps))
