@@ -4,11 +4,11 @@ matches may arrive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
@@ -57,7 +57,16 @@ from dagster_adjunct.orchestration.operators.watermarks import Watermarks
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, value_column
+from dagster_adjunct.resources.schemas.paths import split_path
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    copy_name,
+    named_column,
+    value_column,
+)
+from dagster_adjunct.resources.schemas.stored_names import Steps
+from dagster_adjunct.resources.schemas.types import Struct, Type, parse_type
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
@@ -117,6 +126,10 @@ class Side:
     def prefixed(self, name: str) -> str:
         """Return the name that a column of this side has in rows of both sides."""
         return f"__{self.name}_{name}"
+
+    def keys_are_in(self, names: Collection[str]) -> bool:
+        """Whether rows with these columns have a row of this side."""
+        return self.prefixed(self.keys[0]) in names
 
     def column(self, name: str) -> Column:
         """Return a column of this side in rows of both sides."""
@@ -206,16 +219,23 @@ def combine_results(
     side.
 
     Columns of a side without a row are null, except for the key: the left key columns have it from
-    either side. `arriving` are the columns of both inputs.
+    either side, and a left column with key values inside it has only these of the right side.
+    `arriving` are the columns of both inputs.
     """
     left, right = sides
     # By name of a column of the results: its type, and the columns that it is taken from, if there.
     results: dict[str, tuple[str | None, list[str]]] = {}
     for name, column in arriving[0].known.items():
         results[name] = column.type, [left.prefixed(name)]
+    inside: dict[str, dict[Steps, str]] = {}
     for name, theirs in zip(left.keys, right.keys, strict=True):
+        key = [left.prefixed(name), right.prefixed(theirs)]
         if name in results:
-            results[name][1].append(right.prefixed(theirs))
+            results[name] = results[name][0], key
+            continue
+        results[copy_name(name)] = arriving[0].type_of(name), key
+        column, *steps = split_path(name)
+        inside.setdefault(column, {})[tuple(steps)] = right.prefixed(theirs)
     for item in added:
         results[item.name] = arriving[1].type_of(item.column), [right.prefixed(item.column)]
     results[LIMIT] = "timestamp", [LIMIT]
@@ -225,6 +245,8 @@ def combine_results(
         columns = list(map(F.col, (KIND, FIRST, SECOND, TIME)))
         for name, (kind, places) in results.items():
             value = F.lit(None).cast(str(kind))
+            if name in inside and right.keys_are_in(there):
+                value = _struct_of(parse_type(str(kind)), inside[name])
             for place in reversed(places):
                 if place in there:
                     value = named_column(place)
@@ -232,6 +254,26 @@ def combine_results(
         return part.select(*columns)
 
     return reduce(lambda one, other: one.unionByName(other), map(combine, parts))
+
+
+def _struct_of(kind: Type, values: Mapping[Steps, str]) -> Column:
+    """Return a struct of this type with the columns `values` at their steps, and nulls elsewhere;
+    null if all of these are.
+    """
+    if () in values:
+        return named_column(values[()])
+    within: dict[str, dict[Steps, str]] = {}
+    for (step, *rest), column in values.items():
+        within.setdefault(step, {})[tuple(rest)] = column
+    assert isinstance(kind, Struct), "the planner checks the paths of keys"
+    members = []
+    for member in kind.members:
+        value = F.lit(None)
+        if member.name in within:
+            value = _struct_of(member.type, within[member.name])
+        members.append(value.cast(str(member.type)).alias(member.name))
+    known = reduce(or_, [named_column(column).isNotNull() for column in values.values()])
+    return F.when(known, F.struct(*members))
 
 
 def prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
@@ -278,7 +320,6 @@ def _join_spans(
 
 HowStreams = Literal["inner", "left", "right", "full"]
 _MICROSECOND = timedelta(microseconds=1)
-_KEY_STEP = "Unmatched records of the right stream have their key there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +394,7 @@ class StreamJoin(Spec):
         left, right = arriving
         to_left = {theirs: ours for ours, theirs in self.on}
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
-        flow = merge_flows(context, [left, replace(right, partitioned_by=renamed)])
-        if context.columns[0].known.keys() >= set(self.partition_by):
-            return flow
-        return flow.lose(context.operator)  # Spark does not know that a stored value is a path's
+        return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
 
     def selection(self, columns: Sequence[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a right side with these columns."""
@@ -371,8 +409,6 @@ class StreamJoin(Spec):
         right.require(operator, right_keys, "Correct on=.", side=side)
         left.require_simple(operator, left_keys, "in on=")
         right.require_simple(operator, right_keys, "in on=")
-        if self._is_outer("right"):
-            left.require_columns(operator, left_keys, _KEY_STEP, side="the left stream")
         chosen = self.selection(tuple(right.known))
         taken = [item.column for item in chosen]
         right.require(operator, taken, "Correct select=.", side=side)
@@ -425,7 +461,8 @@ class StreamJoin(Spec):
         # Spark omits this exchange if it knows the partitioning, which it never does for a single
         # partition.
         if partitions > 1:
-            return records.repartition(partitions, *map(named_column, required))
+            columns = [value_column(records.columns, name) for name in required]
+            return records.repartition(partitions, *columns)
         return records.coalesce(1)
 
     def _sides(

@@ -4,6 +4,7 @@ plain Python.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,9 @@ from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.windows import Count, Tumbling
 from tests.orchestration.all_engines import ENGINES, WithoutSpark
+from tests.orchestration.seen_times import at
 
 if TYPE_CHECKING:
     from tests.orchestration.step_world import StepWorld
@@ -118,6 +121,71 @@ def test_a_local_table_is_keyed_by_a_path(step_world: StepWorld, engine: str) ->
         entry = last.get(row["customer"] and row["customer"]["id"])
         expected.append({**row, "last": entry and entry["spent"]})
     assert received(step_world, "out") == sorted(expected, key=repr)
+
+
+EVENTS = Schema.of(no="int", who={"id": "bigint", "home": {"city": "string"}}, at="timestamp")
+
+
+def event(no: int, key: int | None, second: int) -> dict[str, Any]:
+    who = None if no % 4 == 0 else {"id": key, "home": {"city": f"c{key}"}}
+    return {"no": no, "who": who, "at": at(second)}
+
+
+def test_two_streams_that_are_keyed_by_paths_meet_in_place(step_world: StepWorld) -> None:
+    """Also what is made of them, and of records without a partner, is joined in place."""
+    sent = {
+        "left": [event(no, no % 3, no) for no in range(1, 12)],
+        "right": [event(no, (no + 1) % 4, no) for no in range(2, 13)],
+    }
+    for stream, rows in sent.items():
+        ends = [event(no, no, 60) for no in range(21, 80)]  # every partition has one
+        step_world.streams.create(stream, schema=EVENTS, key=["who.id"], partitions=3)
+        step_world.streams.append(stream, [*rows, *ends], producer="test", sequence=1)
+    app = Application("app")
+    times: dict[str, Any] = {"event_time": "at", "delay": timedelta(seconds=1)}
+    met = app.input_stream("lake.left", **times).join_stream(
+        app.input_stream("lake.right", **times),
+        on={"who.id": "who.id"},
+        within=timedelta(seconds=2),
+        how="full",
+        name="meet",
+        select=["no as other", "who as whom"],
+    )
+    met.select("who as buyer", "no", "other", "whom").filter("coalesce(no, other) < 20").send_to(
+        app.output_stream("lake.out", partitions=3, key="buyer.id")
+    )
+    counts = met.window(
+        Tumbling(timedelta(seconds=10)), by="who.id", name="ten", aggregates={"n": Count()}
+    )
+    counts.send_to(app.output_stream("lake.counted", partitions=3, key="id"))
+    assert plan_application(app, systems=step_world.systems).exchanges == ()
+    run(step_world, app, "tasks")
+    expected: Rows = []
+    alone = {row["no"]: row for row in sent["right"]}
+    for row in sent["left"]:
+        key = row["who"] and row["who"]["id"]
+        near = [
+            other
+            for other in sent["right"]
+            if key is not None
+            and other["who"]
+            and other["who"]["id"] == key
+            and abs(other["at"] - row["at"]) <= timedelta(seconds=2)
+        ]
+        for other in near:
+            alone.pop(other["no"], None)
+            whom = other["who"]
+            expected.append(
+                {"buyer": row["who"], "no": row["no"], "other": other["no"], "whom": whom}
+            )
+        if not near:
+            expected.append({"buyer": row["who"], "no": row["no"], "other": None, "whom": None})
+    for other in alone.values():
+        who = other["who"] and {"id": other["who"]["id"], "home": None}
+        expected.append({"buyer": who, "no": None, "other": other["no"], "whom": other["who"]})
+    assert received(step_world, "out") == sorted(expected, key=repr)
+    counted = sum(row["n"] for row in step_world.rows("counted"))
+    assert counted == sum(row["buyer"] is not None for row in expected)
 
 
 def test_a_null_key_inside_a_column_is_refused_by_a_local_table(step_world: StepWorld) -> None:
