@@ -234,8 +234,8 @@ def combine_results(
             results[name] = results[name][0], key
             continue
         results[copy_name(name)] = arriving[0].type_of(name), key
-        column, *steps = split_path(name)
-        inside.setdefault(column, {})[tuple(steps)] = right.prefixed(theirs)
+        of, *steps = split_path(name)
+        inside.setdefault(of, {})[tuple(steps)] = right.prefixed(theirs)
     for item in added:
         results[item.name] = arriving[1].type_of(item.column), [right.prefixed(item.column)]
     results[LIMIT] = "timestamp", [LIMIT]

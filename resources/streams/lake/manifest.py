@@ -174,6 +174,9 @@ OPTIONAL_META = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **P
 """The columns that a producer may add to the stream's own, with their Spark types."""
 HIDDEN_COLUMNS = ((ROW, "bigint"), *OPTIONAL_META.items())
 """The columns of data files that are not the stream's own."""
+KEY_COPY = "__key_"
+"""The beginning of the names of hidden columns that copy values of the key: see
+`LakeStreamDeclaration.copied`."""
 _IN_ALL_FILES = (ROW, TIMESTAMP, TOMBSTONE)
 
 
@@ -216,7 +219,7 @@ class LakeStreamDeclaration(StreamDeclaration):
         for place, name in enumerate(self.key):
             path = find_path(name, types)
             if path is not None:
-                copies[f"__key_{place}"] = path
+                copies[f"{KEY_COPY}{place}"] = path
         return copies
 
     @property
