@@ -195,4 +195,4 @@ def test_a_null_key_inside_a_column_is_refused_by_a_local_table(step_world: Step
     app.input_stream("lake.visits").partition_by("customer.id", partitions=2).send_to(seen)
     with pytest.raises(NullKeyError) as failure:
         run(step_world, app, "tasks")
-    assert (failure.value.dataset, failure.value.operator) == ("seen", "send-to-table-3")
+    assert failure.value.operator == "send-to-table-3-seen"
