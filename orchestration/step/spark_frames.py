@@ -36,7 +36,7 @@ from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.paths import column_of
+from dagster_adjunct.resources.schemas.paths import column_of, split_path
 from dagster_adjunct.resources.schemas.schema import Schema, copy_name, named_column, value_column
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
@@ -179,9 +179,12 @@ class SparkFrames:
 
     def call_frame(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         # Without the barrier Spark pushes later filters below the function, and calls its UDFs
-        # twice for a record. The function may change values that are copied.
-        given = frame.drop(*list_copies(frame.columns))
-        return _add_barrier(call_frame_function(operator, function, given))
+        # twice for a record.
+        made = _add_barrier(call_frame_function(operator, function, frame))
+        kept = self.planned.required_partitioning(operator)
+        return _check_copies(
+            operator, made, [name for name in kept if copy_name(name) in made.columns]
+        )
 
     def call(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
         return call_in_tasks(frame, call, kept)
@@ -296,6 +299,20 @@ def _with_lists(frame: DataFrame, update: Update) -> Update:
         listed = text if is_list else f"case when ({text}) is not null then array({text}) end"
         lists.append((name, listed))
     return replace(update, append=tuple(lists))
+
+
+def _check_copies(operator: str, frame: DataFrame, paths: Sequence[str]) -> DataFrame:
+    """Return the records that a function has made. Computing them fails if it has changed one of
+    the copied values at these paths, by which they are still partitioned as it promises.
+    """
+    for path in paths:
+        column, *steps = split_path(path)
+        value = reduce(lambda value, step: value.getField(step), steps, named_column(column))
+        problem = f"{operator} has keeps_partitioning=True, and changes {path}"
+        failed = F.raise_error(F.lit(problem)).cast("boolean")
+        same = named_column(copy_name(path)).eqNullSafe(value)
+        frame = frame.where(F.when(same, F.lit(True)).otherwise(failed))
+    return frame
 
 
 def _add_barrier(frame: DataFrame) -> DataFrame:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.errors import NullKeyError
+from dagster_adjunct.resources.errors import NullKeyError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.windows import Count, Tumbling
 from tests.orchestration.all_engines import ENGINES, WithoutSpark
@@ -186,6 +186,57 @@ def test_two_streams_that_are_keyed_by_paths_meet_in_place(step_world: StepWorld
     assert received(step_world, "out") == sorted(expected, key=repr)
     counted = sum(row["n"] for row in step_world.rows("counted"))
     assert counted == sum(row["buyer"] is not None for row in expected)
+
+
+def few(frame: Any) -> Any:
+    return frame.where("spent < 100")
+
+
+def other_customers(frame: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return frame.withColumn("customer", F.expr("named_struct('id', 1L, 'city', 'x')"))
+
+
+def test_a_function_keeps_the_partitioning_by_a_path_or_fails(step_world: StepWorld) -> None:
+    fill(step_world)
+    known = bounded_dataset("known", input="lake.customers", key="person.id", partitions=4)
+
+    def joined(name: str, function: Any) -> Application:
+        app = Application(name)
+        visits = app.input_stream("lake.visits", default_offset="oldest")
+        kept = visits.map(function, keeps_partitioning=True)
+        both = kept.filter("no < 3").merge(kept.filter("no >= 3"))
+        found = both.join(app.table(known), on={"customer.id": "id"}, select=["name"])
+        found.select("no", "name").send_to(app.output_stream(f"lake.{name}", partitions=1))
+        return app
+
+    run(step_world, joined("few", few), "tasks")
+    expected = [
+        {"no": row["no"], "name": NAMES[row["customer"]["id"]]}
+        for row in ROWS[:10]
+        if row["customer"] and row["customer"]["id"] in NAMES
+    ]
+    assert received(step_world, "few") == sorted(expected, key=repr)
+    with pytest.raises(OperatorFailedError, match=r"changes customer\.id"):
+        run(step_world, joined("others", other_customers), "tasks")
+
+
+def test_records_are_sent_to_a_dataset_whose_stream_is_keyed_by_a_path(
+    step_world: StepWorld,
+) -> None:
+    fill(step_world)
+    step_world.streams.create("last", schema=VISITS, key=["customer.id"], partitions=4)
+    app = Application("app")
+    last = app.table(unbounded_dataset("last", input="lake.last", key="customer.id", partitions=4))
+    app.input_stream("lake.visits").filter("customer.id is not null").send_to(last)
+    assert plan_application(app, systems=step_world.systems).exchanges == ()
+    run(step_world, app, "tasks")
+    step_world.advance(last.dataset)
+    rows = {row["customer"]["id"]: row for row in ROWS if row["customer"]}
+    with open_dataset(step_world.lake, "last") as table:
+        found = {key: entry["no"] for key, entry in table.items()}
+    assert found == {key: row["no"] for key, row in rows.items() if key is not None}
 
 
 def test_a_null_key_inside_a_column_is_refused_by_a_local_table(step_world: StepWorld) -> None:
