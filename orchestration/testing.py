@@ -149,16 +149,7 @@ def arrow_table(
             raise errors.ConfigurationError(
                 problem, "Correct the record, or the columns of the stream.", stream=stream
             )
-    for name in key:
-        missing = [missing_part(row, name, schema.names) for row in everything]
-        if missing and None not in missing:
-            problem = (
-                f"stream {stream!r}: no record has the column {missing[0]!r}, which is part of the"
-                " key."
-            )
-            raise errors.ConfigurationError(
-                problem, "Add it; write None for a record without a key.", stream=stream
-            )
+    _check_keys(stream, schema, everything, key)
     columns = {}
     for field in schema.to_arrow():
         try:
@@ -240,6 +231,21 @@ def _locked_table(path: str) -> Iterator[MemoryTable]:
         written = file.with_suffix(".new")
         written.write_bytes(pickle.dumps(table.content()))
         written.replace(file)
+
+
+def _check_keys(
+    stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], key: Sequence[str]
+) -> None:
+    for name in key:
+        missing = [missing_part(row, name, schema.names) for row in rows]
+        if missing and None not in missing:
+            problem = (
+                f"stream {stream!r}: no record has the column {missing[0]!r}, which is part of the"
+                " key."
+            )
+            raise errors.ConfigurationError(
+                problem, "Add it; write None for a record without a key.", stream=stream
+            )
 
 
 @validated

@@ -5,7 +5,7 @@ matches may arrive.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
 from operator import and_, or_
@@ -127,10 +127,6 @@ class Side:
         """Return the name that a column of this side has in rows of both sides."""
         return f"__{self.name}_{name}"
 
-    def keys_are_in(self, names: Collection[str]) -> bool:
-        """Whether rows with these columns have a row of this side."""
-        return self.prefixed(self.keys[0]) in names
-
     def column(self, name: str) -> Column:
         """Return a column of this side in rows of both sides."""
         return named_column(self.prefixed(name))
@@ -223,37 +219,51 @@ def combine_results(
     `arriving` are the columns of both inputs.
     """
     left, right = sides
-    # By name of a column of the results: its type, and the columns that it is taken from, if there.
-    results: dict[str, tuple[str | None, list[str]]] = {}
+    results: dict[str, _ResultColumn] = {}
     for name, column in arriving[0].known.items():
-        results[name] = column.type, [left.prefixed(name)]
-    inside: dict[str, dict[Steps, str]] = {}
+        results[name] = _ResultColumn(column.type, [left.prefixed(name)])
     for name, theirs in zip(left.keys, right.keys, strict=True):
-        key = [left.prefixed(name), right.prefixed(theirs)]
+        other = right.prefixed(theirs)
         if name in results:
-            results[name] = results[name][0], key
+            results[name].places.append(other)
             continue
-        results[copy_name(name)] = arriving[0].type_of(name), key
+        key = [left.prefixed(name), other]
+        results[copy_name(name)] = _ResultColumn(arriving[0].type_of(name), key)
         of, *steps = split_path(name)
-        inside.setdefault(of, {})[tuple(steps)] = right.prefixed(theirs)
+        results[of].inside[tuple(steps)] = other
     for item in added:
-        results[item.name] = arriving[1].type_of(item.column), [right.prefixed(item.column)]
-    results[LIMIT] = "timestamp", [LIMIT]
+        places = [right.prefixed(item.column)]
+        results[item.name] = _ResultColumn(arriving[1].type_of(item.column), places)
+    results[LIMIT] = _ResultColumn("timestamp", [LIMIT])
 
     def combine(part: DataFrame) -> DataFrame:
         there = set(part.columns)
         columns = list(map(F.col, (KIND, FIRST, SECOND, TIME)))
-        for name, (kind, places) in results.items():
-            value = F.lit(None).cast(str(kind))
-            if name in inside and right.keys_are_in(there):
-                value = _struct_of(parse_type(str(kind)), inside[name])
-            for place in reversed(places):
-                if place in there:
-                    value = named_column(place)
-            columns.append(value.alias(name))
+        columns += [column.value(there).alias(name) for name, column in results.items()]
         return part.select(*columns)
 
     return reduce(lambda one, other: one.unionByName(other), map(combine, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultColumn:
+    """A column of the results: its type, and the columns that it may be taken from, in this order.
+
+    Where none of these is there, a struct of the columns `inside`, by their steps, if these are.
+    """
+
+    type: str | None
+    places: list[str]
+    inside: dict[Steps, str] = field(default_factory=dict)
+
+    def value(self, there: Collection[str]) -> Column:
+        """Return the value in rows that have these columns; null if it is taken from none."""
+        for place in self.places:
+            if place in there:
+                return named_column(place)
+        if self.inside and set(self.inside.values()) <= set(there):
+            return _struct_of(parse_type(str(self.type)), self.inside)
+        return F.lit(None).cast(str(self.type))
 
 
 def _struct_of(kind: Type, values: Mapping[Steps, str]) -> Column:
