@@ -165,8 +165,10 @@ class SparkFrames:
     def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
         if self.planned.gathered:
             return frame
-        columns = [value_column(frame.columns, name) for name in by]
-        return self.gather_small(frame).repartition(partitions, *columns)
+        # From here on Spark knows the values themselves, also in functions of users.
+        moved = frame.drop(*list_copies(frame.columns))
+        columns = [value_column(moved.columns, name) for name in by]
+        return self.gather_small(moved).repartition(partitions, *columns)
 
     def gather_small(self, frame: DataFrame) -> DataFrame:
         """Return the records, in one task if the batch is small; used before they are

@@ -222,6 +222,32 @@ def test_a_function_keeps_the_partitioning_by_a_path_or_fails(step_world: StepWo
         run(step_world, joined("others", other_customers), "tasks")
 
 
+def one_more(frame: Any) -> Any:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    here = Window.partitionBy("customer.id").orderBy("__partition", "__offset")
+    return frame.withColumn("seen", F.coalesce("seen", F.lit(0)) + F.row_number().over(here))
+
+
+def test_a_function_counts_on_by_a_path_that_the_records_are_partitioned_by(
+    step_world: StepWorld,
+) -> None:
+    fill(step_world)
+    app = Application("app", max_batch_records=5)
+    columns = Schema.of(customer=VISITS.field("customer").type, seen="bigint")
+    counts = app.local_table("counts", key="customer.id", schema=columns, partitions=4)
+    visits = app.input_stream("lake.visits").partition_by("customer.id")
+    counted = visits.join(counts, on={"customer.id": "id"}, how="left", select=["seen"])
+    numbered = counted.map(one_more, keeps_partitioning=True)
+    numbered.send_to(counts, on_null_key="skip")
+    run(step_world, app, "tasks")
+    with open_dataset(step_world.lake, "counts") as table:
+        found = {key: entry["seen"] for key, entry in table.items()}
+    keys = [row["customer"]["id"] for row in ROWS if row["customer"]]
+    assert found == {key: keys.count(key) for key in keys if key is not None}
+
+
 def test_records_are_sent_to_a_dataset_whose_stream_is_keyed_by_a_path(
     step_world: StepWorld,
 ) -> None:
