@@ -58,12 +58,19 @@ def test_the_project_has_the_columns_and_a_key_of_the_files(
     assert f"append my-readings '{tmp_path}/My readings.csv'" in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("name", "text"), [("keyed", CSV), ("keyless", "a\n1\n1\n")])
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("keyed", "records.csv", CSV),
+        ("keyless", "records.csv", "a\n1\n1\n"),
+        ("keyed_inside", "records.jsonl", '{"x": {"n": "a", "id": 1}}\n'),
+    ],
+)
 def test_its_application_keeps_the_record_of_its_test(
-    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, file: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "records.csv").write_text(text)
-    made(name, "--from", "records.csv")
+    (tmp_path / file).write_text(text)
+    made(name, "--from", file)
     folder = tmp_path / name
     monkeypatch.syspath_prepend(folder)
     own: dict[str, Any] = {}
@@ -90,7 +97,10 @@ def test_a_nested_sample_is_declared_whole(tmp_path: Path, monkeypatch: pytest.M
         ([{"a": 1, "paid": 1}, {"a": 2, "paid": 1}], "a"),
         ([{"id": 1}, {"id": 1}], None),
         ([{"id": 1}, {"id": None}], None),
-        ([{"x": {"id": 1}}, {"x": {"id": 2}}], None),
+        ([{"x": {"id": 1}}, {"x": {"id": 2}}], "x.id"),
+        ([{"x": {"id": 1}}, {"x": None}], None),
+        ([{"x": {"id": 1}, "y": [{"id": 1}]}, {"x": {"id": 1}, "y": [{"id": 2}]}], None),
+        ([{"x": {"id": 1}, "code": "a"}, {"x": {"id": 2}, "code": "b"}], "code"),
     ],
 )
 def test_the_key_is_unique_and_simple_with_a_name_like_id(
