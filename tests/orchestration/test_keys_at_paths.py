@@ -4,21 +4,27 @@ plain Python.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import NullKeyError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.kafka.formats import Json
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.windows import Count, Tumbling
 from tests.orchestration.all_engines import ENGINES, WithoutSpark
+from tests.orchestration.kafka_world import KafkaWorld
 from tests.orchestration.seen_times import at
+from tests.servers.kafka import KafkaServer
 
 if TYPE_CHECKING:
     from tests.orchestration.step_world import StepWorld
@@ -263,6 +269,50 @@ def test_records_are_sent_to_a_dataset_whose_stream_is_keyed_by_a_path(
     with open_dataset(step_world.lake, "last") as table:
         found = {key: entry["no"] for key, entry in table.items()}
     assert found == {key: row["no"] for key, row in rows.items() if key is not None}
+
+
+@pytest.mark.server
+def test_a_topic_that_is_keyed_by_a_path_is_written_joined_and_followed(
+    step_world: StepWorld, kafka: KafkaServer
+) -> None:
+    topic = KafkaTopic(
+        kafka.new_topic(3),
+        Json(VISITS),
+        Json("id BIGINT"),
+        partitioner="kafka-murmur2",
+        key_paths="customer.id",
+    )
+    own = {each.name: getattr(step_world, each.name) for each in fields(step_world)}
+    world = KafkaWorld(**own, server=kafka, topics={"visits": topic})
+    fill(world)
+    app = Application("sending")
+    out = app.output_stream("kafka.visits", partitions=3, key="customer.id")
+    app.input_stream("lake.visits").send_to(out)
+    assert plan_application(app, systems=world.systems).exchanges == ()
+    run(world, app, "tasks")
+    app = Application("joining", auto_repartition=True)
+    known = bounded_dataset("known", input="lake.customers", key="person.id", partitions=4)
+    visits = app.input_stream("kafka.visits", default_offset="oldest")
+    joined = visits.join(app.table(known), on={"customer.id": "id"}, how="left", select=["name"])
+    joined.send_to(app.output_stream("lake.out", partitions=4, key="customer.id"))
+    (exchange,) = plan_application(app, systems=world.systems).exchanges
+    assert exchange.partitioned_by == ("customer.id",)
+    run(world, app, "tasks")
+    names = [NAMES.get(row["customer"] and row["customer"]["id"]) for row in ROWS]
+    expected = [{**row, "name": name} for row, name in zip(ROWS, names, strict=True)]
+    assert received(world, "out") == sorted(expected, key=repr)
+    followed = unbounded_dataset(
+        "followed",
+        input="kafka.visits",
+        key="customer.id",
+        partitions=2,
+        on_bad_change=DeadLetters("lake.letters"),
+    )
+    world.advance(followed)
+    last = {row["customer"]["id"]: row["no"] for row in ROWS if row["customer"]}
+    with open_dataset(world.lake, "followed") as table:
+        found = {key: entry["no"] for key, entry in table.items()}
+    assert found == {key: no for key, no in last.items() if key is not None}
 
 
 def test_a_null_key_inside_a_column_is_refused_by_a_local_table(step_world: StepWorld) -> None:
