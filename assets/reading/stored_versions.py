@@ -653,8 +653,8 @@ def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
     return stored
 
 
-def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
-    """Return a reader of each dataset's served version; members of one version set come from one
+def current_manifests(datasets: Mapping[str, StoredVersions]) -> dict[str, DatasetManifest | None]:
+    """Return each dataset's newest manifest; those of members of one version set come from one
     snapshot of it.
     """
     alone = [
@@ -668,7 +668,7 @@ def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, Version
         if name not in manifests:
             snapshot = snapshots[name] if name in snapshots else stored.log.read_all()[1]
             manifests = {name: snapshot.get(name), **snapshot, **manifests}
-    return {name: stored.reader_of(manifests[name]) for name, stored in datasets.items()}
+    return {name: manifests[name] for name in datasets}
 
 
 @dataclass(frozen=True, slots=True)

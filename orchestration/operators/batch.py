@@ -144,10 +144,10 @@ class Records(Protocol[Frame]):
         """
 
     def keep_matches(self, operator: str, frame: Frame, how: How) -> Frame:
-        """Return joined records without MATCHED, BEFORE_HISTORY and NO_TIME; those of an inner
-        join that have no entry are dropped.
+        """Return joined records without MATCHED, BEFORE_HISTORY, NO_TIME and EARLY; those of an
+        inner join that have no entry are dropped.
 
-        Counts the records, those without an entry, and those that BEFORE_HISTORY and NO_TIME mark.
+        Counts the records, those without an entry, and those that the other columns mark.
         """
 
 
@@ -176,8 +176,8 @@ class Datasets(Protocol[Frame]):
         """Return all records, each with what the lookup takes of its entry, and MATCHED: true
         if it has one, else null.
 
-        As of a time, they also have BEFORE_HISTORY and NO_TIME. A local table of the application
-        includes what the batch has sent to it.
+        As of a time, they also have BEFORE_HISTORY and NO_TIME, and EARLY if they wait for the
+        dataset. A local table of the application includes what the batch has sent to it.
         """
 
 

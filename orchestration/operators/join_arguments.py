@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
+from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of, check_wait
 from dagster_adjunct.orchestration.operators.calls import RecordFunction
 from dagster_adjunct.orchestration.operators.functions import validate_record_function
 from dagster_adjunct.orchestration.operators.joins import (
@@ -18,7 +19,13 @@ from dagster_adjunct.orchestration.operators.joins import (
     parse_selection,
 )
 from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
-from dagster_adjunct.orchestration.operators.lookups import AsOf, BeforeHistory, How, OnNullTime
+from dagster_adjunct.orchestration.operators.lookups import (
+    AsOf,
+    BeforeHistory,
+    How,
+    OnNullTime,
+    Wait,
+)
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -63,6 +70,7 @@ class JoinOptions:
     as_of: str | None
     before_history: BeforeHistory
     on_null_time: OnNullTime
+    wait: timedelta | Wait | None
     args: tuple[object, ...]
 
     @property
@@ -78,6 +86,8 @@ class JoinOptions:
             return "before_history"
         if self.on_null_time != "null":
             return "on_null_time"
+        if self.wait is not None:
+            return "wait"
         return None
 
 
@@ -135,7 +145,12 @@ def _build_as_of_join(
         problem = f"{given.operator} has a function, and as_of=, which joins columns only."
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
     check_as_of(given.operator, dataset, as_of)
-    times = AsOf(as_of, options.before_history, options.on_null_time)
+    wait = options.wait
+    if isinstance(wait, timedelta):
+        wait = Wait(wait)
+    if wait is not None:
+        check_wait(given.operator, dataset)
+    times = AsOf(as_of, options.before_history, options.on_null_time, wait)
     return given.build(AsOfJoin, dataset, as_of=times)
 
 

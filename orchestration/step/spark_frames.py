@@ -20,13 +20,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     tie_breakers,
 )
 from dagster_adjunct.orchestration.operators.functions import call_in_tasks, no_elements_error
-from dagster_adjunct.orchestration.operators.lookups import (
-    BEFORE_HISTORY,
-    MATCHED,
-    NO_TIME,
-    How,
-    TableLookup,
-)
+from dagster_adjunct.orchestration.operators.lookups import MATCHED, How, TableLookup
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.operators.updates import Update
 from dagster_adjunct.orchestration.step import lookups
@@ -219,7 +213,7 @@ class SparkFrames:
                 conditions[name] = F.col(flag)
         counted = self.count_records(operator, frame, conditions)
         kept = counted.filter(MATCHED) if how == "inner" else counted
-        return kept.drop(MATCHED, BEFORE_HISTORY, NO_TIME)
+        return kept.drop(MATCHED, *TIME_COUNTS)
 
     def observed(self) -> Counters:
         """Return what `count_records` has counted, by operator, once the records are computed."""
