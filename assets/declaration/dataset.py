@@ -569,8 +569,8 @@ class BoundedDataset(AdjunctDataset):
     is published. Members of one `version_set` switch together. `versions` makes versions partitions
     in Dagster. `on_damage="previous"` lets readers fall back to the previous sealed version if a
     file is damaged. `valid_from` says what determines since when a version is valid (see
-    `bounded_dataset`), None if nothing does. For joins that wait, the newest version is complete for
-    `valid_for` after that; None if no join can wait.
+    `bounded_dataset`), None if nothing does. For joins that wait, the newest version is complete
+    for `valid_for` after that; None if no join can wait.
     """
 
     kind = "bounded"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.versions.version import datetime_from_micros

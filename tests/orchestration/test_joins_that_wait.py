@@ -10,19 +10,24 @@ from random import Random
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import Watermark
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookups import Wait
+from dagster_adjunct.orchestration.operators.windows.aggregates import Count
+from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import Clock, on_clock
+
+pytestmark = pytest.mark.spark
 
 MINUTE = timedelta(minutes=1)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,7 +40,7 @@ class World:
     """A lake on a clock that tests move, with the stream `facts` and the change stream `prices`."""
 
     folder: Path
-    engine: Any = IN_PROCESS
+    spark: SparkSession
     partitions: int = 2
     watermark: Watermark = field(default_factory=lambda: Watermark(idle_after=5 * MINUTE))
     wait: timedelta | Wait = 60 * MINUTE
@@ -58,7 +63,7 @@ class World:
         )
 
     def application(self, **options: Any) -> Application:
-        app = Application("app", engine="auto", **options)
+        app = Application("app", **options)
         facts = app.input_stream("lake.facts", default_offset="oldest", event_time="at")
         joined = facts.join(
             app.table(self.prices), on="k", how="left", select=["v"], as_of="at", wait=self.wait
@@ -78,11 +83,7 @@ class World:
 
     def advance(self) -> None:
         advance_dataset(
-            self.prices,
-            lake=self.lake,
-            systems={"lake": self.streams},
-            spark=self.engine,
-            by="test",
+            self.prices, lake=self.lake, systems={"lake": self.streams}, spark=self.spark, by="test"
         )
 
     def run(self, **options: Any) -> StepReport:
@@ -90,7 +91,7 @@ class World:
             self.application(**options),
             lake=self.lake,
             systems={"lake": self.streams},
-            spark=self.engine,
+            spark=self.spark,
             run="test",
         )
         return report.step
@@ -105,8 +106,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path, spark: SparkSession) -> World:
+    return World(tmp_path, spark)
 
 
 def test_a_record_waits_until_the_dataset_knows_its_time(world: World) -> None:
@@ -121,3 +122,122 @@ def test_a_record_waits_until_the_dataset_knows_its_time(world: World) -> None:
     world.advance()
     world.run()
     assert world.results() == {1: 11}
+
+
+def early(report: StepReport) -> int:
+    return report.counters.get("join-2-prices", {}).get("early", 0)
+
+
+def test_a_record_that_has_waited_as_long_as_allowed_is_marked(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    wait = Wait(10 * MINUTE, mark="is_early")
+    world = World(tmp_path, spark, partitions=1, watermark=Watermark(), wait=wait)
+    world.send("prices", ("a", 0, 10), ("a", 2, 11))
+    world.send("facts", ("a", 1, 1), ("a", 3, 2), ("a", 1, 3))
+    world.clock.forward(minutes=9)
+    assert early(world.run()) == 0
+    assert world.results() == {1: 10}  # the third one comes after one that waits
+    world.clock.forward(minutes=1)
+    assert early(world.run()) == 1
+    assert world.results() == {1: 10, 2: 11, 3: 10}
+    out = world.streams.read_arrow(world.streams.all_ranges("out"), columns=["n", "is_early"])
+    assert {row["n"]: row["is_early"] for row in out.to_pylist()} == {1: False, 2: True, 3: False}
+
+
+def test_records_wait_by_the_times_of_their_input(tmp_path: Path, spark: SparkSession) -> None:
+    wait = Wait(10 * MINUTE, by="event time")
+    world = World(tmp_path, spark, partitions=1, watermark=Watermark(), wait=wait)
+    world.send("prices", ("a", 0, 10))
+    world.send("facts", ("a", 3, 1), ("a", 12, 2))
+    world.clock.forward(hours=9)
+    world.run()
+    assert world.results() == {}
+    world.send("facts", ("a", 13, 3))
+    assert early(world.run(max_batch_records=1)) == 1
+    assert world.results() == {1: 10}
+
+
+def test_a_silent_dataset_is_complete_up_to_the_time_of_its_silence(world: World) -> None:
+    world.clock.forward(minutes=1)
+    world.send("prices", ("a", 0, 10))
+    world.run()
+    world.send("facts", ("a", 6, 1), ("b", 6, 2), ("a", 9, 3))
+    world.clock.forward(minutes=10)  # 00:11: silent since 00:01, so complete up to 00:06
+    world.run()
+    assert world.results() == {}
+    world.clock.forward(minutes=1)
+    world.run()
+    assert world.results() == {1: 10, 2: None}
+
+
+def test_times_of_a_clock_that_is_ahead_are_not_believed(world: World) -> None:
+    year = 60 * 24 * 365
+    world.send("prices", ("a", year, 10), ("b", year, 20), ("c", year, 30))
+    world.clock.forward(minutes=2)
+    world.send("facts", ("a", 3, 1))
+    world.run()
+    assert world.results() == {}
+
+
+def test_what_cannot_wait_is_rejected(world: World) -> None:
+    app = Application("app")
+    silent = unbounded_dataset(
+        "silent", input="lake.prices", key="k", partitions=2, history="all", valid_from="at"
+    )
+    facts = app.input_stream("lake.facts", event_time="at")
+    with pytest.raises(PlanningError) as caught:
+        facts.join(app.table(silent), on="k", as_of="at", wait=MINUTE)
+    assert (caught.value.dataset, "watermark=" in str(caught.value)) == ("silent", True)
+    untimed = Application("untimed")
+    with pytest.raises(PlanningError) as caught:
+        untimed.input_stream("lake.facts").join(
+            untimed.table(world.prices), on="k", as_of="at", wait=MINUTE
+        )
+    assert caught.value.stream == "lake.facts"
+    prices = app.table(world.prices)
+    per_key = facts.window(Tumbling(MINUTE), by="k", name="w", aggregates={"many": Count()})
+    with pytest.raises(PlanningError) as caught:
+        per_key.join(prices, on="k", as_of="window_start", wait=MINUTE)
+    assert caught.value.operator == "window-2-w"
+    with pytest.raises(ConfigurationError):
+        facts.join(prices, on="k", wait=MINUTE)
+    with pytest.raises(ConfigurationError):
+        unbounded_dataset("d", input="lake.prices", key="k", partitions=2, watermark=Watermark())
+
+
+def price_at(changes: Sequence[tuple[str, int, int]], key: str, minute: int) -> int | None:
+    """Return the newest value of a key at a minute, with all changes known."""
+    known = [(at, value) for changed, at, value in changes if changed == key and at <= minute]
+    return max(known)[1] if known else None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_late_changes_are_waited_for(tmp_path: Path, spark: SparkSession, seed: int) -> None:
+    draw = Random(seed)
+    watermark = Watermark(delay=10 * MINUTE, idle_after=15 * MINUTE)
+    world = World(tmp_path, spark, watermark=watermark, wait=Wait(120 * MINUTE))
+    keys = "abcdef"
+    minutes = draw.sample(range(60), 40)
+    changes = [(draw.choice(keys), minute, value) for value, minute in enumerate(minutes)]
+    facts = [(draw.choice(keys), draw.randrange(60), number) for number in range(60)]
+    arrivals = [
+        (minute + draw.randrange(10), "prices", change)
+        for change in changes
+        for minute in [change[1]]
+    ]
+    arrivals += [(fact[1], "facts", fact) for fact in facts]
+    wrong = 0
+    minute = 0
+    for until in [*sorted(draw.sample(range(1, 75), 8)), 100, 130]:
+        due = sorted(one for one in arrivals if minute <= one[0] < until)
+        for stream in ("prices", "facts"):
+            rows = [row for _, of, row in due if of == stream]
+            if rows:
+                world.send(stream, *rows)
+        world.clock.forward(minutes=until - minute)
+        minute = until
+        wrong += early(world.run(max_batch_records=draw.choice([3, 10, 1000])))
+    assert wrong == 0
+    expected = {number: price_at(changes, key, at) for key, at, number in facts}
+    assert world.results() == expected
