@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, Joine
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
-from dagster_adjunct.orchestration.operators.waiting import waits_by_input
+from dagster_adjunct.orchestration.operators.waiting import HeldRecord, waits_by_input
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import (
@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
-from dagster_adjunct.orchestration.step.waiting import HeldRecord, hold_back
+from dagster_adjunct.orchestration.step.waiting import Waiting
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -254,7 +254,9 @@ def plan_batch(
         return PlannedBatch(intent, seen.streams)
     unread = dict(sorted(positions.unread.items()))
     limited = _limit_ranges(context, unread)
-    readable = hold_back(context, seen.streams, seen.known, limited, unread)
+    now = context.lake.now()
+    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark)
+    readable = waiting.hold_back(limited, unread)
     intent = _plan_main_batch(context, state, positions, readable.ranges)
     if intent is None:
         return NothingToRead(positions, losses, readable.held)

@@ -257,7 +257,7 @@ class AsOfMatch:
         )
 
     def _early(self, at: Column) -> list[Column]:
-        """Return EARLY, if the records wait: whether the dataset was not complete up to the time."""
+        """Return EARLY, if the records wait: whether the dataset was incomplete at the time."""
         if self.as_of.wait is None:
             return []
         if self.known_until is None:

@@ -7,22 +7,29 @@ allows. A record that may be read already waits, too, if it comes after one that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.progress import StreamPosition
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import datetime_from_micros
-from dagster_adjunct.orchestration.batch_log.intent import Ranges, of_stream
+from dagster_adjunct.assets.versions.watermark import known_until
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.intent import Offsets, Ranges, of_stream
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS, EventTime
-from dagster_adjunct.orchestration.operators.waiting import WaitsFor, waits_by_input
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
-from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.operators.lookups import Wait
+from dagster_adjunct.orchestration.operators.waiting import HeldRecord, WaitsFor, waits_by_input
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_streams
 from dagster_adjunct.orchestration.step.progress import declared_event_times
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
@@ -32,13 +39,12 @@ from dagster_adjunct.resources.streams.system import (
     TIMESTAMP,
     NumberedOffsets,
     OffsetRange,
+    StreamSystem,
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
 
 TIME = "time"
@@ -46,30 +52,6 @@ ARRIVED = "arrived"
 """The event time of a record and the time when it was written, in microseconds, next to PARTITION
 and OFFSET.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRecord:
-    """The first record of a partition that waits: for which dataset, its event time, and since when
-    it is in its stream. `known_until` is the dataset's watermark; None if it has none.
-    """
-
-    ssp: SystemStreamPartition
-    offset: int
-    dataset: str
-    time: datetime
-    since: datetime
-    known_until: datetime | None
-
-    def describe(self) -> str:
-        """Return the record in a sentence without a period."""
-        known = "is not known to be complete up to any time"
-        if self.known_until is not None:
-            known = f"is complete up to {self.known_until:%Y-%m-%d %H:%M:%S}"
-        return (
-            f"{self.ssp} waits at offset {self.offset} ({self.time:%Y-%m-%d %H:%M:%S}, since"
-            f" {self.since:%Y-%m-%d %H:%M:%S}) for dataset {self.dataset}, which {known}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,75 +123,139 @@ def _times(records: pa.Table, time: pa.Array) -> pa.Table:
     )
 
 
-def hold_back(
-    context: StepContext,
-    streams: Mapping[str, StreamSnapshot],
-    known: Mapping[str, datetime | None],
-    ranges: Ranges,
-    unread: Ranges,
-) -> HeldRanges:
-    """Return the parts of these ranges that may be read now.
-
-    `known` are the watermarks of the datasets. `unread` are the ranges up to the ends of the
-    streams: records there decide, too, how long one has waited by event time.
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What decides which records wait: the watermarks `known` of the datasets, the clock, and the
+    streams as they are now.
     """
-    declared = declared_event_times(context.app)
-    cut = dict(ranges)
-    held: list[HeldRecord] = []
-    for name, waits in waits_by_input(context.app.operators).items():
-        of_input = {}
-        for ssp, span in of_stream(ranges, name).items():
-            if context.compare(ssp, span.start, span.end) < 0:
-                of_input[ssp] = span
-        if not of_input:
-            continue
-        reader = _StreamTimes(streams[name], declared[name], context.spark)
-        times = reader.read(of_input)
-        for ssp, span in of_input.items():
-            of_partition = times.filter(pc.equal(times[PARTITION], ssp.partition))
-            rest = {ssp: OffsetRange(span.end, unread[ssp].end)}
-            first = _find_held(context, ssp, of_partition, waits, known, partial(reader.read, rest))
-            if first is not None:
-                cut[ssp] = OffsetRange(span.start, str(first.offset))
-                held.append(first)
-    return HeldRanges(cut, tuple(held))
+
+    app: Application
+    streams: Mapping[str, StreamSnapshot]
+    known: Mapping[str, datetime | None]
+    now: datetime
+    spark: Callable[[], SparkSession]
+
+    def hold_back(self, ranges: Ranges, unread: Ranges) -> HeldRanges:
+        """Return the parts of these ranges that may be read now.
+
+        `unread` are the ranges up to the ends of the streams: records there decide, too, how long
+        one has waited by event time.
+        """
+        declared = declared_event_times(self.app)
+        cut = dict(ranges)
+        held: list[HeldRecord] = []
+        for name, waits in waits_by_input(self.app.operators).items():
+            compare = self.streams[name].system.compare
+            of_input = {}
+            for ssp, span in of_stream(ranges, name).items():
+                if compare(span.start, span.end) < 0:
+                    of_input[ssp] = span
+            if not of_input:
+                continue
+            reader = _StreamTimes(self.streams[name], declared[name], self.spark)
+            times = reader.read(of_input)
+            for ssp, span in of_input.items():
+                of_partition = times.filter(pc.equal(times[PARTITION], ssp.partition))
+                rest = {ssp: OffsetRange(span.end, unread[ssp].end)}
+                first = self._find_held(ssp, of_partition, waits, partial(reader.read, rest))
+                if first is not None:
+                    cut[ssp] = OffsetRange(span.start, str(first.offset))
+                    held.append(first)
+        return HeldRanges(cut, tuple(held))
+
+    def _find_held(
+        self,
+        ssp: SystemStreamPartition,
+        times: pa.Table,
+        waits: Sequence[WaitsFor],
+        read_rest: Callable[[], pa.Table],
+    ) -> HeldRecord | None:
+        """Return the first of these records of a partition that waits for a dataset."""
+        found = None
+        for one in waits:
+            known = self.known[one.dataset]
+            held = times.filter(_is_beyond(times, known))
+            if held.num_rows:
+                held = held.filter(self._is_within(held, one.wait, times, read_rest))
+            if not held.num_rows:
+                continue
+            first = held.sort_by(OFFSET).slice(0, 1).to_pylist()[0]
+            if found is None or first[OFFSET] < found.offset:
+                found = HeldRecord(
+                    ssp,
+                    first[OFFSET],
+                    one.dataset,
+                    datetime_from_micros(first[TIME]),
+                    datetime_from_micros(first[ARRIVED]),
+                    known,
+                )
+        return found
+
+    def _is_within(
+        self, held: pa.Table, wait: Wait, times: pa.Table, read_rest: Callable[[], pa.Table]
+    ) -> pa.Array:
+        """Return for each of these records whether it has not waited as long as is allowed."""
+        at_most = wait.at_most // timedelta(microseconds=1)
+        if wait.by == "clock":
+            return pc.greater(held[ARRIVED], to_microseconds(self.now) - at_most)
+        newest = _newest(times, read_rest())
+        return pc.greater(held[TIME], newest - at_most)
 
 
-def _find_held(
-    context: StepContext,
-    ssp: SystemStreamPartition,
-    times: pa.Table,
-    waits: Sequence[WaitsFor],
-    known: Mapping[str, datetime | None],
-    read_rest: Callable[[], pa.Table],
-) -> HeldRecord | None:
-    """Return the first of these records of a partition that waits for a dataset."""
-    found = None
-    for one in waits:
-        is_held = _is_beyond(times, known[one.dataset])
-        if not pc.any(is_held).as_py():
-            continue
-        at_most = one.wait.at_most
-        if one.wait.by == "clock":
-            limit = to_microseconds(context.lake.now()) - _micros(at_most)
-            is_held = pc.and_(is_held, pc.greater(times[ARRIVED], limit))
-        else:
-            newest = _newest(times, read_rest())
-            is_held = pc.and_(is_held, pc.greater(times[TIME], newest - _micros(at_most)))
-        held = times.filter(is_held)
-        if not held.num_rows:
-            continue
-        first = held.sort_by(OFFSET).slice(0, 1).to_pylist()[0]
-        if found is None or first[OFFSET] < found.offset:
-            found = HeldRecord(
-                ssp,
-                first[OFFSET],
-                one.dataset,
-                datetime_from_micros(first[TIME]),
-                datetime_from_micros(first[ARRIVED]),
-                known[one.dataset],
-            )
-    return found
+def describe_held(
+    systems: Mapping[str, StreamSystem], lake: Lake, app: Application, unread: Offsets
+) -> tuple[str, ...]:
+    """Return, for each partition with `unread` records, what its first one waits for, if a run
+    could read none of these; else ().
+
+    A run advances the datasets first. So a dataset that would be found silent counts as silent, and
+    none is waited for if one has anything to read.
+    """
+    waits = waits_by_input(app.operators)
+    if not unread or any(ssp.qualified_stream not in waits for ssp in unread):
+        return ()
+    known: dict[str, datetime | None] = {}
+    for name in sorted({one.dataset for of_input in waits.values() for one in of_input}):
+        dataset = app.dataset(name)
+        manifest = StoredVersions(lake, dataset).manifest()
+        if manifest is None or _has_unread(systems, lake, dataset, manifest):
+            return ()
+        if isinstance(manifest, UnboundedManifest):
+            manifest = manifest.model_copy(update={"confirmed_at": lake.now()})
+        known[name] = known_until(dataset, manifest)
+    streams = snapshot_streams(systems, {ssp.qualified_stream for ssp in unread}, 1)
+    first = {}
+    ranges = {}
+    for ssp, start in unread.items():
+        stream = streams[ssp.qualified_stream]
+        first[ssp] = OffsetRange(start, stream.system.advance(ssp, start, 1))
+        ranges[ssp] = OffsetRange(start, stream.upcoming[ssp])
+    try:
+        held = Waiting(app, streams, known, lake.now(), _no_session).hold_back(first, ranges).held
+    except NeedsSpark:
+        return ()
+    if len(held) < len(unread):
+        return ()
+    return tuple(record.describe() for record in held)
+
+
+def _has_unread(
+    systems: Mapping[str, StreamSystem],
+    lake: Lake,
+    dataset: AdjunctDataset,
+    manifest: DatasetManifest,
+) -> bool:
+    """Whether an advance of the dataset would find changes, or a version."""
+    if isinstance(manifest, UnboundedManifest):
+        position = StreamPosition.of(systems, manifest)
+        return position.offsets != position.ends
+    if dataset.versions is not None:
+        return False
+    return StoredVersions(lake, dataset).awaiting(systems, manifest) is None
+
+
+def _no_session() -> SparkSession:
+    raise NeedsSpark("the event time of an input")
 
 
 def _is_beyond(times: pa.Table, known: datetime | None) -> pa.Array:
@@ -223,7 +269,3 @@ def _newest(*times: pa.Table) -> int:
     """Return the newest event time of these records."""
     newest = [pc.max(part[TIME]).as_py() for part in times]
     return max((int(time) for time in newest if time is not None), default=0)
-
-
-def _micros(span: timedelta) -> int:
-    return span // timedelta(microseconds=1)
