@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,10 +11,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from dagster import DagsterInstance
 from pyspark.sql import SparkSession
 
-from dagster_adjunct.assets.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import Watermark
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookups import Wait
@@ -26,6 +27,8 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.clocks import Clock, on_clock
+from tests.faulty_store import Crash
+from tests.orchestration.dagster.ticking import Ticker
 
 pytestmark = pytest.mark.spark
 
@@ -50,6 +53,7 @@ class World:
         self.lake: Lake = on_clock(open_lake(f"file://{self.folder}"), self.clock)
         self.streams = LakeStreams(self.lake)
         self.sequence = 0
+        self.counters: dict[str, Mapping[str, int]] = {}
         self.streams.create("facts", schema=FACTS, key=["k"], partitions=self.partitions)
         self.streams.create("prices", schema=CHANGES, key=["k"], partitions=self.partitions)
         self.prices = unbounded_dataset(
@@ -81,19 +85,25 @@ class World:
         ]
         self.streams.append(stream, records, producer="test", sequence=self.sequence)
 
-    def advance(self) -> None:
-        advance_dataset(
-            self.prices, lake=self.lake, systems={"lake": self.streams}, spark=self.spark, by="test"
-        )
+    def run(self, dies_at: Sequence[str] = (), **options: Any) -> StepReport:
+        """Run the application; the run dies at the first event that is among `dies_at`."""
+        return self.run_app(self.application(**options), dies_at)
 
-    def run(self, **options: Any) -> StepReport:
+    def run_app(self, app: Application, dies_at: Sequence[str] = ()) -> StepReport:
+
+        def die(event: Any) -> None:
+            if getattr(event, "what", "") in dies_at:
+                raise Crash("killed")
+
         report = run_application(
-            self.application(**options),
+            app,
             lake=self.lake,
             systems={"lake": self.streams},
             spark=self.spark,
             run="test",
+            on_event=die,
         )
+        self.counters = {one.dataset: one.counters for one in report.datasets}
         return report.step
 
     def results(self) -> dict[int, int | None]:
@@ -113,13 +123,11 @@ def world(tmp_path: Path, spark: SparkSession) -> World:
 def test_a_record_waits_until_the_dataset_knows_its_time(world: World) -> None:
     world.send("prices", ("a", 0, 10), ("b", 0, 20), ("c", 0, 30))
     world.clock.forward(minutes=1)
-    world.advance()
     world.send("facts", ("a", 4, 1))
     world.run()
     assert world.results() == {}
     world.send("prices", ("a", 3, 11), ("a", 6, 12), ("b", 6, 21), ("c", 6, 31))
     world.clock.forward(minutes=6)
-    world.advance()
     world.run()
     assert world.results() == {1: 11}
 
@@ -206,6 +214,70 @@ def test_what_cannot_wait_is_rejected(world: World) -> None:
         unbounded_dataset("d", input="lake.prices", key="k", partitions=2, watermark=Watermark())
 
 
+def test_changes_after_the_watermark_are_counted(tmp_path: Path, spark: SparkSession) -> None:
+    world = World(tmp_path, spark, partitions=1, watermark=Watermark(delay=2 * MINUTE))
+    world.clock.forward(hours=1)
+    world.send("prices", ("a", 0, 10), ("a", 10, 11))
+    world.run()
+    assert "late_changes" not in world.counters["prices"]
+    world.send("prices", ("a", 7, 12), ("a", 8, 13), ("a", 9, 14))
+    world.run()
+    assert world.counters["prices"]["late_changes"] == 1
+
+
+def test_records_wait_for_the_version_of_their_day(tmp_path: Path, spark: SparkSession) -> None:
+    world = World(tmp_path, spark)
+    world.streams.create(
+        "daily", schema=Schema.of(k="string", v="int"), key=["k"], partitions=world.partitions
+    )
+    daily = bounded_dataset(
+        "daily",
+        input="lake.daily",
+        key="k",
+        partitions=world.partitions,
+        valid_from="name",
+        valid_for=timedelta(days=1),
+    )
+    app = Application("app")
+    facts = app.input_stream("lake.facts", default_offset="oldest", event_time="at")
+    joined = facts.join(app.table(daily), on="k", select=["v"], as_of="at", wait=timedelta(days=2))
+    joined.send_to(app.output_stream("lake.out", partitions=world.partitions, key="k"))
+
+    def deliver(day: str, value: int) -> None:
+        world.streams.append(
+            "daily", [{"k": "a", "v": value}], producer=day, sequence=0, end_of_dataset=day
+        )
+
+    world.clock.forward(days=1)
+    deliver("2026-01-01", 1)
+    day = 24 * 60
+    world.send("facts", ("a", day - 1, 1), ("a", day, 2))
+    world.run_app(app)
+    assert world.results() == {1: 1}
+    deliver("2026-01-02", 2)
+    world.run_app(app)
+    assert world.results() == {1: 1, 2: 2}
+
+
+def test_a_sensor_starts_no_run_that_could_read_nothing(world: World) -> None:
+    world.send("prices", ("a", 0, 10), ("b", 0, 20), ("c", 0, 30))
+    world.clock.forward(minutes=1)
+    world.run()
+    ticker = Ticker(world.lake, world.application(), DagsterInstance.ephemeral(), "app_new_records")
+    world.send("facts", ("a", 4, 1))
+    waits = ticker.tick()
+    assert isinstance(waits, str)
+    assert "for dataset prices, which is complete up to" in waits
+    world.send("prices", ("a", 2, 11))
+    assert not isinstance(ticker.tick(), str)  # the run advances the dataset
+    world.run()
+    assert isinstance(ticker.tick(), str)
+    world.clock.forward(minutes=9)  # silent since 00:01, so complete up to 00:05
+    assert not isinstance(ticker.tick(), str)
+    assert world.run().held == ()
+    assert world.results() == {1: 11}
+
+
 def price_at(changes: Sequence[tuple[str, int, int]], key: str, minute: int) -> int | None:
     """Return the newest value of a key at a minute, with all changes known."""
     known = [(at, value) for changed, at, value in changes if changed == key and at <= minute]
@@ -237,6 +309,11 @@ def test_late_changes_are_waited_for(tmp_path: Path, spark: SparkSession, seed: 
                 world.send(stream, *rows)
         world.clock.forward(minutes=until - minute)
         minute = until
+        died: list[str] = []
+        if draw.random() < 0.4:
+            died.append(draw.choice(["intent", "outputs"]))
+        with suppress(Crash):
+            world.run(dies_at=died, max_batch_records=draw.choice([3, 10, 1000]))
         wrong += early(world.run(max_batch_records=draw.choice([3, 10, 1000])))
     assert wrong == 0
     expected = {number: price_at(changes, key, at) for key, at, number in facts}
