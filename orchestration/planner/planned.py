@@ -108,7 +108,8 @@ class JoinByTime:
 
     `before_history` is the result for a record from before the history of its key: "null", "oldest"
     or "error" (the batch fails). `on_null_time` is the result for a record without a time: "null"
-    or "fail". `known` says how far back the dataset's history goes.
+    or "fail". `known` says how far back the dataset's history goes. `waits` says how long, and by
+    which event time, records wait for the dataset; "" if they don't.
     """
 
     join: str
@@ -117,6 +118,7 @@ class JoinByTime:
     before_history: str
     on_null_time: str
     known: str
+    waits: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -544,6 +544,7 @@ _BY_TIME: _Table = {
     "without a time": lambda item: _WITHOUT_ENTRY[item.on_null_time],
     "before the history": lambda item: _WITHOUT_ENTRY[item.before_history],
     "dataset": lambda item: f"{item.dataset}: {item.known}",
+    "waits": lambda item: item.waits or "-",
 }
 
 
