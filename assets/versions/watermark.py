@@ -4,7 +4,8 @@
     -> its watermark: newest - delay; or, if it is idle, when that was found - idle_after
     -> the dataset's watermark: the lowest of all partitions
 
-A bounded dataset is complete up to the end of its newest version: its `valid_from` + `valid_for`.
+A bounded dataset is complete up to the end of the version that is read, the newest one or the
+current one: its `valid_from` + `valid_for`.
 """
 
 from __future__ import annotations
@@ -30,27 +31,32 @@ from dagster_adjunct.resources.times import add_span, subtract_span, to_microsec
 _FIRST = to_microseconds(datetime(1, 1, 1, tzinfo=UTC))
 
 
-def known_until(dataset: AdjunctDataset, manifest: DatasetManifest | None) -> datetime | None:
-    """Return the watermark of the version that a manifest serves; None if it has none.
+def known_until(
+    dataset: AdjunctDataset, manifest: DatasetManifest | None, *, over_time: bool = True
+) -> datetime | None:
+    """Return the watermark of the version that a manifest serves, or of all its versions
+    `over_time`; None if it has none.
 
     While a table is rebuilt it has none: its manifest is ahead of what is served.
     """
     if isinstance(dataset, BoundedDataset) and isinstance(manifest, BoundedManifest):
-        return _versions_known_until(dataset.valid_for, manifest)
+        read = {manifest.served_id}
+        if over_time:
+            read = {*manifest.versions_over_time}
+        return _versions_known_until(dataset.valid_for, manifest, read)
     if isinstance(dataset, UnboundedDataset) and isinstance(manifest, UnboundedManifest):
         return _changes_known_until(dataset.following.watermark, manifest)
     return None
 
 
 def _versions_known_until(
-    valid_for: timedelta | None, manifest: BoundedManifest
+    valid_for: timedelta | None, manifest: BoundedManifest, read: Collection[str | None]
 ) -> datetime | None:
     if valid_for is None:
         return None
-    served = set(manifest.versions_over_time)
     times = []
     for ref in manifest.sealed:
-        if ref.id in served and ref.valid_from is not None:
+        if ref.id in read and ref.valid_from is not None:
             times.append(ref.valid_from)
     return add_span(max(times), valid_for) if times else None
 

@@ -66,7 +66,7 @@ class JoinedVersions(StoredDocument):
     - `versions`: the version of each dataset; None if there is none to read.
     - `over_time`: all versions of each bounded dataset that is joined by time.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
-    - `known`: the watermark of each dataset that joins wait for; None if it has none.
+    - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)

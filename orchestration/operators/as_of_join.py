@@ -13,9 +13,9 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, Planned
 from dagster_adjunct.orchestration.operators.event_times import TIME_TYPES
 from dagster_adjunct.orchestration.operators.joins import Join
-from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, EARLY, NO_TIME, AsOf
+from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, AsOf
 from dagster_adjunct.orchestration.operators.operator import Match
-from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, ColumnFacts, Columns
+from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Columns
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.paths import column_of, flat_name, value_of
@@ -36,13 +36,10 @@ class AsOfJoin(Join):
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, as_of=self.as_of)
+        return Match(self.dataset, self.min_match_rate, as_of=self.as_of, wait=self.wait)
 
     def summary(self) -> str:
-        summary = f"{Join.summary(self)} as of {self.as_of.column}"
-        if self.as_of.wait is None:
-            return summary
-        return f"{summary}, waits {self.as_of.wait.describe()}"
+        return f"{Join.summary(self)} as of {self.as_of.column}"
 
     def _join_columns(
         self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset
@@ -58,22 +55,11 @@ class AsOfJoin(Join):
             problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
             step = f'Convert it first, for example .with_columns({flat_name(time)}="{converted}").'
             raise PlanningError(problem, step, column=time, dataset=self.dataset, operator=operator)
-        columns = Join._join_columns(self, operator, stream, entries, dataset)
-        mark = self._mark
-        if mark is None:
-            return columns
-        columns.check_not_taken(operator, (mark,), "wait", "Choose another name: Wait(mark=…).")
-        return columns.add({mark: ColumnFacts("boolean")})
-
-    @property
-    def _mark(self) -> str | None:
-        """The column that marks records which the dataset was not complete for."""
-        return None if self.as_of.wait is None else self.as_of.wait.mark
+        return Join._join_columns(self, operator, stream, entries, dataset)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         if batch.planned.reading == CURRENT:
-            joined = Join.compile(self, operator, frames, batch)
-            return self._with_mark(joined, batch, "false")
+            return Join.compile(self, operator, frames, batch)
         (frame,) = frames
         matched = self._match(operator, frame, batch, self.as_of)
         if self._failing:
@@ -82,13 +68,7 @@ class AsOfJoin(Join):
             if failed is not None:
                 hidden = batch.planned.sensitive(operator, batch.records.names(frame))
                 raise self._time_error(operator, failed, hidden, batch.planned)
-        matched = self._with_mark(matched, batch, EARLY)
         return batch.records.keep_matches(operator, matched, self.how)
-
-    def _with_mark(self, frame: Frame, batch: Batch[Frame], value: str) -> Frame:
-        if self._mark is None:
-            return frame
-        return batch.records.with_columns(frame, [(self._mark, value)])
 
     @property
     def _failing(self) -> list[str]:
@@ -167,18 +147,4 @@ def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:
         problem = "does not declare from when its versions are valid"
         step = 'Declare it, for example valid_from="name".'
     problem = f"{operator}: dataset {dataset.name!r} is joined as of a time, but {problem}."
-    raise PlanningError(problem, step, dataset=dataset.name, operator=operator)
-
-
-def check_wait(operator: str, dataset: AdjunctDataset) -> None:
-    """Raise PlanningError for a dataset that does not say up to when it is complete."""
-    if dataset.has_watermark:
-        return
-    step = "Declare it: watermark=Watermark(delay=…, idle_after=…)."
-    if not dataset.follows_changes:
-        step = "Declare for how long a version is complete: valid_for=timedelta(days=1)."
-    problem = (
-        f"{operator} has wait=, but dataset {dataset.name!r} does not declare up to when it is"
-        " complete."
-    )
     raise PlanningError(problem, step, dataset=dataset.name, operator=operator)

@@ -56,6 +56,11 @@ class Planned(Protocol):
         nothing relies on it.
         """
 
+    def known_until(self, operator: str) -> datetime | None:
+        """Return the watermark of the dataset that the records of a join wait for; None for
+        none.
+        """
+
     def has_consumers(self, operator: str) -> bool:
         """Whether another operator uses the records of this one."""
 
@@ -176,8 +181,8 @@ class Datasets(Protocol[Frame]):
         """Return all records, each with what the lookup takes of its entry, and MATCHED: true
         if it has one, else null.
 
-        As of a time, they also have BEFORE_HISTORY and NO_TIME, and EARLY if they wait for the
-        dataset. A local table of the application includes what the batch has sent to it.
+        As of a time, they also have BEFORE_HISTORY and NO_TIME. A local table of the application
+        includes what the batch has sent to it.
         """
 
 

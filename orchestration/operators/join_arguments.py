@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of, check_wait
+from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.calls import RecordFunction
 from dagster_adjunct.orchestration.operators.functions import validate_record_function
 from dagster_adjunct.orchestration.operators.joins import (
@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.operators.lookups import (
     Wait,
 )
 from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import AnyTable
 
@@ -86,8 +86,6 @@ class JoinOptions:
             return "before_history"
         if self.on_null_time != "null":
             return "on_null_time"
-        if self.wait is not None:
-            return "wait"
         return None
 
 
@@ -100,6 +98,8 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
         )
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
     by_time = options.by_time
+    if options.wait is not None:
+        by_time = "wait"
     if by_time is not None:
         problem = (
             f"{given.operator}: {by_time}= is for datasets; {table.name!r} is a remote table"
@@ -115,6 +115,17 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
 
 def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset) -> Join:
     """Return the join with a dataset; raises ConfigurationError for options of other joins."""
+    join = _build_dataset_join(given, options, dataset)
+    wait = options.wait
+    if wait is None:
+        return join
+    check_wait(given.operator, dataset)
+    return replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
+
+
+def _build_dataset_join(
+    given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset
+) -> Join:
     if options.args or isinstance(given.select, Mapping):
         problem = (
             f"{given.operator}: args= and types in select= are for remote tables;"
@@ -145,12 +156,7 @@ def _build_as_of_join(
         problem = f"{given.operator} has a function, and as_of=, which joins columns only."
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
     check_as_of(given.operator, dataset, as_of)
-    wait = options.wait
-    if isinstance(wait, timedelta):
-        wait = Wait(wait)
-    if wait is not None:
-        check_wait(given.operator, dataset)
-    times = AsOf(as_of, options.before_history, options.on_null_time, wait)
+    times = AsOf(as_of, options.before_history, options.on_null_time)
     return given.build(AsOfJoin, dataset, as_of=times)
 
 
@@ -169,3 +175,17 @@ def _build_function_join(
     validate_record_function(given.operator, options.function, options.schema, "record", "entry")
     given = replace(given, select=())
     return given.build(JoinFunction, dataset, function=options.function, schema=options.schema)
+
+
+def check_wait(operator: str, dataset: AdjunctDataset) -> None:
+    """Raise PlanningError for a dataset that does not say up to when it is complete."""
+    if dataset.has_watermark:
+        return
+    step = "Declare it: watermark=Watermark(delay=…, idle_after=…)."
+    if not dataset.follows_changes:
+        step = "Declare for how long a version is complete: valid_for=timedelta(days=1)."
+    problem = (
+        f"{operator} has wait=, but dataset {dataset.name!r} does not declare up to when it is"
+        " complete."
+    )
+    raise PlanningError(problem, step, dataset=dataset.name, operator=operator)

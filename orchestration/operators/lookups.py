@@ -52,14 +52,12 @@ class AsOf:
 
     A record from before the history of its key has no entry ("null"), the key's first entry
     ("oldest"; of a bounded dataset, the one in the oldest version, if any), or fails the batch; a
-    record without a time has no entry or fails the batch. `wait` says how long records wait for the
-    dataset, None if they don't.
+    record without a time has no entry or fails the batch.
     """
 
     column: str
     before_history: BeforeHistory
     on_null_time: OnNullTime
-    wait: Wait | None = None
 
 
 MATCHED = "__matched"
@@ -130,5 +128,5 @@ BEFORE_HISTORY = "__before_history"
 NO_TIME = "__no_time"
 EARLY = "__early"
 """Hidden columns of joined records: whether the time is before the history of the key, whether it
-is null, and whether the dataset was not complete up to it (only in joins that wait).
+is null, and whether the dataset was incomplete at the event time (only in joins that wait).
 """

@@ -14,10 +14,14 @@ from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 @dataclass(frozen=True, slots=True)
 class WaitsFor:
-    """Records wait for the `dataset`, as `wait` says."""
+    """The records of a join wait for its `dataset`, as `wait` says: for its current version, or
+    with `over_time` for its newest.
+    """
 
+    join: str
     dataset: str
     wait: Wait
+    over_time: bool
 
 
 def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, ...]]:
@@ -25,11 +29,9 @@ def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, .
     waits: dict[str, tuple[WaitsFor, ...]] = {}
     for operator, arriving in sum_on_the_way(operators, lambda spec: timedelta(0)):
         match = operator.spec.match
-        if match is None or match.dataset is None or match.as_of is None:
+        if match is None or match.dataset is None or match.wait is None:
             continue
-        if match.as_of.wait is None:
-            continue
-        one = WaitsFor(match.dataset, match.as_of.wait)
+        one = WaitsFor(operator.id, match.dataset, match.wait, match.as_of is not None)
         for stream in arriving:
             waits[stream] = (*waits.get(stream, ()), one)
     return waits

@@ -24,11 +24,10 @@ from typing import Literal
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.lookups import AsOf
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
-from dagster_adjunct.orchestration.operators.waiting import WaitsFor, waits_by_input
+from dagster_adjunct.orchestration.operators.waiting import waits_by_input
 from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import (
     add_location,
@@ -41,6 +40,7 @@ from dagster_adjunct.orchestration.planner.planned import (
     JoinByTime,
     PlannedState,
     PlannedTable,
+    PlannedWait,
 )
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.table import AnyTable
@@ -64,28 +64,28 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
             known = "its whole history"
         joins.append(
             JoinByTime(
-                operator.id,
-                match.dataset,
-                by.column,
-                by.before_history,
-                by.on_null_time,
-                known,
-                _describe_wait(app, match.dataset, by),
+                operator.id, match.dataset, by.column, by.before_history, by.on_null_time, known
             )
         )
     return tuple(joins)
 
 
-def _describe_wait(app: Application, dataset: str, as_of: AsOf) -> str:
-    """Return how long records wait for the dataset, and by which event times; "" for no wait."""
-    if as_of.wait is None:
-        return ""
-    times = []
-    for stream, waits in waits_by_input(app.operators).items():
+def plan_waits(app: Application) -> tuple[PlannedWait, ...]:
+    """Return the joins whose records wait for their dataset, by input."""
+    waits = []
+    for stream, of_input in waits_by_input(app.operators).items():
         declared = app.inputs[stream].event_time
-        if declared is not None and WaitsFor(dataset, as_of.wait) in waits:
-            times.append(f"{declared.expression} of {stream}")
-    return f"{as_of.wait.describe()}, until it knows {' and '.join(times)}"
+        assert declared is not None, "records without event times can't wait"
+        for one in of_input:
+            known = "its newest version" if one.over_time else "its current version"
+            if app.dataset(one.dataset).follows_changes:
+                known = "its changes"
+            waits.append(
+                PlannedWait(
+                    one.join, one.dataset, known, stream, declared.expression, one.wait.describe()
+                )
+            )
+    return tuple(waits)
 
 
 STATE_REPLAY = (

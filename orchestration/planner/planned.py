@@ -108,8 +108,7 @@ class JoinByTime:
 
     `before_history` is the result for a record from before the history of its key: "null", "oldest"
     or "error" (the batch fails). `on_null_time` is the result for a record without a time: "null"
-    or "fail". `known` says how far back the dataset's history goes. `waits` says how long, and by
-    which event time, records wait for the dataset; "" if they don't.
+    or "fail". `known` says how far back the dataset's history goes.
     """
 
     join: str
@@ -118,7 +117,22 @@ class JoinByTime:
     before_history: str
     on_null_time: str
     known: str
-    waits: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWait:
+    """Records of `stream` wait until the dataset of a join knows everything up to their event time,
+    the expression `time`.
+
+    `known_by` says by what the dataset knows it, `wait` how long a record waits.
+    """
+
+    join: str
+    dataset: str
+    known_by: str
+    stream: str
+    time: str
+    wait: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +212,7 @@ class PlannedApplication(PlannedPartitions):
     state: tuple[PlannedState, ...]
     fed_joins: tuple[FedJoin, ...]
     by_time: tuple[JoinByTime, ...]
+    waits: tuple[PlannedWait, ...]
     columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
     engine: str = "spark"
     needs_spark: tuple[SparkNeed, ...] = ()

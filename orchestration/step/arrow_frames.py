@@ -19,7 +19,6 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.functions import call_in_process, no_elements_error
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
-    EARLY,
     ENTRY,
     MATCHED,
     NO_TIME,
@@ -341,18 +340,7 @@ class ArrowDatasets:
         oldest = lookup.as_of.before_history == "oldest"
         places, early = timed.find(columns, times.cast("int64").to_pylist(), oldest=oldest)
         joined = _take_columns(frame, timed.entries, places, lookup)
-        joined = joined.append_column(BEFORE_HISTORY, early).append_column(NO_TIME, times.is_null())
-        if lookup.as_of.wait is None:
-            return joined
-        return joined.append_column(EARLY, self._are_early(times, lookup.dataset))
-
-    def _are_early(self, times: pa.ChunkedArray, dataset: str) -> pa.Array:
-        """Return for each time whether the dataset was not complete up to it."""
-        known = self.planned.inputs.intent.joined.known.get(dataset)
-        if known is None:
-            return times.is_valid()
-        late = pc.greater_equal(times, pa.scalar(known, arrow_type("timestamp")))
-        return pc.fill_null(late, False)
+        return joined.append_column(BEFORE_HISTORY, early).append_column(NO_TIME, times.is_null())
 
     def entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
         """Return the entries of a dataset by its key; a dry run takes them for none."""

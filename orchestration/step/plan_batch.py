@@ -62,8 +62,8 @@ class BatchSnapshot:
 
     The id is None where there is no version. `limited` has the manifests of datasets with a maximum
     staleness: version and offsets of one commit, so that the batch reads exactly what was found
-    fresh. `known` are the watermarks of datasets that joins wait for. `handed` is the part of this
-    run's fan-out that is still stored at its start; None after the start.
+    fresh. `known` are the watermarks of datasets that records wait for, by join. `handed` is the
+    part of this run's fan-out that is still stored at its start; None after the start.
     """
 
     versions: dict[str, str | None]
@@ -151,7 +151,7 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
 @dataclass(frozen=True, slots=True)
 class _OpenVersions:
     """Readers of the served versions, by dataset and state table, the manifests of datasets with a
-    maximum staleness, and the watermarks of datasets that joins wait for.
+    maximum staleness, and the watermarks of the datasets that records wait for, by join.
     """
 
     readers: dict[str, VersionReader | None]
@@ -204,12 +204,13 @@ def _require_bootstrapped(
 def _find_watermarks(
     app: Application, manifests: Mapping[str, DatasetManifest | None]
 ) -> dict[str, datetime | None]:
-    """Return the watermarks of the datasets that joins wait for."""
+    """Return, by join, the watermarks of the datasets that records wait for."""
     known = {}
     for waits in waits_by_input(app.operators).values():
         for one in waits:
+            manifest = manifests[one.dataset]
             dataset = app.dataset(one.dataset)
-            known[dataset.name] = known_until(dataset, manifests[dataset.name])
+            known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
     return known
 
 

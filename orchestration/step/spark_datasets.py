@@ -15,7 +15,6 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, build_layout, datetime_from_micros
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
-    EARLY,
     ENTRY,
     MATCHED,
     NO_TIME,
@@ -97,8 +96,7 @@ class SparkDatasets:
             return join_entries(frame, *self.entries(lookup.dataset), lookup, hint)
         rows = self.over_time(lookup.dataset)
         is_scattered = not dataset.partition_by
-        known_until = self.planned.inputs.intent.joined.known.get(lookup.dataset)
-        return AsOfMatch(lookup, lookup.as_of, rows, is_scattered, known_until).join(frame, hint)
+        return AsOfMatch(lookup, lookup.as_of, rows, is_scattered).join(frame, hint)
 
     # -- entries
 
@@ -219,15 +217,13 @@ class AsOfMatch:
     entry. So a record matches at most one row: the join is an equality on the key, which decides
     the bucket, and a comparison of times within the bucket. The matched row shows whether the
     record is from before the history, or from a time when its key was deleted. If the rows are
-    `scattered`, those of one key may be in several partitions. `known_until` is the time up to
-    which the dataset is complete, for records that wait for it; None for none.
+    `scattered`, those of one key may be in several partitions.
     """
 
     lookup: EntryLookup
     as_of: AsOf
     rows: TimedRows
     scattered: bool
-    known_until: datetime | None = None
 
     def join(self, frame: DataFrame, hint: Callable[[DataFrame], DataFrame]) -> DataFrame:
         """Return the records with their matching rows and the columns MATCHED, BEFORE_HISTORY and
@@ -253,16 +249,7 @@ class AsOfMatch:
             F.when(entry, True).alias(MATCHED),
             is_before.alias(BEFORE_HISTORY),
             at.isNull().alias(NO_TIME),
-            *self._early(at),
         )
-
-    def _early(self, at: Column) -> list[Column]:
-        """Return EARLY, if the records wait: whether the dataset was incomplete at the time."""
-        if self.as_of.wait is None:
-            return []
-        if self.known_until is None:
-            return [at.isNotNull().alias(EARLY)]
-        return [F.coalesce(at >= F.lit(self.known_until), F.lit(False)).alias(EARLY)]
 
     def _side(self) -> DataFrame:
         """Return the dataset's rows for the join, under names that no record has."""

@@ -125,8 +125,8 @@ def _times(records: pa.Table, time: pa.Array) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What decides which records wait: the watermarks `known` of the datasets, the clock, and the
-    streams as they are now.
+    """What decides which records wait: by join, the watermarks `known` of the datasets, the clock,
+    and the streams as they are now.
     """
 
     app: Application
@@ -173,7 +173,7 @@ class Waiting:
         """Return the first of these records of a partition that waits for a dataset."""
         found = None
         for one in waits:
-            known = self.known[one.dataset]
+            known = self.known[one.join]
             held = times.filter(_is_beyond(times, known))
             if held.num_rows:
                 held = held.filter(self._is_within(held, one.wait, times, read_rest))
@@ -215,14 +215,14 @@ def describe_held(
     if not unread or any(ssp.qualified_stream not in waits for ssp in unread):
         return ()
     known: dict[str, datetime | None] = {}
-    for name in sorted({one.dataset for of_input in waits.values() for one in of_input}):
-        dataset = app.dataset(name)
+    for one in {one for of_input in waits.values() for one in of_input}:
+        dataset = app.dataset(one.dataset)
         manifest = StoredVersions(lake, dataset).manifest()
         if manifest is None or _has_unread(systems, lake, dataset, manifest):
             return ()
         if isinstance(manifest, UnboundedManifest):
             manifest = manifest.model_copy(update={"confirmed_at": lake.now()})
-        known[name] = known_until(dataset, manifest)
+        known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
     streams = snapshot_streams(systems, {ssp.qualified_stream for ssp in unread}, 1)
     first = {}
     ranges = {}

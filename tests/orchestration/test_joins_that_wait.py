@@ -20,12 +20,14 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.operators.windows.aggregates import Count
 from dagster_adjunct.orchestration.operators.windows.kinds import Tumbling
+from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.tables import MemoryTable, RemoteTable
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash
 from tests.orchestration.dagster.ticking import Ticker
@@ -208,8 +210,9 @@ def test_what_cannot_wait_is_rejected(world: World) -> None:
     with pytest.raises(PlanningError) as caught:
         per_key.join(prices, on="k", as_of="window_start", wait=MINUTE)
     assert caught.value.operator == "window-2-w"
+    remote = app.table(RemoteTable("remote", key="k", store=MemoryTable("remote", key="k")))
     with pytest.raises(ConfigurationError):
-        facts.join(prices, on="k", wait=MINUTE)
+        facts.join(remote, on="k", select={"v": "int"}, wait=MINUTE)
     with pytest.raises(ConfigurationError):
         unbounded_dataset("d", input="lake.prices", key="k", partitions=2, watermark=Watermark())
 
@@ -257,6 +260,38 @@ def test_records_wait_for_the_version_of_their_day(tmp_path: Path, spark: SparkS
     deliver("2026-01-02", 2)
     world.run_app(app)
     assert world.results() == {1: 1, 2: 2}
+
+
+def test_a_plain_join_waits_for_the_current_version(tmp_path: Path, spark: SparkSession) -> None:
+    world = World(tmp_path, spark, partitions=1)
+    world.streams.create("daily", schema=Schema.of(k="string", v="int"), key=["k"], partitions=1)
+    daily = bounded_dataset(
+        "daily",
+        input="lake.daily",
+        key="k",
+        partitions=1,
+        valid_from="name",
+        valid_for=timedelta(days=1),
+    )
+    app = Application("app")
+    facts = app.input_stream("lake.facts", default_offset="oldest", event_time="at")
+    wait = Wait(timedelta(days=2), mark="early")
+    facts.join(app.table(daily), on="k", select=["v"], wait=wait).send_to(
+        app.output_stream("lake.out", partitions=1, key="k")
+    )
+    assert [
+        (one.join, one.stream)
+        for one in plan_application(app, systems={"lake": world.streams}).waits
+    ] == [("join-2-daily", "lake.facts")]
+    for day, value in (("2026-01-01", 1), ("2026-01-02", 2)):
+        world.clock.forward(days=1)
+        world.streams.append(
+            "daily", [{"k": "a", "v": value}], producer=day, sequence=0, end_of_dataset=day
+        )
+        if value == 1:
+            world.send("facts", ("a", 24 * 60 - 1, 1), ("a", 24 * 60, 2))
+        world.run_app(app)
+        assert world.results() == {1: 1, 2: 2} if value == 2 else {1: 1}
 
 
 def test_a_sensor_starts_no_run_that_could_read_nothing(world: World) -> None:
