@@ -210,7 +210,7 @@ def test_what_cannot_wait_is_rejected(world: World) -> None:
     with pytest.raises(PlanningError) as caught:
         per_key.join(prices, on="k", as_of="window_start", wait=MINUTE)
     assert caught.value.operator == "window-2-w"
-    remote = app.table(RemoteTable("remote", key="k", store=MemoryTable("remote", key="k")))
+    remote = app.table(RemoteTable("remote", key="k", read_function=MemoryTable("remote")))
     with pytest.raises(ConfigurationError):
         facts.join(remote, on="k", select={"v": "int"}, wait=MINUTE)
     with pytest.raises(ConfigurationError):
