@@ -635,6 +635,11 @@ class FileVersions(VersionSource):
         )
 
     def _delivery(self, name: str, folder: Folder) -> Delivery:
+        """Return the version that is in a complete folder, and don't offer it again (`_given`).
+
+        Other deliveries are compared with it by the digest of its contents in the marker facts. Its
+        `identity` is narrower, exactly these files as listed: only their build is reused.
+        """
         self._given.add(name)
         promise = Promise()
         if folder.marker.size:

@@ -603,6 +603,7 @@ class CommitLog:
         return errors.CommitStateUnknownError(problem, step, prefix=self.prefix)
 
     def _read_pointer(self) -> tuple[Pointer, str] | None:
+        """Return the pointer and its ETag, None before the first commit."""
         try:
             stored = self.store.get(self.pointer_key)
         except errors.ObjectNotFoundError:
@@ -650,8 +651,8 @@ class CommitLog:
             return None
 
     def _etag_of(self, parent: Commit | None) -> str | None:
-        """Return the ETag of the pointer to `parent`, None without a parent. Reads it if the commit
-        has no ETag.
+        """Return the ETag of the pointer to `parent`, None without a parent; reads the pointer if
+        the commit has no ETag.
 
         Raises CommitConflictError if `parent` is no longer the current commit.
         """
@@ -660,15 +661,16 @@ class CommitLog:
         if parent.etag is not None:
             return parent.etag
         found = self._read_pointer()
-        if found is None or (found[0].commit, found[0].number) != (parent.id, parent.number):
-            problem = (
-                f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current"
-                " one."
-            )
-            raise errors.CommitConflictError(
-                problem, "Read the current commit and try again.", prefix=self.prefix
-            )
-        return found[1]
+        if found is not None:
+            pointer, etag = found
+            if (pointer.commit, pointer.number) == (parent.id, parent.number):
+                return etag
+        problem = (
+            f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one."
+        )
+        raise errors.CommitConflictError(
+            problem, "Read the current commit and try again.", prefix=self.prefix
+        )
 
     def manifest_key(self, number: int, commit_id: str) -> str:
         """Return the key of this commit's manifest."""
