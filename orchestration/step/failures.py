@@ -455,6 +455,7 @@ _WITHOUT_EFFECT = frozenset(
     [
         "call_frame",
         "columns",
+        "explode",
         "filter",
         "names",
         "repartition",
@@ -463,7 +464,9 @@ _WITHOUT_EFFECT = frozenset(
         "with_columns",
     ]
 )
-"""What an operator may do with records while it is probed."""
+"""The methods of `Records` that an operator may call while it is probed: they make other records of
+these, and have no other effect.
+"""
 
 
 class _Probed:
