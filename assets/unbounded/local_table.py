@@ -515,6 +515,9 @@ class LocalTableWriter:
         attempt = self._log.attempt()
 
         def prepare(current: _StoredTable) -> Callable[[], tuple[str | None, bool]]:
+            """Return the function that commits on top of `current`, and returns what this method
+            does; if `current` has the batch already, it commits nothing.
+            """
             stored = current.manifest
             if stored is not None and self._is_committed(stored):
                 return lambda: (stored.served_id, True)

@@ -380,7 +380,9 @@ class _Launch:
 
 
 def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, _Launch]:
-    """Return, by job, what the launchers request that one of the requested assets has asked."""
+    """Return, by job, what launchers decided to launch when conditions of the requested assets
+    asked them.
+    """
     launches: dict[str, _Launch] = defaultdict(_Launch)
     for answer in answers:
         launcher = answer.launcher
