@@ -318,7 +318,8 @@ def update_item(
     merged = {}
     for name, members in changes.merge.items():
         short = expression.name(name)
-        if item and name not in item:
+        is_missing = bool(item) and name not in item
+        if is_missing:
             clauses.append(f"attribute_not_exists({short})")
             merged[short] = members
         else:
@@ -328,14 +329,19 @@ def update_item(
                 for member, value in members["M"].items()
             }
     inside = _InsideParts()
-    paths: dict[str, list[InnerName]] = {}
+    by_column: dict[str, list[InnerName]] = {}
     for path in changes.inside:
-        paths.setdefault(path.root, []).append(path)
-    for root, of_root in paths.items():
-        level = _MapLevel(codec, expression, changes, expression.name(root), 0)
-        known = item.get(root) if item else {"M": None}
-        level.change(of_root, known, inside)
-    return expression.update(clauses, changes.set, changes.remove, changes, merged, inside)
+        by_column.setdefault(path.root, []).append(path)
+    for column, paths in by_column.items():
+        level = _MapLevel(codec, expression, changes, expression.name(column), depth=0)
+        known = item.get(column) if item else _ASSUMED_MAP
+        level.change(paths, known, inside)
+    return expression.update(
+        clauses, changes.set, changes.remove, changes, merged=merged, inside=inside
+    )
+
+
+_ASSUMED_MAP: AttributeValue = {"M": None}  # before an attempt has found the item
 
 
 class _MapLevel(NamedTuple):
@@ -377,7 +383,7 @@ class _MapLevel(NamedTuple):
             else:
                 deeper.setdefault(name, []).append(path)
         for name, inner in deeper.items():
-            found = {"M": None} if members is None else members.get(name)
+            found = _ASSUMED_MAP if members is None else members.get(name)
             level = self._replace(path=f"{self.path}.{expression.name(name)}", depth=self.depth + 1)
             level.change(inner, found, parts)
 
