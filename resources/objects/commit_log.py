@@ -394,9 +394,12 @@ class CommitLog:
         newest MANIFESTS_KEPT.
         """
         found = self._read_pointer()
-        if found is None or found[0].number <= MANIFESTS_KEPT:
+        if found is None:
             return []
-        oldest = self.manifest_key(found[0].number - MANIFESTS_KEPT, "0")
+        pointer, _ = found
+        if pointer.number <= MANIFESTS_KEPT:
+            return []
+        oldest = self.manifest_key(pointer.number - MANIFESTS_KEPT, "0")
         # Oldest first: of a long history, only the beginning is listed.
         listed = self.store.list(f"{self.prefix}/manifests/")
         return list(takewhile(lambda item: item.key < oldest and item.modified <= limit, listed))
@@ -627,10 +630,11 @@ class CommitLog:
         try:
             commit = self.read(pointer.manifest)
         except errors.ObjectNotFoundError:
-            now = self._read_pointer()
-            if now is not None and now[0] != pointer:
-                # Others have committed, and the old manifest was deleted.
-                return self._read_current(*now)
+            found = self._read_pointer()
+            if found is not None:
+                now, etag_now = found
+                if now != pointer:  # others have committed, and the old manifest was deleted
+                    return self._read_current(now, etag_now)
             problem = (
                 f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r},"
                 " which is missing."

@@ -472,7 +472,8 @@ class TransactionMark(StoredDocument):
     rows: int = 0
 
 
-# By partition: the mark, and the offset after the records of the append.
+# By partition: the mark, and the offset after the records of the append. Every append leaves a mark
+# in partition 0.
 ProducerMarks = Mapping[int, tuple[TransactionMark, int]]
 
 
@@ -492,8 +493,9 @@ def send_in_transaction(
     _retry_step(sender, sender.producer.init_transactions)
     marks = _read_marks(append.target, append.producer)
     last = None
+    offset_of_last = 0
     if 0 in marks:
-        last = marks[0][0]
+        last, offset_of_last = marks[0]
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
         raise stale_sequence_error(
@@ -516,7 +518,7 @@ def send_in_transaction(
         mark = TransactionMark(
             topic=append.target.identity, sequence=append.sequence, digest=digest.of(append)
         )
-        _commit_offsets(sender, append, spans, mark, marks[0][1] if 0 in marks else 0)
+        _commit_offsets(sender, append, spans, mark, before=offset_of_last)
         _retry_step(sender, sender.producer.commit_transaction)
     except BaseException:
         # If this fails too, the broker ends the transaction after its time-out.

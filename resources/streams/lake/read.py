@@ -299,13 +299,17 @@ def _merge_intervals(rows: Iterable[Span]) -> tuple[Span, ...]:
     """
     merged: list[Span] = []
     for low, high in sorted(rows):
-        if merged and low <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-        else:
-            merged.append((low, high))
+        if merged:
+            last_low, last_high = merged[-1]
+            if low <= last_high:
+                merged[-1] = (last_low, max(last_high, high))
+                continue
+        merged.append((low, high))
     if len(merged) <= _MAX_INTERVALS:
         return tuple(merged)
-    return ((merged[0][0], merged[-1][1]),)
+    lowest, _ = merged[0]
+    _, highest = merged[-1]
+    return ((lowest, highest),)
 
 
 def read_frame(
