@@ -140,7 +140,7 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
             dataset=spec.name,
         )
     check_declaration(spec.name, stored.declaration, declared)
-    _evolve_names(spec, stored.version)
+    _evolve_names(spec, stored.version)  # raises for columns that can't follow the stored ones
     return as_unbounded(stored)
 
 

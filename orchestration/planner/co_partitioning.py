@@ -406,20 +406,19 @@ class FixFinder:
         """
         if fix.at not in self._tried:
             return True
-        inserted = {(item.operator, item.input): item for item in fix.moved}
-        changed = (*map(dataset_node, fix.datasets), *fix.given, *(item.node for item in fix.moved))
         draft = self._draft
-        flows = self._draft.flows
-        if inserted:
+        flows = draft.flows
+        if fix.moved:
+            inserted = {(item.operator, item.input): item for item in fix.moved}
             flows = trace_flows(
                 draft.app, draft.catalog, draft.columns, apply_insertions(inserted), earlier=flows
             )
         groups = find_join_groups(draft.app, draft.needs, flows)
-        left = set(
-            assign_counts(
-                self._declared | dict.fromkeys(changed, fix.partitions), groups, 1
-            ).conflicts
-        )
+        changed = [*map(dataset_node, fix.datasets), *fix.given]
+        changed += [item.node for item in fix.moved]
+        counts = self._declared | dict.fromkeys(changed, fix.partitions)
+        # The default is for streams that are in no group, or in one without a known count.
+        left = set(assign_counts(counts, groups, default=1).conflicts)
         return fix.at not in left and left <= set(draft.counts.conflicts)
 
     def _build(self, at: str, target: int, *, at_sources: bool) -> Fix:

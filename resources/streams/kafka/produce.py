@@ -613,17 +613,17 @@ def _commit_offsets(
     target = append.target
     marks = {0: TopicPartition(target.topic, 0, before, mark.model_dump_json(exclude_none=True))}
     for span in spans:
-        first = None if span.next is None else span.first
+        first = span.first
+        after = span.next
+        if after is None:  # unknown: a mark needs some offset, and without `first` it is not used
+            first = None
+            after = before
         own = mark.model_copy(update={"first": first, "rows": span.rows})
         text = own.model_dump_json(exclude_none=True)
-        marks[span.partition] = TopicPartition(
-            target.topic, span.partition, span.next or before, text
-        )
+        marks[span.partition] = TopicPartition(target.topic, span.partition, after, text)
     consumed = [TopicPartition(*position) for position in append.consumed]
-    for group, offsets in (
-        (_MARKS + append.producer, list(marks.values())),
-        (append.producer, consumed),
-    ):
+    by_group = {_MARKS + append.producer: list(marks.values()), append.producer: consumed}
+    for group, offsets in by_group.items():
         if offsets:
             # These groups have no members: committing in a transaction only needs their names.
             with closing(
