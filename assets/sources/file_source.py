@@ -465,6 +465,10 @@ class FileVersions(VersionSource):
         return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
 
     def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
+        """Return the version in the one folder that is rewritten in place, or what it waits for.
+
+        The version is named by the time of completion and the completion object's content.
+        """
         complete = folder.marker
         marker = self._marker(folder)
         last = manifest.delivered[-1] if manifest.delivered else None

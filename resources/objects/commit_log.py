@@ -446,6 +446,11 @@ class CommitLog:
         commit_id: str | None = None,
         checks: Sequence[Callable[[], object]] = (),
     ) -> Commit:
+        """Store a manifest that follows `parent`, and let the pointer name it if the pointer's ETag
+        is still `expected` (None: there is no pointer).
+
+        `checks` run while the manifest is stored; if one raises, nothing is committed.
+        """
         at = self.now()
         number = 1
         parent_id = None

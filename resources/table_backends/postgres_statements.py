@@ -295,6 +295,7 @@ class Statements:
         return arrays
 
     def _stage(self, shape: StagingShape) -> StagingStatements:
+        """Compose the statements for staged batches of this shape."""
         name = "adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16]
         given = {*shape.columns, *shape.constants}
         staged = [quote_name(column) for column in shape.columns if column in self._names]

@@ -79,9 +79,9 @@ def read_tables(
     with `positions`).
 
     Files have the columns under their stored `names`. The records are ordered by partition and
-    offset, and come in parts of one row group, of which only one
-    is in memory. With `whole` all are in memory, and files are read concurrently. `segments` must
-    include all that overlap the spans. `finish` is applied to each part.
+    offset, and come in parts of one row group, of which only one is in memory. With `whole` all are
+    in memory, and files are read concurrently. `segments` must include all that overlap the spans.
+    `finish` is applied to each part.
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
     stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
@@ -540,6 +540,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         whole: bool,
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
+        """Yield an empty table with the columns, then the records, in the parts of `read_tables`."""
         at = self._locate(ranges, **options)
         declared = at.state.declaration.columns
         positions = options.get("positions", False)
