@@ -249,6 +249,9 @@ class _Asking(dg.AutomationCondition[Any]):
         return dg.AutomationResult(context, wanted, cursor=answer.cursor)
 
     def _ask(self, context: dg.AutomationContext[Any]) -> Answer:
+        """Return what the launcher decides now; within a tick of `AutomationSensor` (`_CURRENT`),
+        its answer and error are also added to the tick.
+        """
         current = _CURRENT.get()
         launcher = self._launcher
         tick = Tick(

@@ -802,6 +802,10 @@ def _task(
     *,
     all_buckets: bool,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a Spark task that writes the rows of its bucket, or of `all_buckets`,
+    and yields the facts of the files as JSON; if it fails for good, the error instead.
+    """
+
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         # Transient errors are raised, so that Spark retries the task.
         yield from tasks.encode_task_errors(written(batches))

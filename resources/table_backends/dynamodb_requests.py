@@ -627,7 +627,7 @@ class TableRequests:
         place_of = dict(zip(map(self._identity_in, requests), places, strict=True))
         left = set(map(self._identity_in, unprocessed))
         if not left <= place_of.keys():
-            left = set(place_of)  # it names what was not sent, so any of these may be meant
+            left = set(place_of)  # items that were not sent are named: any of these may be meant
         problem = throttled_problem(
             self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed"
         )
@@ -732,6 +732,9 @@ class TableRequests:
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> tuple[bool, Problem | None]:
+        """Update the record, or put its default with the changes if there is none; return whether
+        it put one, and the problem of the entry, if any.
+        """
         codec = self.codec
         changes = codec.encode_changes(entry.value)
         default = self._default_of(key, operation.entries, entry)

@@ -540,7 +540,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         whole: bool,
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
-        """Yield an empty table with the columns, then the records, in the parts of `read_tables`."""
+        """Yield an empty table with the columns, then the records in parts (`read_tables`)."""
         at = self._locate(ranges, **options)
         declared = at.state.declaration.columns
         positions = options.get("positions", False)
