@@ -770,20 +770,24 @@ def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> Non
 
 
 def _name_problems(
-    what: str, columns: tuple[str, ...], paths: tuple[NamedPath, ...] = ()
+    argument: str, columns: tuple[str, ...], paths: tuple[NamedPath, ...] = ()
 ) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong with the names in this argument, as `_problems` does; `paths` are the
+    columns that are made of paths.
+    """
     for column in columns:
         if not column or column.startswith("__"):
             problem = (
-                f"names {column!r} in {what}: expected a column name that does not begin with '__'"
+                f"names {column!r} in {argument}: expected a column name that does not begin with"
+                " '__'"
             )
-            yield what, problem, "Rename the column."
-    folded = repeated_names(map(str.lower, columns))
-    steps = {path.name: _other_name_step(path) for path in paths}
+            yield argument, problem, "Rename the column."
+    repeated = repeated_names(map(str.lower, columns))
+    other_names = {path.name: _other_name_step(path) for path in paths}
     for column in columns:
-        if column.lower() in folded[:1]:
-            step = steps.get(column, "Name it once.")
-            yield what, f"names column {column!r} twice in {what}", step
+        if column.lower() in repeated:
+            step = other_names.get(column, "Name it once.")
+            yield argument, f"names column {column!r} twice in {argument}", step
 
 
 @validated

@@ -242,6 +242,10 @@ def _register(
     may_replace: MayReplace,
     properties: dict[str, str],
 ) -> IcebergSnapshot:
+    """Make the files the table's current snapshot unless they are, and return it.
+
+    They are retained from before the commit on; versions that the table no longer has are released.
+    """
     view = files.view
     paths = tuple(files.paths)
     lake = lake_in(view.store)
@@ -463,6 +467,9 @@ def _check_sealed(view: Held, lake: Lake) -> None:
 
 
 def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -> Table:
+    """Return the table, created if it is missing. Raises DatasetError if it has other data, and
+    ConfigurationError without its namespace.
+    """
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 
     view = files.view
@@ -589,6 +596,10 @@ def _commit(
     identifier: str,
     properties: dict[str, str],
 ) -> None:
+    """Commit one snapshot that consists of these files, without the rows that `deletes` mark.
+
+    Raises CommitConflictError and CommitStateUnknownError.
+    """
     from pyiceberg.exceptions import (
         CommitFailedException,
         CommitStateUnknownException,

@@ -408,10 +408,12 @@ class VersionOperations(VersionActions, ABC):
         Each entry names the version served after it, and whether that is still readable.
         """
         commits = list(islice(self._log.history(), limit))
+        newest = next((manifest for _, manifest in commits), None)
         entries = []
         for commit, manifest in commits:
             change = manifest.change or Change(action="commit")
             served = manifest.served_id
+            is_readable = served is not None and newest is not None and newest.retains(served)
             entries.append(
                 HistoryEntry(
                     number=commit.number,
@@ -421,7 +423,7 @@ class VersionOperations(VersionActions, ABC):
                     version=change.version,
                     reason=change.reason,
                     served=served,
-                    readable=served is not None and commits[0][1].retains(served),
+                    readable=is_readable,
                 )
             )
         return entries

@@ -221,8 +221,8 @@ def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) 
             " their like."
         )
     elif (found := find_path_problem(order, name)) is not None:
-        problem = f"order_by names {name!r}: {found[0]}."
-        step = found[1]
+        why, step = found
+        problem = f"order_by names {name!r}: {why}."
     else:
         return
     raise errors.SchemaMismatchError(f"{what}: {problem}", step, dataset=spec.name, column=name)

@@ -173,7 +173,7 @@ def _build_function_join(
         )
         raise ConfigurationError(problem, step, argument="select", operator=given.operator)
     validate_record_function(given.operator, options.function, options.schema, "record", "entry")
-    given = replace(given, select=())
+    given = replace(given, select=())  # None would add all columns of the entry
     return given.build(JoinFunction, dataset, function=options.function, schema=options.schema)
 
 

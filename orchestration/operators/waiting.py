@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.watermarks import sum_on_the_way
+from dagster_adjunct.orchestration.operators.watermarks import sum_along_paths
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 
@@ -27,7 +27,7 @@ class WaitsFor:
 def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, ...]]:
     """Return the datasets that the records of each input stream wait for; only inputs that wait."""
     waits: dict[str, tuple[WaitsFor, ...]] = {}
-    for operator, arriving in sum_on_the_way(operators, lambda spec: timedelta(0)):
+    for operator, arriving in sum_along_paths(operators, lambda spec: timedelta(0)):
         match = operator.spec.match
         if match is None or match.dataset is None or match.wait is None:
             continue

@@ -154,6 +154,9 @@ def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -
 
 
 def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
+    """Call a sink's function with each batch of records of a task. Yields the number of its records
+    or, with `returns=`, the results, with the columns `kept` of the records and the call's place.
+    """
     from pyspark import TaskContext
 
     operator = call.operator

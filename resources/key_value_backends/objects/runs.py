@@ -436,7 +436,12 @@ class RunObjects:
 
     def fetch_at_once(self, wanted: Sequence[tuple[RunRef, RunIndex, int]]) -> list[Columns]:
         """Return one block for each (run, index, number of the block), fetched concurrently."""
-        return _at_once(lambda one: self.blocks(one[0], one[1], one[2], one[2])[0], wanted)
+
+        def fetch(block: tuple[RunRef, RunIndex, int]) -> Columns:
+            run, index, number = block
+            return self.blocks(run, index, number, number)[0]
+
+        return _at_once(fetch, wanted)
 
     def _fetch(self, key: str, index: RunIndex, numbers: range) -> dict[int, Columns]:
         start = index.offsets[numbers[0]]
