@@ -24,6 +24,7 @@ from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
 from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
@@ -413,7 +414,8 @@ class StreamInfo:
     `partitioner` is the hash that assigns records to partitions: streams are only partitioned alike
     if it is equal too. `schema` is None for raw records. `default_offset` is where a reader without
     a checkpoint begins; None leaves that to the system. A `compacted` stream keeps the newest
-    record of every key, and deletions for `tombstones_kept`. `identity`, if the system has one,
+    record of every key, and deletions for `tombstones_kept` (None: forever); its oldest offset
+    stays, so that ranges have fewer records than offsets. `identity`, if the system has one,
     changes when the stream is deleted and recreated, or `repartitioned`. `former` says what became
     of columns that it had before, by name or path: "renamed to email", "dropped". `names` are the
     stored names of its columns, for a system that renames columns.
@@ -530,7 +532,7 @@ class Marker:
 @dataclass(frozen=True, slots=True)
 class AppendResult:
     """The result of an append: by partition number, its `first` offset and the `next` one after its
-    last.
+    last. A partition that got no records has the same offset in both, or is in neither.
 
     The offsets include markers; `rows`, the number of records, does not. `duplicate` means that
     this producer's sequence was appended before and nothing was added; the offsets are those of the
@@ -678,7 +680,6 @@ class StreamSystem(ABC):
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         """Return the offset `count` offsets after `start`."""
 
-    @abstractmethod
     def read(
         self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> DataFrame:
@@ -687,7 +688,14 @@ class StreamSystem(ABC):
 
         `__epoch` is 0 if the producer gave none, never null.
         Raises OffsetOutOfRangeError for a range that the stream does not contain entirely.
+
+        This default reads them in this process, by `read_arrow`; a system that lacks that overrides
+        it.
         """
+        if not self.capabilities.reads_arrow:
+            step = "Write its read(), or its read_arrow() and declare reads_arrow."
+            raise self._unable("be read", step)
+        return frame_from_arrow(spark, self.read_arrow(ranges))
 
     def read_arrow(
         self,
@@ -813,8 +821,8 @@ class StreamWriter(StreamSystem):
 
         Returns the first result for a repeated append, as a `duplicate`. Raises
         ProducerConflictError for other records under a sequence, or a sequence that is so old that
-        it is no longer known. `end_of_dataset` adds a marker, if the system has markers;
-        applications never pass it.
+        it is no longer known. `end_of_dataset` adds a marker; applications never pass it, and a
+        system without markers raises ConfigurationError for it.
         """
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
