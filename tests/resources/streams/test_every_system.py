@@ -193,7 +193,8 @@ def test_a_missing_stream_is_named_by_every_question(system: StreamWriter) -> No
         with pytest.raises(StreamNotFoundError) as caught:
             question()
         assert caught.value.stream == f"{system.name}.missing"
-    assert system.list_streams() == ["readings"]
+    names = system.list_streams()
+    assert ("readings" in names, "missing" in names) == (True, False)
 
 
 @pytest.mark.parametrize(
