@@ -704,14 +704,16 @@ def check_changes_ordered(
     keyed = "not keyed"
     if key:
         keyed = f"keyed by ({', '.join(key)})"
-    key_step = f"Key the stream by columns of ({', '.join(spec.key_sources)})"
+    next_step = f"Key the stream by columns of ({', '.join(spec.key_sources)}), give it"
     if spec.key_columns != spec.key_sources:
-        key_step = "Key the stream and the dataset by a column with that value"
+        next_step = "Key the stream and the dataset by a column with that value, give the stream"
+    elif partitioner == "unknown" and key and set(key) <= set(spec.key_sources):
+        next_step = "Give the stream"  # its key is right
     raise errors.DatasetError(
         f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
         f" defined order. Its key is ({', '.join(spec.key_sources)}), but its input {spec.input} is"
         f" {keyed}, in {partitions} partitions (partitioner: {partitioner}).",
-        f"{key_step}, give it one partition, or declare order_by=COLUMN.",
+        f"{next_step} one partition, or declare order_by=COLUMN.",
         dataset=spec.name,
     )
 
