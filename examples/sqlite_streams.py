@@ -18,6 +18,7 @@ from dagster_adjunct.streams import (
     RECORD_META,
     AppendOptions,
     AppendResult,
+    DriverReads,
     NumberedOffsets,
     StreamCapabilities,
     StreamInfo,
@@ -36,7 +37,7 @@ CREATE TABLE IF NOT EXISTS records (stream, part, offset, time_ms, deleted, epoc
 KINDS = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
 
 
-class SqliteStreams(NumberedOffsets, StreamWriter):
+class SqliteStreams(NumberedOffsets, DriverReads, StreamWriter):
     name = "sqlite"
     default_offset = "oldest"
     capabilities = StreamCapabilities(reads_arrow=True, finds_times=True)

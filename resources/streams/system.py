@@ -603,8 +603,8 @@ class StreamSystem(ABC):
 
     Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods
     raise StreamNotFoundError for a missing stream. What is optional is declared in `capabilities`;
-    a system whose streams can be written is a `StreamWriter`, and one whose offsets are growing
-    numbers extends `NumberedOffsets`.
+    a system whose streams can be written is a `StreamWriter`, one whose offsets are growing numbers
+    extends `NumberedOffsets`, and one that is read by this process only `DriverReads`.
 
     `name` is the name that it is registered with. `default_offset` is where a partition without a
     checkpoint begins, if neither the input nor the stream says so; None is "upcoming".
@@ -680,6 +680,7 @@ class StreamSystem(ABC):
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         """Return the offset `count` offsets after `start`."""
 
+    @abstractmethod
     def read(
         self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]
     ) -> DataFrame:
@@ -688,14 +689,7 @@ class StreamSystem(ABC):
 
         `__epoch` is 0 if the producer gave none, never null.
         Raises OffsetOutOfRangeError for a range that the stream does not contain entirely.
-
-        This default reads them in this process, by `read_arrow`; a system that lacks that overrides
-        it.
         """
-        if not self.capabilities.reads_arrow:
-            step = "Write its read(), or its read_arrow() and declare reads_arrow."
-            raise self._unable("be read", step)
-        return frame_from_arrow(spark, self.read_arrow(ranges))
 
     def read_arrow(
         self,
@@ -843,6 +837,17 @@ def require_writer(system: StreamSystem) -> StreamWriter:
     raise errors.ConfigurationError(
         problem, "Send to a stream of another system.", system=system.name
     )
+
+
+class DriverReads(StreamSystem):
+    """A stream system that declares `reads_arrow`, and whose `read` gives Spark what `read_arrow`
+    reads in this process.
+    """
+
+    def read(
+        self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> DataFrame:
+        return frame_from_arrow(spark, self.read_arrow(ranges))
 
 
 # One form for each number, within 64 bits: "0003" is not an offset.
