@@ -726,8 +726,10 @@ def _name_mapping(files: ViewFiles, metadata: TableMetadata, before: NameMapping
 
 
 def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetadata:
-    """Return the table's metadata with the names that files have, and the hidden columns added. It
-    is only for reading files, and never committed.
+    """Return the table's metadata as PyIceberg needs it to describe files: with the names that
+    files have, and with the hidden columns, of which no statistics are kept. It is never committed.
+
+    `hidden` has the type of each hidden column.
     """
     from pyiceberg.schema import Schema
     from pyiceberg.types import (
@@ -752,9 +754,9 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
         for name, kind in hidden.items()
     ]
     wide = Schema(*fields_in_files(metadata), *fields, schema_id=schema.schema_id)
-    unseen = {f"write.metadata.metrics.column.{name}": "none" for name in hidden}
+    without_statistics = {f"write.metadata.metrics.column.{name}": "none" for name in hidden}
     return metadata.model_copy(
-        update={"schemas": [wide], "properties": {**metadata.properties, **unseen}}
+        update={"schemas": [wide], "properties": {**metadata.properties, **without_statistics}}
     )
 
 

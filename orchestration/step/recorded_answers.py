@@ -27,6 +27,7 @@ from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
 from dagster_adjunct.resources.schemas.arrow_values import cast_values
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, python_rows
@@ -136,7 +137,7 @@ def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | N
     With `partitions`, the number of Spark partitions, each result is in the partition that its
     record was in.
     """
-    frame = spark.createDataFrame(table.replace_schema_metadata(None))
+    frame = frame_from_arrow(spark, table.replace_schema_metadata(None))
     if partitions is not None:
         frame = frame.repartitionById(partitions, PLACE)
     return frame.drop(PLACE)

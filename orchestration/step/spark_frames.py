@@ -30,6 +30,7 @@ from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.paths import column_of
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, value_column
 from dagster_adjunct.resources.schemas.spark_types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
@@ -249,7 +250,7 @@ class SparkFrames:
     ) -> DataFrame:
         names = [answer.name for answer in lookup.answers]
         named = answers.rename_columns([*lookups.key_columns(lookup), lookups.FOUND, *names])
-        answered = self.session.createDataFrame(named)
+        answered = frame_from_arrow(self.session, named)
         return lookups.join_answers(operator, frame, lookup, answered)
 
     def add_unknown_answers(

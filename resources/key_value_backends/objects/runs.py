@@ -144,8 +144,11 @@ def read_block(data: bytes) -> Columns:
         values = []
         at = bounds[-1]
         for length in lengths:
-            values.append(None if length == REMOVED else data[at : at + length])
-            at += 0 if length == REMOVED else length
+            if length == REMOVED:
+                values.append(None)
+            else:
+                values.append(data[at : at + length])
+                at += length
     else:
         values = [
             data[start:end] for start, end in pairwise(accumulate(lengths, initial=bounds[-1]))
