@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -18,6 +18,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.entry_changes import EntryChanges
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key, is_out_of_range
+from dagster_adjunct.assets.reading.point_in_time import BeforeHistory, PointInTime, join_records
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
@@ -200,6 +201,34 @@ class Dataset(VersionOperations):
         Leases and errors are those of `valid_at`.
         """
         return EntriesOverTime(self._served.lend_over_time())
+
+    def point_in_time(
+        self,
+        records: Any,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        as_of: str,
+        select: Sequence[str] | None = None,
+        max_age: timedelta | None = None,
+        before_history: BeforeHistory = "null",
+    ) -> Any:
+        """Return records, each with the columns of the entry that was valid at its time: a training
+        set.
+
+        `records` are an Arrow table, a pandas or Polars frame, rows as dictionaries, or a Spark
+        frame; a frame is returned for a frame, else an Arrow table. All records stay, in their
+        order. `on` names the columns of the key: "plane", ["origin", "hour"], or {record column:
+        key column}. `as_of` is the column with the record's time, a timestamp with a zone or a
+        date. `select` lists the columns to add, "seats" or "year as built"; by default all but the
+        key. Columns are null where the key had no entry then, where it became valid longer than
+        `max_age` before, and for times before the history begins, unless before_history="error".
+
+        Raises SchemaMismatchError for records that do not fit, and DatasetError for a dataset
+        without history.
+        """
+        reader = self._served.lend_over_time()
+        join = PointInTime.of(reader, on, as_of, select, max_age, before_history)
+        return join_records(join, records)
 
     def lend(self, read: Callable[[VersionReader], T]) -> T:
         """Return `read(reader)`, for an engine that reads the version's files later; it stays
