@@ -58,6 +58,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.paths import (
     NamedPath,
     find_path,
+    find_simple_value,
     path_expression,
     read_named_path,
     split_path,
@@ -72,6 +73,7 @@ from dagster_adjunct.resources.schemas.types import (
     Struct,
     Type,
     TypeTextError,
+    is_nested,
     is_storable,
     nested_types,
     parse_type,
@@ -111,6 +113,7 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
     else:
         named = list(map(read_named_path, columns))
         pairs = [(path.name, path_expression(path.steps)) for path in named]
+        _check_named_once(what, [path.name for path in named])
     validate_column_names(what, [name for name, _ in pairs])
     for name, text in pairs:
         found = f"{what} gives {name!r} the value {text!r}"
@@ -122,6 +125,14 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
             expected = f"the expression without 'as {alias}'"
             raise argument_error(found, expected, argument=argument, column=name)
     return tuple(pairs)
+
+
+def _check_named_once(what: str, names: Sequence[str]) -> None:
+    double = first_duplicate(names)
+    if double is not None:
+        problem = f"{what} names column {double!r} twice."
+        step = "Name it once, or give a path another name: 'home.city as home_city'."
+        raise ConfigurationError(problem, step, column=double)
 
 
 KeySources: TypeAlias = Mapping[str, str]
@@ -178,9 +189,10 @@ def check_key_unchanged(what: str, key: KeySources, pairs: Pairs) -> None:
                 f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the"
                 f" expression {expression!r}: a record has the key by which it is looked up."
             )
+            where = "key=" if what.startswith("update_message") else "on="
             step = (
-                f"Leave {name!r} out: the key is always part of the record. For another key,"
-                " compute it before."
+                f"Leave {name!r} out: the key is always part of the record. For another key, name"
+                f" its value in {where}."
             )
             argument = what.rpartition(" ")[2].rstrip("=")
             raise ConfigurationError(problem, step, argument=argument, column=name)
@@ -529,6 +541,11 @@ def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Pr
             )
         return
     step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
+    source = next((text for _, at, text in sink.send.expressions.written if at == name), "")
+    steps = plain_path(source)
+    inner = write_path(steps[-2:])
+    if steps[-2:-1] and steps[-2] in columns:
+        step = f"For a value inside a column write {{{inner!r}: {write_path(steps)!r}}}."
     yield f" has no column {name!r}; it has {', '.join(columns)}.", step
 
 
@@ -819,12 +836,14 @@ class SendToTable(PassThroughSpec):
             f"The key of table {table} is {', '.join(key)}; if the records have it elsewhere, write"
             f" on={{column or path: {key[0]!r}}}."
         )
-        sources = self.send.key_sources(key)
         if self.send.on:
+            sources = self.send.key_sources(key)
             columns.require(operator, sources, step)
+            columns.require_simple(operator, sources, f"for the key of table {table}")
         else:
+            _check_key_is_no_path(operator, table, key, columns)
             columns.require_columns(operator, key, step)
-        columns.require_simple(operator, sources, f"for the key of table {table}")
+            columns.require_simple(operator, key, f"for the key of table {table}")
         if self.send.update is None:
             check_key_free(operator, table, self.send.on, tuple(columns.known))
 
@@ -914,6 +933,31 @@ class SendToTable(PassThroughSpec):
         sources = self.send.key_sources(key)
         kept = [quote_name(name) for name in names if name not in sources]
         return records.select(frame, [*kept, *moved])
+
+
+def _check_key_is_no_path(operator: str, table: str, key: Sequence[str], columns: Columns) -> None:
+    """Raise PlanningError if a table's key is declared as the records have it: by the path of a
+    value, or by a column with values inside it.
+    """
+    for name in key if columns.complete else ():
+        kind = None
+        declared: str | None = name
+        if name in columns.known:
+            kind = columns.type_of(name) or ""
+            declared = None
+            if is_nested(kind):
+                declared = find_simple_value(write_path((name,)), kind, lambda kind: True)
+        path = read_named_path(declared or write_path((name,)))
+        if path.renames:
+            found = "" if kind is None else f", which is {kind} in the records"
+            raise PlanningError(
+                f"{operator}: table {table} is declared with the key {name!r}{found}: expected a"
+                " column of the table with simple values.",
+                f"Declare it with key={path.name!r}, for example, and say where the records have"
+                f" it: on={{{write_path(path.steps)!r}: {path.name!r}}}.",
+                operator=operator,
+                column=name,
+            )
 
 
 def check_key_free(operator: str, table: str, on: Pairs, names: Sequence[str]) -> None:
