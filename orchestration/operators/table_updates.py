@@ -12,10 +12,8 @@ from typing import Any, ClassVar, TypeAlias
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.columns import (
     Types,
-    find_taken,
     first_duplicate,
     list_hidden_columns,
-    plain_column,
     plain_path,
     validate_column_names,
 )
@@ -45,6 +43,13 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     add_sources,
     sources_from_sql,
 )
+from dagster_adjunct.orchestration.operators.table_keys import (
+    KeySources,
+    check_key_free,
+    check_key_unchanged,
+    key_expressions,
+    require_key,
+)
 from dagster_adjunct.orchestration.operators.updates import (
     EVERY_COLUMN,
     ChangedColumns,
@@ -54,15 +59,12 @@ from dagster_adjunct.orchestration.operators.updates import (
     struct_expression,
 )
 from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.paths import (
     NamedPath,
     find_path,
-    find_simple_value,
     path_expression,
     read_named_path,
-    split_path,
-    steps_among,
     write_path,
 )
 from dagster_adjunct.resources.schemas.schema import quote_name
@@ -73,7 +75,6 @@ from dagster_adjunct.resources.schemas.types import (
     Struct,
     Type,
     TypeTextError,
-    is_nested,
     is_storable,
     nested_types,
     parse_type,
@@ -135,10 +136,6 @@ def _check_named_once(what: str, names: Sequence[str]) -> None:
         raise ConfigurationError(problem, step, column=double)
 
 
-KeySources: TypeAlias = Mapping[str, str]
-"""{column of a table's key: where the records have its value, a column or a path}."""
-
-
 def _parse_default(what: str, key: KeySources, columns: Expressions | None) -> Pairs | None:
     """Return the pairs of the default record; None if it is not given."""
     if columns is None:
@@ -177,36 +174,6 @@ def build_update(
             step = "Leave it out: a record with another key is another record."
             raise ConfigurationError(problem, step, argument="set")
     return update
-
-
-def check_key_unchanged(what: str, key: KeySources, pairs: Pairs) -> None:
-    """Raise ConfigurationError for expressions that give a key column another value than the
-    record has.
-    """
-    for name, expression in pairs:
-        if name in key and not _names_value(expression, key[name]):
-            problem = (
-                f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the"
-                f" expression {expression!r}: a record has the key by which it is looked up."
-            )
-            where = "key=" if what.startswith("update_message") else "on="
-            step = (
-                f"Leave {name!r} out: the key is always part of the record. For another key, name"
-                f" its value in {where}."
-            )
-            argument = what.rpartition(" ")[2].rstrip("=")
-            raise ConfigurationError(problem, step, argument=argument, column=name)
-
-
-def _names_value(expression: str, source: str) -> bool:
-    """Whether an expression is only this column or path."""
-    column = plain_column(expression)
-    steps = plain_path(expression) if column is None else (column,)
-    return _fold(steps) in (_fold((source,)), _fold(split_path(source)))
-
-
-def _fold(steps: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(str.lower, steps))
 
 
 @validated
@@ -811,7 +778,7 @@ class SendToTable(PassThroughSpec):
         types = columns.types
         key = context.app.table_key(table)
         sink = self._sink(context.app, types)
-        self._require_key(operator, key, columns)
+        require_key(operator, self.send, key, columns)
         raise_first_problem(operator, sink.table, _sink_problems(sink))
         for part, name, expression in self.send.expressions.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
@@ -826,26 +793,6 @@ class SendToTable(PassThroughSpec):
         context.declared.extend(compare_sink_types(sink))
         check_sink_columns(operator, sink, types)
         return columns
-
-    def _require_key(self, operator: str, key: Sequence[str], columns: Columns) -> None:
-        """Raise PlanningError if the records don't have the values of the table's key, or if one is
-        not simple.
-        """
-        table = self.send.table
-        step = (
-            f"The key of table {table} is {', '.join(key)}; if the records have it elsewhere, write"
-            f" on={{column or path: {key[0]!r}}}."
-        )
-        if self.send.on:
-            sources = self.send.key_sources(key)
-            columns.require(operator, sources, step)
-            columns.require_simple(operator, sources, f"for the key of table {table}")
-        else:
-            _check_key_is_no_path(operator, table, key, columns)
-            columns.require_columns(operator, key, step)
-            columns.require_simple(operator, key, f"for the key of table {table}")
-        if self.send.update is None:
-            check_key_free(operator, table, self.send.on, tuple(columns.known))
 
     @property
     def _takes_updates(self) -> bool:
@@ -871,11 +818,8 @@ class SendToTable(PassThroughSpec):
         if self.send.expressions.append:
             return "append="
         (columns,) = arriving
-        names = tuple(columns.known)
-        moved = [path_expression(steps_among(source, names)) for source, _ in self.send.on]
-        if not moved and not self.sql:
-            return ""
-        return expressions_need((*moved, *self.sql), columns)
+        computed = [*key_expressions(self.send, tuple(columns.known)), *self.sql]
+        return expressions_need(computed, columns) if computed else ""
 
     def _sink(self, app: DeclaredApplication, types: Types) -> TableSink:
         return TableSink(app.tables[self.send.table], self.send, types)
@@ -891,16 +835,18 @@ class SendToTable(PassThroughSpec):
             for _, name, expression in self.send.update.written:
                 add_sources(written, name, sources_from_sql(expression, arriving.sources))
         else:
-            moved = dict(self.send.on)
-            for source, name in self.send.on:
-                found = arriving.find(source)
-                add_sources(written, name, () if found is None else found.sources)
-            for name, column in arriving.known.items():
-                if name in moved:
-                    continue
+            for name, column in self._records_written(arriving).items():
                 for field, part in (column.fields or {name: column}).items():
                     add_sources(written, field, part.sources)
         return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
+
+    def _records_written(self, arriving: Columns) -> dict[str, ColumnFacts]:
+        """Return the columns of records that are written as they are, but for the key."""
+        moved = dict(self.send.on)
+        written = {name: column for name, column in arriving.known.items() if name not in moved}
+        for source, name in self.send.on:
+            written[name] = arriving.find(source) or ColumnFacts()
+        return written
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Write the records and return them unchanged, computed once."""
@@ -919,60 +865,14 @@ class SendToTable(PassThroughSpec):
         records = batch.records
         names = tuple(records.names(frame))
         key = batch.planned.app.table_key(self.send.table)
-        moved = [
-            f"{path_expression(steps_among(source, names))} as {quote_name(name)}"
-            for source, name in self.send.on
-        ]
+        keys = key_expressions(self.send, names)
         if self.send.update is not None:
             hidden = map(quote_name, list_hidden_columns(names))
-            keys = moved or map(quote_name, key)
+            keys = keys or list(map(quote_name, key))
             return records.select_update(frame, [*hidden, *keys], self.send.update)
-        if not moved:
+        if not keys:
             return frame
-        check_key_free(operator, self.send.table, self.send.on, names)
+        check_key_free(operator, self.send, names)
         sources = self.send.key_sources(key)
         kept = [quote_name(name) for name in names if name not in sources]
-        return records.select(frame, [*kept, *moved])
-
-
-def _check_key_is_no_path(operator: str, table: str, key: Sequence[str], columns: Columns) -> None:
-    """Raise PlanningError if a table's key is declared as the records have it: by the path of a
-    value, or by a column with values inside it.
-    """
-    for name in key if columns.complete else ():
-        kind = None
-        declared: str | None = name
-        if name in columns.known:
-            kind = columns.type_of(name) or ""
-            declared = None
-            if is_nested(kind):
-                declared = find_simple_value(write_path((name,)), kind, lambda kind: True)
-        path = read_named_path(declared or write_path((name,)))
-        if path.renames:
-            found = "" if kind is None else f", which is {kind} in the records"
-            raise PlanningError(
-                f"{operator}: table {table} is declared with the key {name!r}{found}: expected a"
-                " column of the table with simple values.",
-                f"Declare it with key={path.name!r}, for example, and say where the records have"
-                f" it: on={{{write_path(path.steps)!r}: {path.name!r}}}.",
-                operator=operator,
-                column=name,
-            )
-
-
-def check_key_free(operator: str, table: str, on: Pairs, names: Sequence[str]) -> None:
-    """Raise PlanningError if whole records have a column of their own with the name of a key column
-    that on= takes from elsewhere: a table stores one of them only.
-    """
-    sources = {source for source, _ in on}
-    others = [name for name in names if name not in sources]
-    for source, key in on:
-        if find_taken((key,), others) is not None:
-            raise PlanningError(
-                f"{operator}: on= takes {key!r}, in the key of table {table}, from {source!r}, and"
-                f" the records have another column {key!r}, which would be lost.",
-                f'Rename it before, .map("* except ({key})", "{key} as record_{key}"), or leave it'
-                f' out, .map("* except ({key})").',
-                operator=operator,
-                column=key,
-            )
+        return records.select(frame, [*kept, *keys])
