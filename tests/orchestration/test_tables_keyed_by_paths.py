@@ -205,7 +205,7 @@ def test_a_null_key_at_a_path_fails_and_a_record_that_is_refused_is_a_letter(
     tmp_path: Path,
 ) -> None:
     lake = open_lake(tmp_path / "lake")
-    fill(lake)
+    fill(lake, [*ROWS, {"number": 2, "__tombstone": True}])
     app = Application("fails", engine="auto")
     orders = app.input_stream("lake.orders", default_offset="oldest")
     orders.send_to(app.table(sqlite_table(tmp_path, LATEST)), on={"customer.id": "id"})
@@ -223,7 +223,10 @@ def test_a_null_key_at_a_path_fails_and_a_record_that_is_refused_is_a_letter(
     )
     with BlockingTable(sqlite_table(tmp_path, LATEST)) as blocking:
         blocking.put(8, {"id": 8})
-    run_application(app, lake=lake, spark=IN_PROCESS, adopt=True)
+    report = run_application(app, lake=lake, spark=IN_PROCESS, adopt=True)
+    assert report.step.counters["t"]["null_keys"] == 3, "two records and the tombstone"
+    with BlockingTable(sqlite_table(tmp_path, LATEST)) as blocking:
+        assert blocking.get(8)["total"] == 20
     streams = LakeStreams(lake)
     sent = streams.read_arrow(streams.all_ranges("letters"))
     missing = [str(row["customer"]["id"]) for row in WITH_KEY if row["customer"]["id"] != 8]
