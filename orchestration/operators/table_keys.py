@@ -12,7 +12,6 @@ from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.operators.updates import Pairs, TableSend
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.paths import (
-    find_simple_value,
     path_expression,
     read_named_path,
     split_path,
@@ -20,7 +19,6 @@ from dagster_adjunct.resources.schemas.paths import (
     write_path,
 )
 from dagster_adjunct.resources.schemas.schema import quote_name
-from dagster_adjunct.resources.schemas.types import is_nested
 
 KeySources: TypeAlias = Mapping[str, str]
 """{column of a table's key: where the records have its value, a column or a path}."""
@@ -70,31 +68,22 @@ def require_key(operator: str, send: TableSend, key: Sequence[str], columns: Col
     else:
         _check_no_path(operator, table, key, columns)
         columns.require_columns(operator, key, step)
-    columns.require_simple(operator, send.key_sources(key), f"for the key of table {table}")
+    use = f"for the key of table {table}, which on= may take from inside a column"
+    columns.require_simple(operator, send.key_sources(key), use)
     if send.update is None:
         check_key_free(operator, send, tuple(columns.known))
 
 
 def _check_no_path(operator: str, table: str, key: Sequence[str], columns: Columns) -> None:
-    """Raise PlanningError if a table's key is declared as the records have it: by the path of a
-    value, or by a column with values inside it.
-    """
+    """Raise PlanningError if a table's key is declared by the path of its value in the records."""
     for name in key if columns.complete else ():
-        kind = None
-        declared: str | None = name
-        if name in columns.known:
-            kind = columns.type_of(name) or ""
-            declared = None
-            if is_nested(kind):
-                declared = find_simple_value(write_path((name,)), kind, lambda kind: True)
-        path = read_named_path(declared or write_path((name,)))
-        if path.renames:
-            found = "" if kind is None else f", which is {kind} in the records"
+        path = read_named_path(name)
+        if path.renames and name not in columns.known:
             raise PlanningError(
-                f"{operator}: table {table} is declared with the key {name!r}{found}: expected a"
-                " column of the table with simple values.",
-                f"Declare it with key={path.name!r}, for example, and say where the records have"
-                f" it: on={{{write_path(path.steps)!r}: {path.name!r}}}.",
+                f"{operator}: table {table} is declared with the key {name!r}: expected a column of"
+                " the table.",
+                f"Declare it with key={path.name!r}, and say where the records have it:"
+                f" on={{{write_path(path.steps)!r}: {path.name!r}}}.",
                 operator=operator,
                 column=name,
             )

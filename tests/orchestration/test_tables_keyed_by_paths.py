@@ -266,7 +266,7 @@ def test_the_plan_refuses_a_key_that_records_do_not_have(
     assert named in error.next_step
 
 
-@pytest.mark.parametrize("key", ["customer.id", "customer.id as id", "customer"])
+@pytest.mark.parametrize("key", ["customer.id", "customer.id as id"])
 def test_a_table_that_is_declared_with_a_path_is_refused_with_what_to_write(
     tmp_path: Path, key: str
 ) -> None:
@@ -274,6 +274,13 @@ def test_a_table_that_is_declared_with_a_path_is_refused_with_what_to_write(
     error = refuse(tmp_path, lambda app, orders: orders.send_to(app.table(table)))
     assert "key='id'" in error.next_step
     assert "on={'customer.id': 'id'}" in error.next_step
+
+
+def test_a_table_without_types_is_refused_with_a_struct_as_its_key(tmp_path: Path) -> None:
+    table = RemoteTable("t", key="customer", write_function=MemoryTable(f"t {tmp_path}"))
+    error = refuse(tmp_path, lambda app, orders: orders.send_to(app.table(table)))
+    assert "on=" in error.problem
+    assert "'customer.id'" in error.next_step
 
 
 def test_whole_records_with_another_column_of_the_keys_name_are_refused(tmp_path: Path) -> None:
