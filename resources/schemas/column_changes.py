@@ -149,13 +149,25 @@ def describe_former(
 
 def _stored_paths(schema: Schema, names: StoredNames) -> dict[str, Steps]:
     """Return the stored steps of each column and member by the texts that users write for it."""
-    paths = {}
-    for text, steps in _find_paths(schema).items():
-        stored: Steps = ()
-        for step in steps:
-            stored = (*stored, names.of(stored, step))
-        paths[text] = stored
-    return paths
+    return {text: names.of_steps(steps) for text, steps in _find_paths(schema).items()}
+
+
+def find_known_part(schema: Schema, path: str) -> tuple[str, list[str]]:
+    """Return the part of a path that exists, and the paths of the fields in it; ("", the columns)
+    if its column does not exist.
+    """
+    paths = _find_paths(schema)
+    part = path
+    while part and part not in paths:
+        part = part.rpartition(".")[0]
+        if part.removesuffix("[]").removesuffix("[*]") in paths:
+            part = part.removesuffix("[]").removesuffix("[*]")
+    start = paths.get(part, ())
+    inner: dict[Steps, str] = {}
+    for text, steps in paths.items():
+        if steps[:-1] == start:
+            inner.setdefault(steps, text)
+    return part, list(inner.values())
 
 
 def _find_paths(schema: Schema) -> dict[str, Steps]:

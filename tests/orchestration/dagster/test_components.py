@@ -42,7 +42,7 @@ from dagster_adjunct.orchestration.code_location.components import AdjunctScaffo
 from dagster_adjunct.resources.streams.system import registered_systems
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import RemoteTable, SqliteTable
-from dagster_adjunct.validators import min_rows
+from dagster_adjunct.validators import min_rows, no_nulls, values_in
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.dagster import functions_of_components as functions
 
@@ -493,6 +493,38 @@ def test_texts_stay_as_they_are_written_and_functions_stand_alone() -> None:
     )
     assert facts(made["one"]) == facts(one)
     assert made["two"].operators[-1].spec.summary() is not None
+
+
+def test_tables_and_validators_take_paths() -> None:
+    text = """
+bounded_datasets:
+  a:
+    input: lake.a
+    key: k
+    partitions: 1
+    validators: [{no_nulls: customer.mail}, {values_in: {column: customer.land, values: [FR]}}]
+tables:
+  t:
+    key: k
+    store: {RedisTable: {url_env: SHOP_REDIS, prefix: t, key: k, columns: {k: string, n: bigint}}}
+applications:
+  one:
+    datasets: [a]
+    steps:
+      - input_stream: lake.in
+      - update: {table: t, by: {customer.id: k}, set: [customer.age as n], if_missing: []}
+      - send_to: {target: t, by: {customer.id: k}}
+"""
+    made = component(text).applications()["one"]
+    one = Application("one")
+    validators = [no_nulls("customer.mail"), values_in("customer.land", ["FR"])]
+    a = bounded_dataset("a", input="lake.a", key="k", partitions=1, validators=validators)
+    one.table(a)
+    table = one.table(made.tables["t"])
+    records = one.input_stream("lake.in")
+    on = {"customer.id": "k"}
+    records.update(table, on=on, set=["customer.age as n"], if_missing=[]).send_to(table, on=on)
+    assert facts(made) == facts(one)
 
 
 def test_an_output_stream_declares_renames_and_removals() -> None:
