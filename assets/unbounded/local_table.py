@@ -139,7 +139,7 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
             "Give this local table another name.",
             dataset=spec.name,
         )
-    check_declaration(spec.name, stored.declaration, declared)
+    check_declaration(spec, stored.declaration, declared)
     _evolve_names(spec, stored.version)
     return as_unbounded(stored)
 
