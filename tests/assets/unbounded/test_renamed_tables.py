@@ -9,6 +9,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
@@ -19,7 +20,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
-from dagster_adjunct.assets.exchange.handover import pyarrow_dataset
+from dagster_adjunct.assets.exchange.handover import parquet_files, pyarrow_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
@@ -149,6 +150,27 @@ def test_a_rewind_across_a_rename_applies_changes_under_the_names_of_now(steps: 
         1: {"k": 1, "x": "uno", "at": {"number": 5}},
         2: {"k": 2, "x": "two", "at": {"number": 2}},
     }
+
+
+@pytest.mark.parametrize("dropped", ["b", "c.y"])
+def test_files_with_dropped_columns_are_not_handed_over_as_they_are(
+    steps: World, dropped: str
+) -> None:
+    evolve_stream(steps, Schema.of(k="bigint", b="int", c={"x": "int", "y": "int"}))
+    steps.send("prices", [(1, 5, {"x": 1, "y": 2})])
+    steps.advance(table())
+    assert len(parquet_files(open_dataset(steps.lake, "prices"))) == 1
+    steps.streams.change_columns("prices", drop=[dropped])
+    steps.advance(table(drop=dropped))
+    with pytest.raises(DatasetError, match="dropped"):
+        parquet_files(open_dataset(steps.lake, "prices"))
+    row = (1, {"x": 1, "y": 2}) if dropped == "b" else (1, 5, {"x": 1})
+    steps.send("prices", [row])
+    steps.advance(table(drop=dropped))
+    compact_dataset(steps.lake, "prices", spark=IN_PROCESS, level="major", by="me")
+    (path,) = parquet_files(open_dataset(steps.lake, "prices"))
+    rows = pq.read_table(path).drop_columns(["__position", "__tombstone"]).to_pylist()
+    assert [tuple(each.values()) for each in rows] == [row]
 
 
 @pytest.mark.parametrize(
