@@ -361,9 +361,9 @@ class Inference:
         if "" in seen.members or repeated_names(map(str.lower, seen.members)):
             names = f"names that are empty or differ only in case, in {objects:,} objects"
             return self._map_type(_merge_members(seen), names, path, doubts)
-        names = _Names(seen)
-        if names.are_keys:
-            return self._map_type(names.values, str(names), path, doubts)
+        called = _Names(seen)
+        if called.are_keys:
+            return self._map_type(called.values, str(called), path, doubts)
         members = []
         rare: list[Doubt] = []
         for name, member in seen.members.items():
@@ -371,9 +371,9 @@ class Inference:
             type_ = self._type_of(member, inner, doubts)
             rare += _rare(member, inner, objects, "objects", type_)
             members.append(Member(name, type_))
-        if names.might_be_keys:
-            value = self._type_of(names.values, f"{path}[*]", [])
-            rare = [Doubt(path, str(names), f"a struct; it might be a map<string,{value}>")]
+        if called.might_be_keys:
+            value = self._type_of(called.values, f"{path}[*]", [])
+            rare = [Doubt(path, str(called), f"a struct; it might be a map<string,{value}>")]
         doubts += rare
         return Struct(tuple(members))
 
