@@ -380,7 +380,8 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     until the table moves on or is closed. A request that comes more than `refresh_every` seconds
     after the last check first moves on to the served version (one more request); with None that
     happens only when the table is closed and opened again. With `version`, an id or a name, the
-    version never changes. Threads and event loops share the open dataset and its cache.
+    version never changes. As in joins, its columns have the names that they have now. Threads and
+    event loops share the open dataset and its cache.
 
     The table is read-only: writes are rejected.
     """
@@ -439,6 +440,10 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         served = self._open
         if served is None:
             return None
+        return served.require().reader.schema.types
+
+    async def stored_types(self) -> dict[str, str] | None:
+        served = await asyncio.to_thread(self._current)
         return served.require().reader.schema.types
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
@@ -533,7 +538,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
                     lake = open_lake(self.lake, create=False)
                 else:
                     lake = self.lake
-                stored = StoredVersions(lake, self.dataset)
+                stored = StoredVersions(lake, self.dataset, named_now=True)
                 self._open = ServedVersion(
                     stored, None if self.version is None else stored.version(self.version)
                 )

@@ -16,15 +16,17 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
 )
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
-from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.dataset import DatasetTable, open_dataset
+from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
-from dagster_adjunct.resources.errors import DatasetError, ProducerConflictError
+from dagster_adjunct.resources.errors import DatasetError, PlanningError, ProducerConflictError
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash
 from tests.orchestration.step_world import StepWorld, crash_at
 
@@ -107,6 +109,45 @@ def test_a_recorded_replay_over_renamed_and_dropped_columns_sends_what_was_sent(
     )
     step_world.run(now)
     assert sent(step_world, 1) == sent(step_world)
+
+
+# -- lookups
+
+
+def looking_up(world: StepWorld, column: str, **options: Any) -> Application:
+    app = Application("app")
+    served = DatasetTable(world.lake, "planes", refresh_every=0.0, **options)
+    planes = RemoteTable("planes", key="k", read_function=served)
+    found = app.input_stream("lake.s", default_offset="oldest").join(
+        app.table(planes), on="k", how="left", select={f"{column} as found": "int"}
+    )
+    found.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    return app
+
+
+def test_lookups_have_the_names_of_now_and_a_column_of_before_is_refused(
+    step_world: StepWorld,
+) -> None:
+    change_columns(step_world, BEFORE)
+    step_world.stream("s", "k", 2, k="string")
+    step_world.send("planes", ("a", 1, "x", None), version="v1")
+    step_world.advance(bounded())
+    step_world.send("s", ("a",))
+    step_world.run(looking_up(step_world, "seats"))
+    change_columns(step_world, AFTER, **CHANGES)
+    step_world.send("planes", ("a", 7, {"town": "Rome"}), version="v2")
+    step_world.advance(bounded(**CHANGES))
+    step_world.send("s", ("a",))
+    with pytest.raises(PlanningError) as caught:
+        step_world.run(looking_up(step_world, "seats"))
+    assert caught.value.column == "seats"
+    step_world.run(looking_up(step_world, "places"))
+    open_stored_versions(step_world.lake, "planes").rollback(reason="test", by="me")
+    step_world.send("s", ("a",))
+    step_world.run(looking_up(step_world, "places"))
+    step_world.send("s", ("a",))
+    step_world.run(looking_up(step_world, "places", version="v2"))
+    assert [row["found"] for row in step_world.rows("out")] == [1, 7, 1, 7]
 
 
 # -- as of a time
