@@ -5,7 +5,7 @@ Spark and in process, with broadcast and partitioned copies, as of a time, and r
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.windows import Sum, Tumbling
 from tests.faulty_store import Crash
 from tests.orchestration.step_world import StepWorld, crash_at
 
@@ -282,3 +283,47 @@ def test_a_local_table_goes_on_under_other_names_and_is_replayed(step_world: Ste
     with pytest.raises(DatasetError) as caught:
         step_world.run(before)
     assert "renamed=" in caught.value.problem
+
+
+# -- state of operators over time
+
+
+def moment(second: int) -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
+
+
+def over_time(kind: str, *columns: str, value: str = "v") -> Application:
+    """Join or sum the values of a stream, of which these columns are selected, if any."""
+    app = Application(kind)
+    times: dict[str, Any] = {"event_time": "at", "default_offset": "oldest"}
+    left = app.input_stream("lake.left", **times)
+    chosen = left.select(*columns) if columns else left
+    out = app.output_stream("lake.out", partitions=1, key="k")
+    if kind == "window":
+        tens = Tumbling(timedelta(seconds=10))
+        summed = chosen.window(tens, by="k", name="w", aggregates={"v": Sum(value)})
+        summed.select("k", "v").send_to(out)
+        return app
+    right = app.input_stream("lake.right", **times)
+    within = timedelta(seconds=5)
+    joined = chosen.join_stream(right, on="k", within=within, how="left", name="w", select=["w"])
+    joined.select("k", f"{value} as v").send_to(out)
+    return app
+
+
+@pytest.mark.parametrize("kind", ["join", pytest.param("window", marks=pytest.mark.long)])
+def test_state_is_kept_under_the_earlier_name_as_the_error_advises(
+    step_world: StepWorld, kind: str
+) -> None:
+    step_world.stream("left", "k", 1, k="string", at="timestamp", v="int")
+    step_world.stream("right", "k", 1, k="string", at="timestamp", w="int")
+    step_world.send("left", ("a", moment(1), 5))
+    step_world.run(over_time(kind))
+    step_world.streams.change_columns("left", renamed={"v": "n"})
+    for stream in ("left", "right"):
+        step_world.send(stream, ("z", moment(100), 0))
+    with pytest.raises(DatasetError) as caught:
+        step_world.run(over_time(kind, value="n"))
+    assert '.select("key", "time", "now as earlier")' in caught.value.next_step
+    step_world.run(over_time(kind, "k", "at", "n as v"))
+    assert [(row["k"], row["v"]) for row in step_world.rows("out") if row["k"] == "a"] == [("a", 5)]
