@@ -27,16 +27,14 @@ from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 
 
 @pytest.fixture
-def steps(world: World) -> World:
-    world.spark = IN_PROCESS
-    return world
+def steps(either: World) -> World:
+    return either
 
 
 def hour(number: int) -> datetime:
@@ -74,7 +72,7 @@ def test_a_history_goes_on_when_the_column_of_its_times_is_renamed(steps: World)
     steps.advance(now)
     expected = [(10, hour(1)), (11, hour(3)), (12, hour(5))]
     assert history(steps) == expected
-    compact_dataset(steps.lake, "prices", spark=IN_PROCESS, level="major", by="me")
+    compact_dataset(steps.lake, "prices", spark=steps.spark, level="major", by="me")
     assert history(steps) == expected
     rows = pyarrow_dataset(open_dataset(steps.lake, "prices").over_time()).to_table()
     assert sorted((row["amount"], row["start"]) for row in rows.to_pylist()) == expected
@@ -108,7 +106,7 @@ def test_changes_that_name_some_columns_keep_the_values_of_renamed_ones(
     now = table(changes=PARTIAL, renamed={"a": "x"})
     steps.advance(now)
     if compacted:
-        compact_dataset(steps.lake, "prices", spark=IN_PROCESS, level="major", by="me")
+        compact_dataset(steps.lake, "prices", spark=steps.spark, level="major", by="me")
     steps.send("prices", [(2, "u", None, 7, True, False)])
     steps.advance(now)
     assert dict(open_dataset(steps.lake, "prices").items()) == {
@@ -143,7 +141,7 @@ def test_a_rewind_across_a_rename_applies_changes_under_the_names_of_now(steps: 
     now = table(order_by="at.number", renamed=renamed)
     steps.send("prices", [(1, "uno", {"number": 5}), (1, "late", {"number": 4})])
     oldest = {SystemStreamPartition("lake", "prices", 0): StartpointOldest()}
-    run: dict[str, Any] = {"lake": steps.lake, "systems": steps.systems, "spark": IN_PROCESS}
+    run: dict[str, Any] = {"lake": steps.lake, "systems": steps.systems, "spark": steps.spark}
     rewind_dataset(now, positions=oldest, reason="test", by="me", **run)
     steps.advance(now)
     assert dict(open_dataset(steps.lake, "prices").items()) == {
@@ -167,7 +165,7 @@ def test_files_with_dropped_columns_are_not_handed_over_as_they_are(
     row = (1, {"x": 1, "y": 2}) if dropped == "b" else (1, 5, {"x": 1})
     steps.send("prices", [row])
     steps.advance(table(drop=dropped))
-    compact_dataset(steps.lake, "prices", spark=IN_PROCESS, level="major", by="me")
+    compact_dataset(steps.lake, "prices", spark=steps.spark, level="major", by="me")
     (path,) = parquet_files(open_dataset(steps.lake, "prices"))
     rows = pq.read_table(path).drop_columns(["__position", "__tombstone"]).to_pylist()
     assert [tuple(each.values()) for each in rows] == [row]
