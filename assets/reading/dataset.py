@@ -400,6 +400,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         self.dataset = dataset
         self.version = version
         self.refresh_every = refresh_every
+        self._reported: frozenset[str] = frozenset()  # columns that stored_types has returned
         self._reset()
 
     def _reset(self) -> None:
@@ -444,7 +445,9 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     async def stored_types(self) -> dict[str, str] | None:
         served = await asyncio.to_thread(self._current)
-        return served.require().reader.schema.types
+        types = served.require().reader.schema.types
+        self._reported = frozenset(types)
+        return types
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return super().problem_of(error, sent=False)  # a failed read can be repeated
@@ -494,6 +497,15 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             return self._read(operation)  # the table was closed before this request began to read
 
     def _look_up(self, operation: Operation[Any], reader: VersionReader) -> Outcomes:
+        missing = sorted(self._reported.difference(reader.schema.names))
+        if missing:  # else it would be null
+            raise errors.SchemaMismatchError(
+                f"dataset {self.dataset!r}: its column {missing[0]!r} was renamed or dropped after"
+                " the columns of this table were compared with those to look up.",
+                "Run the application again, which compares them first.",
+                column=missing[0],
+                dataset=self.dataset,
+            )
         keys = operation.entries.keys
         if ordered := key_reorderer(f"dataset {self.dataset!r}", reader.sealed.key, operation.key):
             keys = list(map(ordered, keys))

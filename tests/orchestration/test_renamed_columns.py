@@ -21,7 +21,13 @@ from dagster_adjunct.assets.reading.stored_versions import open_stored_versions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
-from dagster_adjunct.resources.errors import DatasetError, PlanningError, ProducerConflictError
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.resources.errors import (
+    DatasetError,
+    PlanningError,
+    ProducerConflictError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -135,10 +141,16 @@ def test_lookups_have_the_names_of_now_and_a_column_of_before_is_refused(
     step_world.advance(bounded())
     step_world.send("s", ("a",))
     step_world.run(looking_up(step_world, "seats"))
-    change_columns(step_world, AFTER, **CHANGES)
-    step_world.send("planes", ("a", 7, {"town": "Rome"}), version="v2")
-    step_world.advance(bounded(**CHANGES))
     step_world.send("s", ("a",))
+
+    def rename(event: StepEvent) -> None:
+        if event.what == "intent":
+            change_columns(step_world, AFTER, **CHANGES)
+            step_world.send("planes", ("a", 7, {"town": "Rome"}), version="v2")
+            step_world.advance(bounded(**CHANGES))
+
+    with pytest.raises(SchemaMismatchError, match="renamed or dropped"):
+        step_world.run(looking_up(step_world, "seats"), on_event=rename)
     with pytest.raises(PlanningError) as caught:
         step_world.run(looking_up(step_world, "seats"))
     assert caught.value.column == "seats"
