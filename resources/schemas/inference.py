@@ -235,7 +235,7 @@ class Inference:
         elif kind == "decimal":
             _observe_decimal(seen, value)
         elif kind == "text":
-            seen.looks[_look(value)] += 1
+            seen.looks[_classify_text(value)] += 1
 
     def _kind_of(self, value: Any, path: str) -> str:
         if isinstance(value, Mapping):
@@ -403,8 +403,8 @@ _LOOKS = {
 }
 
 
-def _look(text: str) -> str:
-    """Return as what a text could be read, "" if only as a text."""
+def _classify_text(text: str) -> str:
+    """Return what a text can be read as, a key of `_LOOKS`; "" if it is only a text."""
     if _WHOLE.fullmatch(text) or _FRACTION.fullmatch(text):
         return "number"
     try:
@@ -502,7 +502,7 @@ class _Names:
     @property
     def are_keys(self) -> bool:
         """Whether the objects are maps."""
-        if self._have_one_type and all(_look(name) for name in self._names):
+        if self._have_one_type and all(_classify_text(name) for name in self._names):
             return True
         few = sum(self._counts) * 4 <= self._objects * len(self._names)
         return self.might_be_keys and len(self._names) >= SEVERAL_NAMES and few
