@@ -412,7 +412,8 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     until the table moves on or is closed. A request that comes more than `refresh_every` seconds
     after the last check first moves on to the served version (one more request); with None that
     happens only when the table is closed and opened again. With `version`, an id or a name, the
-    version never changes. Threads and event loops share the open dataset and its cache.
+    version never changes. As in joins, its columns have the names that they have now. Threads and
+    event loops share the open dataset and its cache.
 
     The table is read-only: writes are rejected.
     """
@@ -431,6 +432,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         self.dataset = dataset
         self.version = version
         self.refresh_every = refresh_every
+        self._reported: frozenset[str] = frozenset()  # columns that stored_types has returned
         self._reset()
 
     def _reset(self) -> None:
@@ -472,6 +474,12 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         if served is None:
             return None
         return served.require().reader.schema.types
+
+    async def stored_types(self) -> dict[str, str] | None:
+        served = await asyncio.to_thread(self._current)
+        types = served.require().reader.schema.types
+        self._reported = frozenset(types)
+        return types
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return super().problem_of(error, sent=False)  # a failed read can be repeated
@@ -521,6 +529,15 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             return self._read(operation)  # the table was closed before this request began to read
 
     def _look_up(self, operation: Operation[Any], reader: VersionReader) -> Outcomes:
+        missing = sorted(self._reported.difference(reader.schema.names))
+        if missing:  # else it would be null
+            raise errors.SchemaMismatchError(
+                f"dataset {self.dataset!r}: its column {missing[0]!r} was renamed or dropped after"
+                " the columns of this table were compared with those to look up.",
+                "Run the application again, which compares them first.",
+                column=missing[0],
+                dataset=self.dataset,
+            )
         keys = operation.entries.keys
         if ordered := key_reorderer(f"dataset {self.dataset!r}", reader.sealed.key, operation.key):
             keys = list(map(ordered, keys))
@@ -565,7 +582,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
                     lake = open_lake(self.lake, create=False)
                 else:
                     lake = self.lake
-                stored = StoredVersions(lake, self.dataset)
+                stored = StoredVersions(lake, self.dataset, named_now=True)
                 self._open = ServedVersion(
                     stored, None if self.version is None else stored.version(self.version)
                 )

@@ -4,10 +4,11 @@ at every depth, and what is not allowed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.paths import steps_among, write_path
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.schemas.stored_names import (
     Steps,
@@ -42,6 +43,16 @@ class ColumnChanges:
 
     def __bool__(self) -> bool:
         return bool(self.renamed or self.drop)
+
+    def follow(self, name: str, names: Container[str] = ()) -> str:
+        """Return how the column, or the path through structs, of this name is written after the
+        renames; a name among `names` is that of a column.
+        """
+        steps = steps_among(name, names)
+        now = []
+        for at, step in enumerate(steps, 1):
+            now.append(self.renamed.get(write_path(steps[:at]), step))
+        return now[0] if len(now) == 1 else write_path(now)
 
     def unknown(self, schema: Schema, names: StoredNames) -> list[str]:
         """Return the paths that neither are in the schema, nor have been renamed or dropped as

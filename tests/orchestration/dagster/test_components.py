@@ -542,6 +542,27 @@ applications:
     assert changes.drop == ("old", "lines")
 
 
+def test_datasets_and_local_tables_declare_renames_and_removals() -> None:
+    changes = 'renamed: {note: remark, "lines[].sku": item}, drop: old'
+    text = f"""
+bounded_datasets:
+  a: {{input: lake.a, key: k, partitions: 1, {changes}}}
+unbounded_datasets:
+  b: {{input: lake.b, key: k, broadcast: true, {changes}}}
+applications:
+  one:
+    datasets: [a, b]
+    local_tables:
+      c: {{key: k, schema: {{k: string, remark: string}}, partitions: 1, {changes}}}
+    steps: []
+"""
+    datasets = component(text).application("one").datasets
+    assert {dataset.name for dataset in datasets} == {"a", "b", "c"}
+    for dataset in datasets:
+        assert dataset.evolution.renamed == {"note": "remark", "lines[].sku": "item"}
+        assert dataset.evolution.drop == ("old",)
+
+
 def test_an_application_that_reads_what_nobody_has_written_yet_waits_for_its_run(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
