@@ -33,7 +33,9 @@ from dagster_adjunct.assets.versions.version import DatasetDeclaration, declarat
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import find_known_part
 from dagster_adjunct.resources.schemas.paths import (
+    column_of,
     find_path,
     path_expression,
     read_path,
@@ -107,14 +109,34 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
     """
     for name in spec.sensitive:
         if records.column_of(name) is None and schema.column_of(name) is None:
+            names = sorted({*records.names, *schema.names})
+            found = f"{what} has no column {name!r}, which sensitive= names"
+            for columns in (records, schema):
+                part, there = find_known_part(columns, name)
+                if part:
+                    names = there
+                    found = f"{what} has no {name!r} in {part!r}, which sensitive= names"
             raise errors.SchemaMismatchError(
-                f"{what} has no column {name!r}, which sensitive= names; it has"
-                f" {', '.join(sorted({*records.names, *schema.names}))}.",
+                f"{found}; it has {', '.join(names) or 'no fields'}.",
                 "Correct sensitive=: values of the column that is meant would be shown.",
                 dataset=spec.name,
                 argument="sensitive",
                 column=name,
             )
+
+
+def _check_valid_from(name: str, rows: Schema, what: str) -> None:
+    """Raise SchemaMismatchError unless the column that valid_from names is a time or a date."""
+    kind = require_value(
+        name, rows.types, f"{what}: valid_from names {name!r}, and the record"
+    ).type
+    if kind not in ("date", "timestamp"):
+        raise errors.SchemaMismatchError(
+            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
+            " or a date.",
+            "Name another column, or leave valid_from out to use the record's time.",
+            column=name,
+        )
 
 
 def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
@@ -138,19 +160,8 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
     what = describe_input(spec)
     following = spec.following
     rows = following.changes.schema(stream_schema, what)
-    name = following.valid_from
-    kind = "timestamp"
-    if name is not None:
-        kind = require_value(
-            name, rows.types, f"{what}: valid_from names {name!r}, and the record"
-        ).type
-    if kind not in ("date", "timestamp"):
-        raise errors.SchemaMismatchError(
-            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
-            " or a date.",
-            "Name another column, or leave valid_from out to use the record's time.",
-            column=name,
-        )
+    if following.valid_from is not None:
+        _check_valid_from(following.valid_from, rows, what)
     for name in following.ordering:
         _check_ordering(spec, rows, name, what)
     ordering = with_read_paths(spec, rows)
@@ -165,7 +176,7 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
             dataset=spec.name,
             argument="keep_tombstones",
         )
-    if spec.extractor is None:  # else they may be columns of its entries
+    if spec.extractor is None:  # else sensitive columns may be those of its entries
         _check_sensitive(spec, stream_schema, rows, what)
     return rows
 
@@ -212,6 +223,8 @@ def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) 
         )
         step = "Order by another column, or by offset (leave order_by out)."
     elif not changes.orders(name):
+        if column_of(name, rows.names) in rows.names:  # raises, with the fields there
+            require_value(name, rows.types, f"{what}: order_by names {name!r}, and the row")
         problem = (
             f"order_by is {name!r}, and changes ({changes.describe()}) have no such column or"
             f" position: their columns are {', '.join(rows.names)}."
@@ -221,8 +234,8 @@ def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) 
             " their like."
         )
     elif (found := find_path_problem(order, name)) is not None:
-        problem = f"order_by names {name!r}: {found[0]}."
-        step = found[1]
+        why, step = found
+        problem = f"order_by names {name!r}: {why}."
     else:
         return
     raise errors.SchemaMismatchError(f"{what}: {problem}", step, dataset=spec.name, column=name)
@@ -701,14 +714,16 @@ def check_changes_ordered(
     keyed = "not keyed"
     if key:
         keyed = f"keyed by ({', '.join(key)})"
-    key_step = f"Key the stream by columns of ({', '.join(spec.key_sources)})"
+    next_step = f"Key the stream by columns of ({', '.join(spec.key_sources)}), give it"
     if spec.key_columns != spec.key_sources:
-        key_step = "Key the stream and the dataset by a column with that value"
+        next_step = "Key the stream and the dataset by a column with that value, give the stream"
+    elif partitioner == "unknown" and key and set(key) <= set(spec.key_sources):
+        next_step = "Give the stream"  # its key is right
     raise errors.DatasetError(
         f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
         f" defined order. Its key is ({', '.join(spec.key_sources)}), but its input {spec.input} is"
         f" {keyed}, in {partitions} partitions (partitioner: {partitioner}).",
-        f"{key_step}, give it one partition, or declare order_by=COLUMN.",
+        f"{next_step} one partition, or declare order_by=COLUMN.",
         dataset=spec.name,
     )
 

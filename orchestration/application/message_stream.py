@@ -31,9 +31,9 @@ from dagster_adjunct.orchestration.operators.join_arguments import (
     build_dataset_join,
     build_lookup_join,
 )
-from dagster_adjunct.orchestration.operators.joins import Join, On
+from dagster_adjunct.orchestration.operators.joins import Join, On, pair_key_columns
 from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
-from dagster_adjunct.orchestration.operators.lookups import BeforeHistory, How, OnNullTime
+from dagster_adjunct.orchestration.operators.lookups import BeforeHistory, How, OnNullTime, Wait
 from dagster_adjunct.orchestration.operators.made_records import LateRecords
 from dagster_adjunct.orchestration.operators.operator import Spec
 from dagster_adjunct.orchestration.operators.stream_join import (
@@ -47,7 +47,7 @@ from dagster_adjunct.orchestration.operators.table_updates import (
     SendToTable,
     build_update,
 )
-from dagster_adjunct.orchestration.operators.updates import TableSend
+from dagster_adjunct.orchestration.operators.updates import Pairs, TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
@@ -87,6 +87,24 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
                 " stream."
             )
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.reads)
+
+
+def check_waiting_records(graph: OperatorGraph, operator: str, what: str) -> None:
+    """Raise PlanningError if records that reach `operator` can't wait in the stream that they are
+    read from: if it has no event time, or if windows and stream joins make them; `what` waits.
+    """
+    check_event_times(graph, operator, what)
+    above_it = [operator]
+    while above_it:
+        above = graph.operators[above_it.pop()]
+        above_it += above.inputs
+        if above.spec.over_time is not None:
+            problem = f"{what} has wait=, and {above.id} makes the records that it joins."
+            step = (
+                "Join the records before it; or send its results to a stream, and join them in"
+                " another application, which reads this stream with an event time."
+            )
+            raise PlanningError(problem, step, operator=above.id)
 
 
 # By what a method takes: how to declare it, and what to do with a stream instead.
@@ -249,6 +267,7 @@ class MessageStream:
         as_of: str | None = None,
         before_history: BeforeHistory = "null",
         on_null_time: OnNullTime = "null",
+        wait: timedelta | Wait | None = None,
     ) -> MessageStream:
         """Return the records with the columns of the entry for their key, from a dataset or a
         remote table.
@@ -270,7 +289,9 @@ class MessageStream:
         versions). A record from before the history of its key has no entry, or the key's first one
         with before_history="oldest" (of a bounded dataset the one in the oldest version, if any),
         or fails the batch ("error"); a record whose time is null has no entry, or fails the batch
-        with on_null_time="fail".
+        with on_null_time="fail". With `wait`, records wait at most this long, in their stream,
+        until the watermark of the dataset (`watermark=`, or `valid_for=` of versions) has passed
+        their event time; a `Wait` also says by which time, and can mark those that come too early.
 
         A remote table is asked once for each key of a batch. `select` may give types of columns
         that the table does not declare, {"seats": "int"}; `args` are passed to the table's
@@ -282,12 +303,16 @@ class MessageStream:
         if name is not None:
             self.graph.check_join_name(name, operator)
         given = JoinArguments(operator, on, how, select, prefix, min_match_rate)
-        options = JoinOptions(function, schema, as_of, before_history, on_null_time, tuple(args))
+        options = JoinOptions(
+            function, schema, as_of, before_history, on_null_time, wait, tuple(args)
+        )
         spec: Join | LookupJoin
         if isinstance(table, RemoteTableHandle):
             spec = build_lookup_join(given, options, table.table)
         else:
             spec = build_dataset_join(given, options, table.dataset)
+        if wait is not None:
+            check_waiting_records(self.graph, self.operator, operator)
         return self.apply(spec, name=name or table.name)
 
     def join_stream(
@@ -375,11 +400,12 @@ class MessageStream:
             raise PlanningError(problem, step, operator=self.operator)
         return self.apply(LateRecords())
 
-    def send_to(
+    def send_to(  # noqa: PLR0913
         self,
         target: SkipValidation[OutputStream | RemoteTableHandle | DatasetHandle],
         contract: UpdateContract | None = None,
         *,
+        on: On | None = None,
         on_null_key: OnNullKey = "fail",
         dead_letters: SkipValidation[OutputStream | None] = None,
         at_most: PositiveInt | None = None,
@@ -391,13 +417,15 @@ class MessageStream:
 
         After an output stream, that is the output stream, with its key and partitions; after a
         table, it is this stream. The other arguments are for remote tables: `contract` declares
-        that the records are updates, and whether they may insert a default first. `on_null_key`
-        says whether a record with a null key fails the batch or is counted and skipped. With
-        `dead_letters`, records that the table rejects permanently go to that output stream before
-        the batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to
-        the table's function. A table with `idempotent` or `newest_by` stores marks, the positions
-        of the last records that it applied; `marks_as` names this send there. Sending to an
-        unbounded dataset writes changes to its input stream.
+        that the records are updates, and whether they may insert a default first. `on` says where
+        the records have the table's key, as for `join`: {column or path here: key column}; by
+        default in columns of its names. A column is renamed, the value at a path is added.
+        `on_null_key` says whether a record with a null key fails the batch or is counted and
+        skipped. With `dead_letters`, records that the table rejects permanently go to that output
+        stream before the batch is committed; more than `at_most` (100) in a batch fail it. `args`
+        are passed to the table's function. A table with `idempotent` or `newest_by` stores marks,
+        the positions of the last records that it applied; `marks_as` names this send there. Sending
+        to an unbounded dataset writes changes to its input stream.
 
         A local table stores those columns of the records that it has, and keeps the last record of
         each key. Tombstones, and records that match the Spark SQL condition `deleted`, delete the
@@ -412,9 +440,11 @@ class MessageStream:
             raise ConfigurationError(problem, step, argument="deleted")
         if isinstance(target, RemoteTableHandle):
             sent = TableSend(target.name, contract, on_null_key, None, (*args,), marks_as=marks_as)
+            sent = replace(sent, on=self._pair_key("send_to", target, on))
             return self._send_to_table("send_to", target, sent, dead_letters, at_most)
         given = {
             "contract": contract,
+            "on": on,
             "on_null_key": on_null_key != "fail" and not is_local,
             "dead_letters": dead_letters,
             "args": args,
@@ -441,6 +471,7 @@ class MessageStream:
         self,
         table: SkipValidation[RemoteTableHandle],
         *,
+        on: On | None = None,
         set: Expressions | None = None,
         add: Expressions | None = None,
         append: Expressions | None = None,
@@ -454,13 +485,15 @@ class MessageStream:
     ) -> MessageStream:
         """Update the table's record for the key of each record, and return this stream.
 
-        The stream must have the columns of the table's key. `set` assigns columns, `add` adds
-        numbers, `append` appends one value or a list of them to lists, each given as {table column:
-        Spark SQL expression} or a list of columns that keep their names; `remove` sets columns to
-        null. `set`, `add` and `remove` may name values inside columns of structs, as
-        `address.city`. `if_missing` is the record to start from where none exists, without the key,
-        and may be empty ([]); without it a missing record fails the batch. The other arguments are
-        those of `send_to`. A tombstone deletes the record.
+        `on` says where the records have the table's key, as for `join`: {column or path here: key
+        column}; by default in columns of its names. `set` assigns columns, `add` adds numbers,
+        `append` appends one value or a list of them to lists, each given as {table column: Spark
+        SQL expression} or a list of columns that keep their names ("customer.email" is the column
+        `email`, unless "as" gives another name); `remove` sets columns to null. `set`, `add` and
+        `remove` may name values inside columns of structs, as `address.city`. `if_missing` is the
+        record to start from where none exists, without the key, and may be empty ([]); without it a
+        missing record fails the batch. The other arguments are those of `send_to`. A tombstone
+        deletes the record.
 
             flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"},
             if_missing={"flights": "0"})
@@ -475,12 +508,15 @@ class MessageStream:
             )
         self._check_declared("update", table, (RemoteTableHandle,), "remote table")
         what = f"update of {table.name} after {self.operator}"
-        update = build_update(what, table.key, set, add, append, remove, if_missing)
+        pairs = self._pair_key("update", table, on)
+        sources = {name: name for name in table.key} | {name: source for source, name in pairs}
+        update = build_update(what, sources, set, add, append, remove, if_missing)
         if if_missing is None:
             contract = UpdateContract.UPDATE_ONLY
         else:
             contract = UpdateContract.UPDATE_WITH_DEFAULTS
         send = TableSend(table.name, contract, on_null_key, update, tuple(args), marks_as=marks_as)
+        send = replace(send, on=pairs)
         return self._send_to_table("update", table, send, dead_letters, at_most)
 
     def sink(
@@ -504,6 +540,14 @@ class MessageStream:
         columns keep their values.
         """
         return self.apply(sends.build_sink(self.operator, function, returns, keeps_partitioning))
+
+    def _pair_key(self, method: str, table: RemoteTableHandle, on: On | None) -> Pairs:
+        """Return pairs (column or path of the records, key column); () if all names are equal."""
+        if on is None:
+            return ()
+        what = f"{method} of {table.name} after {self.operator}"
+        pairs = pair_key_columns(what, "table", table.name, table.key, on)
+        return () if all(source == name for source, name in pairs) else pairs
 
     def _send_to_table(
         self,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
 from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.event_times import EventTime
-from dagster_adjunct.orchestration.operators.lookups import AsOf
+from dagster_adjunct.orchestration.operators.lookups import AsOf, Wait
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     Catalog,
@@ -64,13 +64,14 @@ class Match:
     """A lookup of each record in a dataset, or else in a remote table.
 
     `min_rate` is the fraction of records that must have an entry. With `as_of` None, the current
-    entry is looked up.
+    entry is looked up. `wait` says how long records wait for the dataset, None if they don't.
     """
 
     dataset: str | None
     min_rate: float | None = None
     table: str | None = None
     as_of: AsOf | None = None
+    wait: Wait | None = None
 
     @property
     def node(self) -> LineageNode:

@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
+from dagster_adjunct.orchestration.operators.waiting import waits_by_input
 from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import (
     add_location,
@@ -39,6 +40,7 @@ from dagster_adjunct.orchestration.planner.planned import (
     JoinByTime,
     PlannedState,
     PlannedTable,
+    PlannedWait,
 )
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.table import AnyTable
@@ -66,6 +68,24 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
             )
         )
     return tuple(joins)
+
+
+def plan_waits(app: Application) -> tuple[PlannedWait, ...]:
+    """Return the joins whose records wait for their dataset, by input."""
+    waits = []
+    for stream, of_input in waits_by_input(app.operators).items():
+        declared = app.inputs[stream].event_time
+        assert declared is not None, "records without event times can't wait"
+        for one in of_input:
+            known = "its newest version" if one.over_time else "its current version"
+            if app.dataset(one.dataset).follows_changes:
+                known = "its changes"
+            waits.append(
+                PlannedWait(
+                    one.join, one.dataset, known, stream, declared.expression, one.wait.describe()
+                )
+            )
+    return tuple(waits)
 
 
 STATE_REPLAY = (
@@ -581,7 +601,7 @@ class _TableOrder:
 def _plan_table(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
 ) -> PlannedTable:
-    kept = _decide_order(table, before, sent)
+    kept = _decide_order(operator, table, before, sent)
     left_out = ""
     if again.held_by:
         left_out = f"unchanged: {again.describe_holding()}"
@@ -602,11 +622,14 @@ def _plan_table(
     )
 
 
-def _decide_order(table: AnyTable, before: _Origin, sent: _SendConflicts) -> _TableOrder:
+def _decide_order(
+    operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts
+) -> _TableOrder:
     if table.newest_by is not None:
         reason = f"the store keeps the newest record by {table.newest_by}"
         return _TableOrder("newest", reason, *_describe_late_loss(sent))
-    why = _explain_disorder(table, before, sent)
+    assert operator.spec.send is not None, "it sends to the table"
+    why = _explain_disorder(operator.spec.send.key_sources(table.key), before, sent)
     if not why:
         return _TableOrder("per key", _explain_order(before))
     if sent.needs_no_order:
@@ -632,13 +655,15 @@ def _explain_order(before: _Origin) -> str:
     return "all records of a key come from one partition"
 
 
-def _explain_disorder(table: AnyTable, before: _Origin, sent: _SendConflicts) -> str:
-    """Return why a table does not get the records of a key in their order; "" if it does."""
+def _explain_disorder(key: Sequence[str], before: _Origin, sent: _SendConflicts) -> str:
+    """Return why a table does not get the records of a key in their order; "" if it does. `key`
+    says where the records have it.
+    """
     if before.why:
         return before.why
-    in_key = set(before.flow.partitioned_by) <= set(table.key) and not before.lost_at
+    in_key = set(before.flow.partitioned_by) <= set(key) and not before.lost_at
     if before.partitions != 1 and not in_key:
-        key = f"its key is ({', '.join(table.key)})"
+        key = f"its key is ({', '.join(key)})"
         keyed = ", ".join(before.keyed)
         how = f", which {before.lost_at} drops or changes" if before.lost_at else ""
         if before.made_by:

@@ -205,6 +205,9 @@ class SparkCompiler:
         return rename_copies(leaving, before, after)
 
     def _compile(self, operator: Operator) -> DataFrame:
+        """Return the records that leave an operator whose inputs are in `arrived`. A failed job, as
+        compiling an output runs one, is explained; `compile` explains an AnalysisException.
+        """
         from pyspark.errors import AnalysisException
 
         try:

@@ -106,20 +106,24 @@ class PhysicalProof:
 
 
 def _check_write_placement(
-    operator: str, source: PlannedOperator, spark_plan: SparkPlan
+    operator: str, source: PlannedOperator, on: Mapping[str, str], spark_plan: SparkPlan
 ) -> str | None:
     """Return a note if records are written without an exchange and Spark can't confirm their
     partitioning; None if it does.
 
-    `source` is the planned operator that the records come from. Raises PlanningError if they are
+    `source` is the planned operator that the records come from, and `on` gives the columns of a
+    table's key that their values are written to. Raises PlanningError if they are
     certainly partitioned differently: writing them would fail, or lose the order of a key's
     records.
     """
-    expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
+    by = ", ".join(source.partitioned_by)
+    expected = f"hashpartitioning({by}, {source.partitions})"
+    written_by = ", ".join(on.get(name, name) for name in source.partitioned_by)
+    written = f"hashpartitioning({written_by}, {source.partitions})"
     found = spark_plan.partitioning
     if source.partitions == 1 and "singlepartition" in found.lower():
         return None
-    if expected in found:
+    if expected in found or written in found:
         return None
     if found in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
         return (
@@ -193,12 +197,14 @@ def inspect_spark_plan(
     reader = _PlanReader(joins, {operator: []})
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
     while waiting:
-        node, owner, sides = reader.visit(*waiting.pop())
-        if sides:
-            children = node.children()
-            for index in range(children.size()):
-                side = sides[min(index, len(sides) - 1)]
-                waiting.append((children.apply(index), owner, side))
+        node, owner, side = waiting.pop()
+        owner_below, sides_below = reader.visit(node, owner, side)
+        if not sides_below:
+            continue
+        children = node.children()
+        for index in range(children.size()):
+            side_below = sides_below[min(index, len(sides_below) - 1)]
+            waiting.append((children.apply(index), owner_below, side_below))
     return SparkPlan(reader.found, reader.exchanges, _partitioning_text(top.outputPartitioning()))
 
 
@@ -214,28 +220,28 @@ class _PlanReader:
 
     def visit(
         self, node: Any, owner: str, side: Side | None
-    ) -> tuple[Any, str, tuple[Side | None, ...]]:
+    ) -> tuple[str, tuple[Side | None, ...]]:
         """Record what a node does for the operator `owner`, on a side of its join.
 
-        Returns the node, whose the nodes below are, and their sides, the last of which is that of
-        all further ones; none if they are not to be visited.
+        Returns the owner of the nodes below, and the side of each of them; the last side is that of
+        all further ones. Without a side they are not visited.
         """
         name = node.nodeName()
         if name.startswith("CollectMetrics") and node.name().startswith(_MARK):
             owner = node.name().removeprefix(_MARK)
             self.exchanges.setdefault(owner, [])
-            return node, owner, (None,)
+            return owner, (None,)
         if name.startswith(("BroadcastExchange", "ReusedExchange")):
             self._note_broadcast(name, node, owner, side)
-            return node, owner, ()
+            return owner, ()
         if name.startswith(("Exchange", "ShuffleExchange")):
             self.exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
         elif "Join" in name and owner in self.joins and owner not in self.found:
             self.found[owner] = SparkJoin(name.partition("(")[0])
-            return node, owner, ("stream", "dataset")
+            return owner, ("stream", "dataset")
         else:
             self._note_buckets(name, node, owner, side)
-        return node, owner, (side,)
+        return owner, (side,)
 
     def _note_broadcast(self, name: str, node: Any, owner: str, side: Side | None) -> None:
         join = self.found.get(owner)
@@ -301,7 +307,9 @@ class PlanInspector:
             return
         source = self._planned.planned[self._planned.operator_before(operator)]
         if operator not in self._planned.exchanges and source.partitioned_by:
-            note = _check_write_placement(operator, source, spark_plan)
+            send = self._planned.app.operator(operator).spec.send
+            on = {} if send is None else dict(send.on)
+            note = _check_write_placement(operator, source, on, spark_plan)
             if note is not None:
                 self._notes.append(note)
 
