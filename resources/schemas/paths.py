@@ -26,6 +26,7 @@ from dagster_adjunct.resources.schemas.types import (
     parse_type,
     write_name,
 )
+from dagster_adjunct.resources.validation import validated
 
 _STEP = re.compile(r"`(?:[^`]|``)+`|[^`.]+")
 _ALIASED = re.compile(
@@ -83,11 +84,20 @@ def flat_name(name: str) -> str:
     return "_".join(split_path(name)) or name
 
 
+@validated
 def value_of(record: Mapping[str, Any], name: str) -> Any:
-    """Return the value that a name, or a path, means in a record; null within a null struct."""
+    """Return the value that a name, or a path, means in a record; None within a null struct.
+
+    Raises SchemaMismatchError if the record has no such column or field.
+    """
     value: Any = record
     for step in steps_among(name, record):
-        value = None if value is None else value[step]
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or step not in value:
+            problem = f"a record has no {name!r}: its columns are {', '.join(record) or 'none'}."
+            raise SchemaMismatchError(problem, "Check the name.", column=name)
+        value = value[step]
     return value
 
 
