@@ -140,13 +140,14 @@ class EntryChanges:
                 for row in python_rows(rows):
                     yield EntryChange(row["kind"], row["key"], row["before"], row["after"])
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of each bucket that has some, in the columns of `schema`.
+    def batches(self, bucket: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of each bucket that has some, or of one bucket, in the columns of
+        `schema`.
 
         Raises DatasetError for a key with several entries, and ManifestMismatchError for a missing
         or damaged file.
         """
-        for before, after in self._changed_buckets():
+        for before, after in self._changed_buckets(bucket):
             batch = self._compare(before, after)
             if batch.num_rows:
                 yield batch
@@ -165,22 +166,26 @@ class EntryChanges:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__(requested_schema)
 
-    def _changed_buckets(self) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the entries before and after of each bucket, at least those that differ."""
+    def _changed_buckets(self, only: int | None) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield the entries before and after of each bucket, or of one, at least those that
+        differ.
+        """
         old = self._old
         new = self._new
+        wanted = [number for number in new.buckets if only in (None, number)]
         if old is None:
             nothing = new.schema.to_arrow().empty_table()
-            for number in new.buckets:
+            for number in wanted:
                 yield nothing, read_entries(new, number)
             return
-        if not _has_grown(old.sealed, new.sealed):
+        if not has_grown(old.sealed, new.sealed):
             for bucket in buckets_to_read(old, new)[0]:
-                yield read_entries(old, bucket), read_entries(new, bucket)
+                if only in (None, bucket):
+                    yield read_entries(old, bucket), read_entries(new, bucket)
             return
         deltas = {generation.id for generation in new.sealed.generations}
         deltas -= {generation.id for generation in old.sealed.generations}
-        for number in new.buckets:
+        for number in wanted:
             keys = new.keys_in(number, deltas)
             if keys:
                 yield _entries_of(old, number, keys), _entries_of(new, number, keys)
@@ -224,7 +229,7 @@ def _struct(schema: Schema) -> pa.DataType:
     return pa.struct(list(schema.to_arrow()))
 
 
-def _has_grown(old: SealedVersion, new: SealedVersion) -> bool:
+def has_grown(old: SealedVersion, new: SealedVersion) -> bool:
     """Whether a version has the files of an older one, and further ones in the same buckets."""
     if not old.positioned or not new.positioned or old.partitions != new.partitions:
         return False

@@ -730,6 +730,17 @@ class StreamSystem(ABC):
         """
         return sum(self.distance(ssp, span.start, span.end) for ssp, span in ranges.items())
 
+    def needed_versions(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> Mapping[str, Sequence[str]]:
+        """Return the versions of datasets that reading these ranges needs, by dataset: a run leases
+        them, and its batch keeps them until it has ended.
+
+        Only a system whose records are made of datasets needs any. Raises VersionDiscardedError if
+        the ranges can't be read any more.
+        """
+        return {}
+
     def has_all_keys(self, stream: str) -> bool:
         """Return whether the stream still holds the newest record of every key it ever had."""
         return self.info(stream).has_all_keys(self.oldest(self.partitions(stream)))
