@@ -1,5 +1,5 @@
-"""The records of change streams: for each key whose entry differs between two versions of a dataset,
-the entry or a tombstone, or the entries before and after.
+"""The records of change streams: for each key whose entry differs between two versions of a
+dataset, the entry or a tombstone, or the entries before and after.
 """
 
 from __future__ import annotations

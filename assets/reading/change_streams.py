@@ -10,7 +10,7 @@ Readers stop at commits only. Reading needs the two versions, and nothing of wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar
@@ -75,8 +75,8 @@ def parse_commit(offset: str, what: str) -> int:
         raise errors.OffsetOutOfRangeError(
             f"{what}: {offset} is not the offset of a commit of the dataset: expected a commit's"
             f" number followed by {len(str(STRIDE)) - 1} zeros.",
-            f"The offset of commit {number} is {number * STRIDE}. See adjunct dataset history, which"
-            " lists the commits.",
+            f"The offset of commit {number} is {number * STRIDE}. The commits are in adjunct dataset"
+            " history.",
             offset=offset,
         )
     return number

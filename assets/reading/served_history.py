@@ -309,8 +309,8 @@ def discarded_error(dataset: str, number: int) -> VersionDiscardedError:
     return VersionDiscardedError(
         f"dataset {dataset!r}: what it served after its commit {number} has been discarded, so what"
         " has changed since is unknown.",
-        "Empty what follows it, or send to new tables and streams, because rows that were deleted in"
-        " between would stay. Then read everything again: adjunct startpoint set MODULE:APP"
+        "Empty what follows it, or send to new tables and streams, because rows that were deleted"
+        " since would stay. Then read everything again: adjunct startpoint set MODULE:APP"
         f" changes.{dataset} --oldest --reason …. To keep versions longer for readers that lag:"
         " discard=DiscardPolicy(followed=…).",
         dataset=dataset,
