@@ -34,6 +34,8 @@ from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import read_in_tasks, small_frame
 from dagster_adjunct.resources.streams.system import (
+    CHANGE_IMAGES,
+    CHANGES,
     RECORD_META_COLUMNS,
     NumberedOffsets,
     OffsetRange,
@@ -52,8 +54,6 @@ from dagster_adjunct.resources.streams.system import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CHANGES = "changes"
-CHANGE_IMAGES = "change-images"
 STRIDE = 10**10
 """How far the offsets of two commits are apart: more than a partition has records."""
 _BEGINNING = datetime.fromtimestamp(0, UTC)
@@ -75,8 +75,8 @@ def parse_commit(offset: str, what: str) -> int:
         raise errors.OffsetOutOfRangeError(
             f"{what}: {offset} is not the offset of a commit of the dataset: expected a commit's"
             f" number followed by {len(str(STRIDE)) - 1} zeros.",
-            f"The offset of commit {number} is {number * STRIDE}. The commits are in adjunct dataset"
-            " history.",
+            f"Commit {number} has the offset {number * STRIDE}. Find commits in the history of the"
+            " dataset: adjunct dataset history.",
             offset=offset,
         )
     return number

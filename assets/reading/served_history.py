@@ -229,10 +229,17 @@ class ServedHistory:
         """Return when the entries that were served after a commit were replaced by others; None if
         they are served now.
         """
-        for later in self._candidates(number, self.number):
-            if not self._keeps_entries(later):
-                return self.at(later).at
+        try:
+            for later in self._candidates(number, self.number):
+                if not self._keeps_entries(later):
+                    return self.at(later).at
+        except VersionDiscardedError:  # of so long ago that nobody knows
+            return self.at(self.last_change()).at
         return None
+
+    def manifests_of(self, number: int) -> tuple[str, ...]:
+        """Return the keys of the objects that say what was served after a commit."""
+        return (self._commit(number).manifest_key,)
 
     def has_erased(self, after: int, until: int) -> bool:
         """Whether one of the commits after a number, up to another one, erased keys."""

@@ -28,7 +28,6 @@ from dagster_adjunct.assets.declaration.dataset import (
     local_table,
     to_name_tuple,
 )
-from dagster_adjunct.assets.reading.change_streams import CHANGE_IMAGES, CHANGES
 from dagster_adjunct.orchestration.application.component_files import find_component_mistake
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
@@ -59,6 +58,7 @@ from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.small_work import SMALL_RECORDS
+from dagster_adjunct.resources.streams.system import CHANGE_IMAGES, CHANGES
 from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
 

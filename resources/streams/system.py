@@ -933,6 +933,9 @@ def dropped_offset_error(
 
 SystemFactory = Callable[["Lake"], StreamSystem]
 LAKE = "lake"
+CHANGES = "changes"
+CHANGE_IMAGES = "change-images"
+"""The system of the changes of datasets, and that of changes with the entries before and after."""
 _registered: dict[str, SystemFactory] = {}
 
 
