@@ -149,12 +149,12 @@ class ChangeStreams(NumberedOffsets):
         declared = history.manifest.declaration
         columns = self._columns(history)
         partitions = declared.partitions or 1
-        known = history.last_repartition()
         moved = None
-        if known is not None and known.manifest is not None:
-            at = commit_offset(history.last_change())
-            before = known.manifest.declaration.partitions or 1
-            moved = Repartitioning(identity_of(before), (at,) * before, (at,) * partitions)
+        was = history.manifest.repartitioned
+        if was is not None:
+            at = commit_offset(was.commit)
+            ends = ((at,) * was.partitions, (at,) * partitions)
+            moved = Repartitioning(identity_of(was.partitions), *ends)
         return StreamInfo(
             stream,
             partitions,
@@ -220,20 +220,21 @@ class ChangeStreams(NumberedOffsets):
 
     def _count_most(self, history: ServedHistory, partition: int, since: int, until: int) -> int:
         old, new = (self._version(history, number) for number in (since, until))
-        partitions = history.manifest.declaration.partitions or 1
         versions = [version for version in (old, new) if version is not None]
-        if old is not None and new is not None:
-            if old.id == new.id:
-                return 0
-            if has_grown(old, new):
-                known = {generation.id for generation in old.generations}
-                return _count_rows(new, partition, leaving_out=known)
-            if partition not in _changed_buckets(self._lake, history.log.name, old, new):
-                return 0
-        bucket = partition
+        partitions = history.manifest.declaration.partitions or 1
         if any(version.layout.partitions != partitions for version in versions):
             return sum(version.stored_rows for version in versions)
-        return sum(_count_rows(version, bucket) for version in versions)
+        if old is None or new is None:
+            return sum(_count_rows(version, partition) for version in versions)
+        if old.id == new.id:
+            return 0
+        if has_grown(old, new):
+            known = {generation.id for generation in old.generations}
+            return _count_rows(new, partition, leaving_out=known)
+        readers = (VersionReader(self._lake.store, history.log.name, each) for each in versions)
+        if partition not in buckets_to_read(*readers)[0]:
+            return 0
+        return sum(_count_rows(version, partition) for version in versions)
 
     def _version(self, history: ServedHistory, number: int) -> SealedVersion | None:
         """Return the version of a commit, None if it serves nothing or was discarded."""
@@ -407,13 +408,6 @@ def _count_rows(version: SealedVersion, bucket: int, leaving_out: Iterable[int] 
         if generation.id not in skipped:
             rows += sum(file.rows for file in generation.files if file.bucket == bucket)
     return rows
-
-
-def _changed_buckets(
-    lake: Lake, dataset: str, old: SealedVersion, new: SealedVersion
-) -> frozenset[int | None]:
-    readers = [VersionReader(lake.store, dataset, version) for version in (old, new)]
-    return frozenset(buckets_to_read(*readers)[0])
 
 
 register_system(CHANGES, ChangeStreams)

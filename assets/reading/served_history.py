@@ -167,22 +167,28 @@ class ServedHistory:
         return self._read[number]
 
     def version_at(self, number: int) -> SealedVersion | None:
-        """Return a stored version with the entries that were served after a commit, None for
-        nothing.
+        """Return the newest stored version with the entries that were served after a commit, None
+        for nothing.
 
-        If that version was discarded, a later one with the same entries is as good. Raises
-        VersionDiscardedError if there is none.
+        Later versions have fewer deltas to read, and the partitions of now. Raises
+        VersionDiscardedError if none of them is left.
         """
         version = self.at(number).version
-        if version is None or self.is_stored(version):
-            return version
+        if version is None:
+            return None
+        found = version if self.is_stored(version) else None
         for later in self._candidates(number, self.number):
-            if not self._keeps_entries(later):
+            try:
+                if not self._keeps_entries(later):
+                    break
+                version = self.at(later).version
+            except VersionDiscardedError:
                 break
-            version = self.at(later).version
             if version is not None and self.is_stored(version):
-                return version
-        raise discarded_error(self.log.name, number)
+                found = version
+        if found is None:
+            raise discarded_error(self.log.name, number)
+        return found
 
     def is_stored(self, version: SealedVersion) -> bool:
         """Whether the files of a version still exist; those of a doomed one may."""
@@ -201,29 +207,13 @@ class ServedHistory:
 
     def last_change(self) -> int:
         """Return the number of the last commit that changed the entries that are served."""
-        return self._walk_back()[0]
-
-    def last_repartition(self) -> Served | None:
-        """Return what was served before the last repartitioning, None if entries have changed
-        since.
-        """
-        moved = self._walk_back()[1]
-        return None if moved is None else self.at(moved - 1)
-
-    def _walk_back(self) -> tuple[int, int | None]:
-        """Return the number of the last commit that changed the entries, and that of the last
-        repartitioning after it.
-        """
-        moved = None
         for number in reversed(self._candidates(0, self.number)):
             try:
                 if not self._keeps_entries(number):
-                    return number, moved
+                    return number
             except VersionDiscardedError:  # nobody knows what was served before
-                return number, moved
-            if moved is None and self.at(number).action == REPARTITION_ACTION:
-                moved = number
-        return 0, moved
+                return number
+        return 0
 
     def replaced_at(self, number: int) -> datetime | None:
         """Return when the entries that were served after a commit were replaced by others; None if

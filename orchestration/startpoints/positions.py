@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import cache, cached_property, cmp_to_key, partial
 from typing import Any, Literal, TypeAlias
 
+from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
@@ -501,6 +502,11 @@ def _describe_new_start(stream: str, info: StreamInfo, before: str) -> str:
         f"Set a startpoint in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest"
         " --reason …."
     )
+    if followed_dataset(stream) is not None:
+        begin = (
+            "Empty what follows it, or send to new tables and streams, because rows that were"
+            f" deleted since would stay. {begin}"
+        )
     if not info.was_repartitioned(before):
         return begin
     return (
