@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.reading.change_records import (
@@ -219,7 +220,10 @@ class ChangeStreams(NumberedOffsets):
         return self._count_most(history, ssp.partition, since, until)
 
     def _count_most(self, history: ServedHistory, partition: int, since: int, until: int) -> int:
-        old, new = (self._version(history, number) for number in (since, until))
+        try:
+            old, new = choose_versions(history, since, until)
+        except errors.VersionDiscardedError:  # it is reported where it is to be read
+            old, new = None, history.newest.version
         versions = [version for version in (old, new) if version is not None]
         partitions = history.manifest.declaration.partitions or 1
         if any(version.layout.partitions != partitions for version in versions):
@@ -236,13 +240,6 @@ class ChangeStreams(NumberedOffsets):
             return 0
         return sum(_count_rows(version, partition) for version in versions)
 
-    def _version(self, history: ServedHistory, number: int) -> SealedVersion | None:
-        """Return the version of a commit, None if it serves nothing or was discarded."""
-        try:
-            return history.version_at(number)
-        except errors.VersionDiscardedError:
-            return None
-
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         """Return the offset of the last commit up to which the range has at most `count` records,
         but at least that of the next commit: a commit is read as a whole.
@@ -252,8 +249,7 @@ class ChangeStreams(NumberedOffsets):
             return start
         history = self._history(ssp.stream)
         last = history.last_change()
-        old = self._version(history, since)
-        if since and old is not None and not history.is_retained(old):
+        if not _is_retained(history, since):
             return commit_offset(last)  # records after an erasure must not show what was erased
         cuts = history.cuts(since, last)
         low, high = 0, len(cuts) - 1
@@ -277,8 +273,8 @@ class ChangeStreams(NumberedOffsets):
         needed: dict[str, dict[str, None]] = {}
         for ssp, span in ranges.items():
             history = self._history(ssp.stream, parse_commit(span.end, str(ssp)))
-            for offset in (span.start, span.end):
-                version = history.version_at(parse_commit(offset, str(ssp)))
+            since, until = (parse_commit(offset, str(ssp)) for offset in (span.start, span.end))
+            for version in choose_versions(history, since, until):
                 if version is not None and history.is_retained(version):
                     needed.setdefault(ssp.stream, {})[version.id] = None
         return {dataset: tuple(versions) for dataset, versions in needed.items()}
@@ -340,8 +336,7 @@ class ChangeStreams(NumberedOffsets):
             check_range(ssp, since * STRIDE, until * STRIDE, 0, upcoming)
             if since == until:
                 continue
-            old = history.version_at(since)
-            new = history.version_at(until)
+            old, new = choose_versions(history, since, until)
             served = history.at(until)
             part = ChangeRecords(
                 store=self._lake.store.descriptor,
@@ -395,6 +390,29 @@ class ChangeImageStreams(ChangeStreams):
 
     name = CHANGE_IMAGES
     _images = True
+
+
+def choose_versions(
+    history: ServedHistory, since: int, until: int
+) -> tuple[SealedVersion | None, SealedVersion | None]:
+    """Return the versions to compare for the changes between two commits: of those with the same
+    entries, two of which one has only deltas added to the other, if there are such.
+    """
+    before = history.versions_at(since)
+    after = history.versions_at(until)
+    for old, new in product(before, reversed(after)):
+        if old.id == new.id or has_grown(old, new):
+            return old, new
+    return (before[0] if before else None), (after[0] if after else None)
+
+
+def _is_retained(history: ServedHistory, number: int) -> bool:
+    """Whether what was served after a commit can be leased, or was nothing."""
+    try:
+        versions = history.versions_at(number)
+    except errors.VersionDiscardedError:
+        return False
+    return all(map(history.is_retained, versions[:1]))
 
 
 def _with_columns(version: SealedVersion, columns: NamedColumns) -> SealedVersion:

@@ -166,17 +166,19 @@ class ServedHistory:
             raise discarded_error(self.log.name, number) from error
         return self._read[number]
 
-    def version_at(self, number: int) -> SealedVersion | None:
-        """Return the newest stored version with the entries that were served after a commit, None
-        for nothing.
+    def versions_at(self, number: int) -> tuple[SealedVersion, ...]:
+        """Return the stored versions with the entries that were served after a commit: the newest,
+        then that of the commit itself; () for nothing.
 
-        Later versions have fewer deltas to read, and the partitions of now. Raises
-        VersionDiscardedError if none of them is left.
+        The newest has the partitions of now, and the deltas that were added to a compacted table
+        come after it. Raises VersionDiscardedError if none is left.
         """
         version = self.at(number).version
         if version is None:
-            return None
-        found = version if self.is_stored(version) else None
+            return ()
+        found = {}
+        if self.is_stored(version):
+            found[version.id] = version
         for later in self._candidates(number, self.number):
             try:
                 if not self._keeps_entries(later):
@@ -185,10 +187,11 @@ class ServedHistory:
             except VersionDiscardedError:
                 break
             if version is not None and self.is_stored(version):
-                found = version
-        if found is None:
+                found[version.id] = version
+        if not found:
             raise discarded_error(self.log.name, number)
-        return found
+        first, *_, last = *found.values(), *found.values()
+        return (last,) if first is last else (last, first)
 
     def is_stored(self, version: SealedVersion) -> bool:
         """Whether the files of a version still exist; those of a doomed one may."""

@@ -86,10 +86,10 @@ def find_lagging_followers(
         version = None
         manifests: tuple[str, ...] = ()
         with suppress(VersionDiscardedError):
-            sealed = history.version_at(number)
+            versions = history.versions_at(number)
             manifests = history.manifests_of(number)
-            if sealed is not None:
-                version = sealed.id
+            if versions:
+                version = versions[0].id
         found.append(
             Follower(application, dataset, number, version, replaced_at, kept_until, manifests)
         )

@@ -5,6 +5,7 @@ plain dictionaries say what has to come of it.
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -265,7 +266,12 @@ def follow_and_die(world: StepWorld, app: Application, what: str) -> None:
 
 def check_followed(world: StepWorld, served: Content) -> None:
     """Check that all that the mirror keeps is equal to what is served."""
-    assert world.records() == served
+    kept: Content = {}
+    with suppress(sqlite3.OperationalError):  # nothing has ever been sent to it
+        kept = world.records()
+    assert kept == served
+    if "copied" not in world.streams.list_streams():
+        return
     world.advance(COPY)
     assert entries_of(world, "copy") == served
     assert apply_images(world) == served
