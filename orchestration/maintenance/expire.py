@@ -48,8 +48,8 @@ def expire_versions(
     leased, or needed by an open batch or a reader of the dataset's changes are kept. With
     `dry_run` nothing is deleted. Raises DatasetNotFoundError.
     """
-    needed = partial(needed_versions, lake, dataset)
-    manifests = partial(find_manifests_for_followers, lake, dataset)
+    needed = partial(needed_versions, lake, dataset, policy)
+    manifests = partial(find_manifests_for_followers, lake, dataset, policy)
     return discard_unneeded(
         lake, dataset, policy, by=by, roots=needed, manifests=manifests, dry_run=dry_run
     )
@@ -155,14 +155,16 @@ def _versions_before(lake: Lake, application: str, batch: int) -> dict[str, str]
     return before
 
 
-def needed_versions(lake: Lake, dataset: str) -> dict[str, str]:
+def needed_versions(
+    lake: Lake, dataset: str, policy: DiscardPolicy | None = None
+) -> dict[str, str]:
     """Return, by version id, what needs the versions of this dataset: an open batch, a recorded
     replay, or a reader of its changes.
     """
     # Replays first: if one ends in between, by opening its last batch, that open batch is found.
     replays = [find_held_versions(lake, application) for application in list_applications(lake)]
     states = list_application_states(lake)
-    needed = find_versions_for_followers(lake, dataset, states)
+    needed = find_versions_for_followers(lake, dataset, states, policy)
     for versions_of in (*replays, versions_in_open_batches(lake, states)):
         needed |= versions_of.get(dataset, {})
     return needed

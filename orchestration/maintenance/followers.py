@@ -13,10 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.change_streams import followed_dataset, parse_commit
 from dagster_adjunct.assets.reading.served_history import ServedHistory
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
+    application_state,
     list_application_states,
 )
 from dagster_adjunct.resources.errors import AdjunctError, VersionDiscardedError
@@ -60,11 +62,15 @@ class Follower:
 
 
 def find_lagging_followers(
-    lake: Lake, dataset: str, states: Mapping[str, ApplicationState] | None = None
+    lake: Lake,
+    dataset: str,
+    states: Mapping[str, ApplicationState] | None = None,
+    policy: DiscardPolicy | None = None,
 ) -> list[Follower]:
     """Return the readers of the changes of a dataset that have yet to read some, by commit.
 
-    `states` are those of all applications, if they were read before.
+    `states` are those of all applications, if they were read before. The default policy is the one
+    declared at the last advance.
     """
     if states is None:
         states = list_application_states(lake)
@@ -75,6 +81,7 @@ def find_lagging_followers(
     if not positions:
         return []
     history = ServedHistory.read(lake, dataset)
+    policy = policy or history.manifest.declaration.discard
     found = []
     for number, application in sorted(positions):
         replaced_at = None
@@ -82,7 +89,7 @@ def find_lagging_followers(
             replaced_at = history.replaced_at(number)
         if replaced_at is None:
             continue
-        kept_until = add_span(replaced_at, history.manifest.declaration.discard.followed)
+        kept_until = add_span(replaced_at, policy.followed)
         version = None
         manifests: tuple[str, ...] = ()
         with suppress(VersionDiscardedError):
@@ -96,9 +103,13 @@ def find_lagging_followers(
     return found
 
 
-def list_lagging_followers(lake: Lake) -> list[Follower]:
-    """Return the readers of the changes of all datasets that have yet to read some."""
-    states = list_application_states(lake)
+def list_lagging_followers(lake: Lake, application: str | None = None) -> list[Follower]:
+    """Return the applications, or only this one, that have yet to read changes of datasets."""
+    states: Mapping[str, ApplicationState]
+    if application is None:
+        states = list_application_states(lake)
+    else:
+        states = {application: application_state(lake, application)}
     datasets = {followed_dataset(ssp.qualified_stream) for _, ssp, _ in _iter_positions(states)}
     found = []
     for dataset in sorted(filter(None, datasets)):
@@ -108,22 +119,27 @@ def list_lagging_followers(lake: Lake) -> list[Follower]:
 
 
 def find_versions_for_followers(
-    lake: Lake, dataset: str, states: Mapping[str, ApplicationState] | None = None
+    lake: Lake,
+    dataset: str,
+    states: Mapping[str, ApplicationState] | None = None,
+    policy: DiscardPolicy | None = None,
 ) -> dict[str, str]:
     """Return, by version id, which reader of the dataset's changes needs the version."""
     now = lake.now()
     needed = {}
-    for follower in find_lagging_followers(lake, dataset, states):
+    for follower in find_lagging_followers(lake, dataset, states, policy):
         if follower.version is not None and follower.is_kept(now):
             needed[follower.version] = follower.describe(now)
     return needed
 
 
-def find_manifests_for_followers(lake: Lake, dataset: str) -> frozenset[str]:
+def find_manifests_for_followers(
+    lake: Lake, dataset: str, policy: DiscardPolicy | None = None
+) -> frozenset[str]:
     """Return the keys of the manifests that readers of the dataset's changes need."""
     now = lake.now()
     needed: set[str] = set()
-    for follower in find_lagging_followers(lake, dataset):
+    for follower in find_lagging_followers(lake, dataset, policy=policy):
         if follower.is_kept(now):
             needed |= set(follower.manifests)
     return frozenset(needed)

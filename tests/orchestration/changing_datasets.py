@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -38,6 +38,7 @@ from tests.orchestration.step_world import StepWorld, crash_at
 
 Content = dict[str, tuple[int | None, int | None]]
 """By key: v and w."""
+Rows = Mapping[str, tuple[int | None, int | None]]
 KEYS = "abcdefghijkl"
 KEEP_LITTLE = DiscardPolicy(keep=1, grace=timedelta(0))
 WHY = {"reason": "test", "by": "test"}
@@ -100,9 +101,13 @@ class Changing:
     def begin(self) -> None:
         self.world.stream("planes", "k", 1, k="string", v="int", w="int")
 
-    def advance(self) -> None:
+    def send(self, rows: Rows, gone: Sequence[str] = (), **options: Any) -> None:
+        """Change these entries, and delete those of the keys that are gone."""
+        raise NotImplementedError
+
+    def advance(self, declared: AdjunctDataset | None = None) -> None:
         advance_dataset(
-            self.declare(),
+            declared or self.declare(),
             lake=self.world.lake,
             systems={"lake": self.world.streams},
             spark=IN_PROCESS,
@@ -144,13 +149,13 @@ class Following(Changing):
         gone = self.draw.sample(KEYS, 2)
         self.send(sent, [key for key in gone if key not in sent])
 
-    def send(self, rows: Mapping[str, tuple[int | None, int | None]], gone: list[str]) -> None:
+    def send(self, rows: Rows, gone: Sequence[str] = (), **options: Any) -> None:
         self.world.send(
             "planes",
             *[(key, *row) for key, row in rows.items()],
             deleted=[(key, None, None) for key in gone],
         )
-        self.advance()
+        self.advance(**options)
         self.served |= rows
         for key in gone:
             self.served.pop(key, None)
@@ -198,15 +203,21 @@ class Delivered(Changing):
         return bounded_dataset("planes", input="lake.planes", key="k", **self.layout)
 
     def change(self) -> None:
+        sent = {key: self.draw_row() for key in self.draw_keys()}
+        others = sorted(self.served.keys() - sent.keys())
+        self.send(sent, self.draw.sample(others, min(2, len(others))))
+
+    def send(self, rows: Rows, gone: Sequence[str] = (), **options: Any) -> None:
         self.number += 1
-        content = dict(self.served)
-        for key in self.draw_keys():
-            content[key] = self.draw_row()
-        for key in self.draw.sample(sorted(content), min(2, len(content) - 1)):
+        content = {**self.served, **rows}
+        for key in gone:
             del content[key]
+        self._deliver(content, **options)
+
+    def _deliver(self, content: Content, **options: Any) -> None:
         rows = [(key, *row) for key, row in content.items()]
         self.world.send("planes", *rows, version=f"v{self.number}")
-        self.advance()
+        self.advance(**options)
         self.look()
 
     def look(self) -> None:

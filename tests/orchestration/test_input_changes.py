@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from dagster_adjunct.assets.declaration.dataset import Presentation, unbounded_dataset
+from dagster_adjunct.assets.reading.change_streams import ChangeStreams, commit_offset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.maintenance.expire import erase_keys, expire_versions
+from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
+from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step.context import list_sensitive_columns
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    OffsetOutOfRangeError,
+    PlanningError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.checked_reads import read_table
+from dagster_adjunct.resources.streams.startpoint import (
+    Startpoint,
+    StartpointOldest,
+    StartpointSpecific,
+    StartpointTimestamp,
+    StartpointUpcoming,
+    resolve_startpoint_to_offset,
+)
+from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.orchestration.changing_datasets import (
+    KEEP_LITTLE,
+    WHY,
     Changing,
+    Content,
     Delivered,
     Following,
     check_followed,
@@ -17,6 +49,7 @@ from tests.orchestration.changing_datasets import (
     mirror_of,
     new_world,
 )
+from tests.orchestration.step_world import StepWorld
 from tests.rounds import rounds
 
 EVENTS = ("intent", "output", "outputs", "batch")
@@ -48,3 +81,179 @@ def test_what_follows_a_dataset_ends_equal_to_it(
                 dataset.repartition()
     follow(world, mirror_of(dataset.declare(), world))
     check_followed(world, dataset.served)
+
+
+def begun(tmp_path: Path, kind: type[Changing] = Following) -> Changing:
+    """Return a dataset with some entries, and a mirror that has read them."""
+    dataset = kind(new_world(tmp_path), random.Random(1))
+    dataset.begin()
+    dataset.send({"a": (1, 1), "b": (2, 2), "c": (3, 3)})
+    follow(dataset.world, mirror_of(dataset.declare(), dataset.world))
+    return dataset
+
+
+def discard(dataset: Changing, followed: timedelta) -> None:
+    """Discard all that is not needed, several commits after the mirror has read."""
+    for number in range(3):
+        dataset.send({"b": (number, number)}, gone=["c"] if number == 0 else [])
+    if isinstance(dataset, Following):
+        compact_dataset(dataset.world.lake, "planes", spark=IN_PROCESS, by="test", level="major")
+        dataset.send({"d": (4, 4)})
+    policy = replace(KEEP_LITTLE, followed=followed)
+    expire_versions(dataset.world.lake, "planes", policy, by="test")
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_what_a_follower_needs_is_kept_until_it_has_read_on(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    dataset = begun(tmp_path, kind)
+    world = dataset.world
+    discard(dataset, timedelta(days=7))
+    (follower,) = {(f.application, f.version) for f in list_lagging_followers(world.lake)}
+    folders = folders_of(world)
+    follow(world, mirror_of(dataset.declare(), world))
+    check_followed(world, dataset.served)
+    assert follower[0] == "mirror"
+    assert list_lagging_followers(world.lake) == []
+    expire_versions(world.lake, "planes", KEEP_LITTLE, by="test")
+    assert folders_of(world) < folders, "nobody needs it any more"
+
+
+def folders_of(world: StepWorld) -> set[str]:
+    listed = world.lake.store.list("datasets/planes/data/")
+    return {item.key.rpartition("/")[0] for item in listed}
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_a_follower_beyond_the_limit_fails_and_begins_again_into_an_empty_table(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    dataset = begun(tmp_path, kind)
+    world = dataset.world
+    discard(dataset, timedelta(0))
+    app = mirror_of(dataset.declare(), world)
+    with pytest.raises(VersionDiscardedError) as failure:
+        follow(world, app)
+    assert failure.value.dataset == "planes"
+    assert "changes.planes --oldest" in failure.value.next_step
+    assert world.state(app).open is None
+    assert "c" in world.records(), "it was deleted in between"
+
+    with sqlite3.connect(tmp_path / "things.sqlite") as table:
+        table.execute("DELETE FROM things")
+    Startpoints(app, lake=world.lake).request(
+        "changes.planes", StartpointOldest(), reason="too late", by="test"
+    )
+    Startpoints(app, lake=world.lake).request(
+        "change-images.planes", StartpointOldest(), reason="too late", by="test"
+    )
+    follow(world, app)
+    assert world.records() == dataset.served
+
+
+def test_a_discard_can_let_go_of_what_a_follower_needs(tmp_path: Path) -> None:
+    dataset = begun(tmp_path)
+    lake = dataset.world.lake
+    discard(dataset, timedelta(days=7))
+    before = folders_of(dataset.world)
+    expire_versions(lake, "planes", replace(KEEP_LITTLE, followed=timedelta(0)), by="test")
+    assert folders_of(dataset.world) < before
+    (follower,) = list_lagging_followers(lake)
+    assert follower.version is None
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_a_key_that_was_erased_is_deleted_and_nothing_shows_what_it_was(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    dataset = begun(tmp_path, kind)
+    world = dataset.world
+    dataset.send({"b": (5, 5)})
+    erase_keys(world.lake, "planes", ["a"], **WHY)
+    del dataset.served["a"]
+    seen = len(world.rows("images"))
+    follow(world, mirror_of(dataset.declare(), world))
+    check_followed(world, dataset.served)
+    later = world.rows("images")[seen:]
+    kinds = {image["k"]: (image["kind"], image["before"]) for image in world.rows("images")}
+    assert kinds["a"] == ("delete", None)
+    assert kinds["b"] == ("update", None)
+    assert later
+
+
+def test_startpoints_of_all_kinds_say_from_what_was_served(tmp_path: Path) -> None:
+    dataset = begun(tmp_path)
+    system = ChangeStreams(dataset.world.lake)
+    ssp = SystemStreamPartition("changes", "planes", 0)
+    first = dict(dataset.served)
+    between = datetime.now(UTC)
+    dataset.send({"a": (7, 7), "d": (4, 4)}, gone=["b"])
+
+    def read_from(startpoint: Startpoint) -> Content:
+        ranges = {}
+        for each in system.partitions("planes"):
+            start = resolve_startpoint_to_offset(system, each, startpoint)
+            ranges[each] = OffsetRange(start, system.upcoming([each])[each])
+        rows = read_table(system, ranges).to_pylist()
+        found = {row["k"]: (row["v"], row["w"]) for row in rows if not row["__tombstone"]}
+        return found | {row["k"]: None for row in rows if row["__tombstone"]}
+
+    changed = {"a": (7, 7), "b": None, "d": (4, 4)}
+    assert read_from(StartpointOldest()) == dataset.served
+    assert read_from(StartpointUpcoming()) == {}
+    assert read_from(StartpointTimestamp(int(between.timestamp() * 1000))) == changed
+    assert read_from(StartpointTimestamp(1_000_000_000_000)) == dataset.served
+    end = StoredVersions(dataset.world.lake, "planes").newest()[0].number
+    assert read_from(StartpointSpecific(commit_offset(end - 1))) == changed
+    assert first["b"] == (2, 2)
+    with pytest.raises(OffsetOutOfRangeError):
+        resolve_startpoint_to_offset(system, ssp, StartpointSpecific(str(end)))
+
+
+def test_a_range_always_has_the_same_records(tmp_path: Path) -> None:
+    dataset = begun(tmp_path)
+    dataset.send({"a": (7, 7), "d": (4, 4)}, gone=["b"])
+    system = ChangeStreams(dataset.world.lake)
+    ends = system.upcoming(system.partitions("planes"))
+    ranges = {ssp: OffsetRange(commit_offset(2), end) for ssp, end in ends.items()}
+    before = system.read_arrow(ranges)
+    dataset.send({"a": (8, 8), "e": (5, 5)})
+    compact_dataset(dataset.world.lake, "planes", spark=IN_PROCESS, by="test", level="major")
+    assert ChangeStreams(dataset.world.lake).read_arrow(ranges) == before
+
+
+def test_compactions_are_nothing_to_read(tmp_path: Path) -> None:
+    dataset = begun(tmp_path)
+    dataset.send({"a": (7, 7)})
+    app = mirror_of(dataset.declare(), dataset.world)
+    follow(dataset.world, app)
+    batch = dataset.world.state(app).batch
+    compact_dataset(dataset.world.lake, "planes", spark=IN_PROCESS, by="test", level="major")
+    follow(dataset.world, app)
+    assert dataset.world.state(app).batch == batch
+
+
+def test_sensitive_columns_stay_sensitive(tmp_path: Path) -> None:
+    dataset = begun(tmp_path)
+    declared = replace(dataset.declare(), presentation=Presentation(sensitive=("v",)))
+    app = mirror_of(declared, dataset.world)
+    dataset.send({"a": (9, 9)}, declared=declared)
+    masked = {name for _, name in list_sensitive_columns(app, dataset.world.systems)}
+    assert masked == {"v", "before", "after"}
+
+
+def test_a_dataset_that_the_application_sends_to_is_refused(tmp_path: Path) -> None:
+    dataset = begun(tmp_path)
+    app = Application("loop")
+    changes = app.input_changes(dataset.declare())
+    with pytest.raises(PlanningError):
+        changes.send_to(app.table(dataset.declare()))
+
+
+def test_what_has_no_stored_changes_is_refused() -> None:
+    transient = unbounded_dataset("t", input="lake.t", key="k", broadcast=True, persistent=False)
+    with pytest.raises(ConfigurationError):
+        Application("app").input_changes(transient)
+    with pytest.raises(ConfigurationError):
+        unbounded_dataset("copy", input="changes.planes", key="k", broadcast=True)
