@@ -104,7 +104,7 @@ class ChangeStreams(NumberedOffsets):
 
     name = CHANGES
     default_offset = "oldest"
-    capabilities = StreamCapabilities(reads_arrow=True, finds_times=True)
+    capabilities = StreamCapabilities(reads_arrow=True, finds_times=True, exchanges_reads=True)
     _images: ClassVar[bool] = False
 
     def __init__(self, lake: Lake) -> None:

@@ -476,7 +476,8 @@ class StreamCapabilities:
 
     It has a method `read_arrow` (`reads_arrow`), `task_reads` (`reads_in_tasks`) or
     `offset_for_timestamp` (`finds_times`); `records_between` counts without reading the records
-    (`counts_unread`).
+    (`counts_unread`). The frames of `read` have an exchange that moves records into their
+    partitions (`exchanges_reads`), which plans do not list.
 
     The others are for writers. `keeps_positions`: `append` stores the columns of POSITION and gets
     `AppendOptions.sources`. `appends_alone`: no other append gets offsets between those of an
@@ -490,6 +491,7 @@ class StreamCapabilities:
     reads_in_tasks: bool = False
     finds_times: bool = False
     counts_unread: bool = False
+    exchanges_reads: bool = False
     keeps_positions: bool = False
     appends_alone: bool = False
     evolves: bool = False
