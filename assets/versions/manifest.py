@@ -193,7 +193,7 @@ class CommonManifest(ManifestPart):
         """
         return [
             f"the input: {self.declaration.input}",
-            "outputs of applications that joined this dataset",
+            "outputs of applications that joined this dataset, or follow its changes",
         ]
 
     def marks(self, version_id: str) -> list[str]:
