@@ -10,7 +10,7 @@ Readers stop at commits only. Reading needs the two versions, and nothing of wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -224,21 +224,24 @@ class ChangeStreams(NumberedOffsets):
             old, new = choose_versions(history, since, until)
         except errors.VersionDiscardedError:  # it is reported where it is to be read
             old, new = None, history.newest.version
-        versions = [version for version in (old, new) if version is not None]
+        versions = list(filter(None, (old, new)))
         partitions = history.manifest.declaration.partitions or 1
-        if any(version.layout.partitions != partitions for version in versions):
+        if {version.layout.partitions for version in versions} - {partitions}:
             return sum(version.stored_rows for version in versions)
         if old is None or new is None:
             return sum(_count_rows(version, partition) for version in versions)
-        if old.id == new.id:
-            return 0
-        if has_grown(old, new):
+        if has_grown(old, new):  # so has a version out of itself
             known = {generation.id for generation in old.generations}
-            return _count_rows(new, partition, leaving_out=known)
-        readers = (VersionReader(self._lake.store, history.log.name, each) for each in versions)
-        if partition not in buckets_to_read(*readers)[0]:
+            return _count_rows(new, partition, known)
+        if partition not in self._changed_buckets(history, old, new):
             return 0
-        return sum(_count_rows(version, partition) for version in versions)
+        return _count_rows(old, partition) + _count_rows(new, partition)
+
+    def _changed_buckets(
+        self, history: ServedHistory, old: SealedVersion, new: SealedVersion
+    ) -> list[int | None]:
+        readers = (VersionReader(self._lake.store, history.log.name, each) for each in (old, new))
+        return buckets_to_read(*readers)[0]
 
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         """Return the offset of the last commit up to which the range has at most `count` records,
@@ -419,11 +422,11 @@ def _with_columns(version: SealedVersion, columns: NamedColumns) -> SealedVersio
     return version if version.named_columns == columns else version.read_as(columns)
 
 
-def _count_rows(version: SealedVersion, bucket: int, leaving_out: Iterable[int] = ()) -> int:
-    skipped = set(leaving_out)
+def _count_rows(version: SealedVersion, bucket: int, leaving_out: Collection[int] = ()) -> int:
+    """Return the stored rows of a bucket, without those of some generations."""
     rows = 0
     for generation in version.generations:
-        if generation.id not in skipped:
+        if generation.id not in leaving_out:
             rows += sum(file.rows for file in generation.files if file.bucket == bucket)
     return rows
 

@@ -183,9 +183,18 @@ class EntryChanges:
                 if only in (None, bucket):
                     yield read_entries(old, bucket), read_entries(new, bucket)
             return
+        yield from self._looked_up(old, wanted)
+
+    def _looked_up(
+        self, old: VersionReader, buckets: Sequence[int]
+    ) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield the entries before and after of the keys in the deltas that the old version has
+        not, by bucket.
+        """
+        new = self._new
         deltas = {generation.id for generation in new.sealed.generations}
         deltas -= {generation.id for generation in old.sealed.generations}
-        for number in wanted:
+        for number in buckets:
             keys = new.keys_in(number, deltas)
             if keys:
                 yield _entries_of(old, number, keys), _entries_of(new, number, keys)

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 
 from dagster_adjunct.assets.versions.dataset_log import (
     DatasetLog,
@@ -77,6 +78,7 @@ class ServedHistory:
     shared: CommitLog | None = None
     _read: dict[int, Commit] = field(default_factory=dict)
     _served: dict[int, Served] = field(default_factory=dict)
+    _stored: dict[int, tuple[SealedVersion, ...]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, lake: Lake, dataset: str) -> ServedHistory:
@@ -173,6 +175,11 @@ class ServedHistory:
         The newest has the partitions of now, and the deltas that were added to a compacted table
         come after it. Raises VersionDiscardedError if none is left.
         """
+        if number not in self._stored:
+            self._stored[number] = self._find_stored(number)
+        return self._stored[number]
+
+    def _find_stored(self, number: int) -> tuple[SealedVersion, ...]:
         version = self.at(number).version
         if version is None:
             return ()
@@ -195,8 +202,11 @@ class ServedHistory:
 
     def is_stored(self, version: SealedVersion) -> bool:
         """Whether the files of a version still exist; those of a doomed one may."""
-        there = self.manifest.reachable() | set(self.manifest.doomed)
-        return all(part.folder in there for part in version.generations if part.files)
+        return all(part.folder in self._folders for part in version.generations if part.files)
+
+    @cached_property
+    def _folders(self) -> set[str]:
+        return self.manifest.reachable() | set(self.manifest.doomed)
 
     def is_retained(self, version: SealedVersion) -> bool:
         """Whether a version can be leased. One that can't may hold keys that were erased."""

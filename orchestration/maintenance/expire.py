@@ -5,7 +5,7 @@ will read again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
 
@@ -134,12 +134,17 @@ def versions_in_open_batches(
             )
             for dataset, version in _versions_before(lake, application, state.given_up).items():
                 needed[dataset][version] = why
-        if state.open is not None:
-            why = f"open batch {state.open.batch} of application {application}"
-            for dataset, versions in state.open.joined.list_all().items():
-                for version in filterfalse(is_transient, versions):
-                    needed[dataset][version] = why
+        for dataset, version, batch in _versions_of_open(state):
+            needed[dataset][version] = f"open batch {batch} of application {application}"
     return needed
+
+
+def _versions_of_open(state: ApplicationState) -> Iterator[tuple[str, str, int]]:
+    """Yield each dataset and version that an open batch reads, with its number."""
+    if state.open is not None:
+        for dataset, versions in state.open.joined.list_all().items():
+            for version in filterfalse(is_transient, versions):
+                yield dataset, version, state.open.batch
 
 
 def _versions_before(lake: Lake, application: str, batch: int) -> dict[str, str]:

@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import Presentation, unbounded_dataset
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import (
+    Presentation,
+    bounded_dataset,
+    unbounded_dataset,
+    version_set,
+)
 from dagster_adjunct.assets.reading.change_streams import ChangeStreams, commit_offset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.expire import erase_keys, expire_versions
 from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
@@ -23,6 +30,7 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
     PlanningError,
+    StillReadError,
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -44,6 +52,7 @@ from tests.orchestration.changing_datasets import (
     Delivered,
     Following,
     check_followed,
+    entries_of,
     follow,
     follow_and_die,
     mirror_of,
@@ -257,3 +266,48 @@ def test_what_has_no_stored_changes_is_refused() -> None:
         Application("app").input_changes(transient)
     with pytest.raises(ConfigurationError):
         unbounded_dataset("copy", input="changes.planes", key="k", broadcast=True)
+
+
+def test_a_dataset_that_was_created_again_is_not_taken_for_the_former_one(tmp_path: Path) -> None:
+    dataset = begun(tmp_path)
+    world = dataset.world
+    app = mirror_of(dataset.declare(), world)
+    with pytest.raises(StillReadError):
+        delete_dataset(world.lake, "planes", **WHY)
+    delete_dataset(world.lake, "planes", force=True, **WHY)
+    with pytest.raises(PlanningError):
+        follow(world, app)
+    dataset.served.clear()
+    for number in range(5):
+        dataset.send({"a": (number, number)})
+    with pytest.raises(VersionDiscardedError):
+        follow(world, app)
+
+
+def test_members_of_a_version_set_are_followed_from_before_they_joined(tmp_path: Path) -> None:
+    dataset = begun(tmp_path, Delivered)
+    world = dataset.world
+    dataset.send({"a": (5, 5)})
+    world.stream("crews", "k", 1, k="string", v="int", w="int")
+    crews = bounded_dataset("crews", input="lake.crews", key="k", partitions=1)
+    together, crews = version_set("fleet", dataset.declare(), crews)
+    for number in (10, 11):
+        world.send("crews", ("x", number, number), version=f"v{number}")
+        dataset.served["b"] = (number, number)
+        rows = [(key, *row) for key, row in dataset.served.items()]
+        world.send("planes", *rows, version=f"v{number}")
+        advance_version_set(
+            [together, crews],
+            lake=world.lake,
+            systems={"lake": world.streams},
+            spark=IN_PROCESS,
+            by="test",
+        )
+        if number == 11:
+            follow(world, mirror_of(together, world))
+            check_followed(world, dataset.served)
+    StoredVersions(world.lake, "planes").rollback(**WHY)
+    dataset.served = entries_of(world, "planes")
+    assert dataset.served["b"] == (10, 10)
+    follow(world, mirror_of(together, world))
+    check_followed(world, dataset.served)
