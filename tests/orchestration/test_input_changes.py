@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sqlite3
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,7 @@ from dagster_adjunct.orchestration.maintenance.expire import erase_keys, expire_
 from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.context import list_sensitive_columns
+from dagster_adjunct.orchestration.step.progress import measure_stream_progress
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
@@ -33,6 +35,7 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.startpoint import (
@@ -48,6 +51,7 @@ from tests.orchestration.changing_datasets import (
     KEEP_LITTLE,
     WHY,
     Changing,
+    ChangingWorld,
     Content,
     Delivered,
     Following,
@@ -58,6 +62,7 @@ from tests.orchestration.changing_datasets import (
     mirror_of,
     new_world,
 )
+from tests.orchestration.cli.commands import document, printed
 from tests.orchestration.step_world import StepWorld
 from tests.rounds import rounds
 
@@ -243,6 +248,24 @@ def test_compactions_are_nothing_to_read(tmp_path: Path) -> None:
     assert dataset.world.state(app).batch == batch
 
 
+def test_whoever_waits_sees_each_commit_and_counts_what_is_new(tmp_path: Path) -> None:
+    dataset = begun(tmp_path)
+    system = ChangeStreams(dataset.world.lake)
+    seen = system.fingerprint("planes")
+    assert system.fingerprint("planes") == seen
+    app = mirror_of(dataset.declare(), dataset.world)
+
+    def lag() -> int:
+        view = system.snapshot("planes")
+        state = dataset.world.state(app)
+        return measure_stream_progress(view, app.inputs["changes.planes"], state).lag
+
+    assert lag() == 0
+    dataset.send({"a": (9, 9), "x": (1, 1)})
+    assert system.fingerprint("planes") != seen
+    assert lag() == 2
+
+
 def test_sensitive_columns_stay_sensitive(tmp_path: Path) -> None:
     dataset = begun(tmp_path)
     declared = replace(dataset.declare(), presentation=Presentation(sensitive=("v",)))
@@ -311,3 +334,33 @@ def test_members_of_a_version_set_are_followed_from_before_they_joined(tmp_path:
     assert dataset.served["b"] == (10, 10)
     follow(world, mirror_of(together, world))
     check_followed(world, dataset.served)
+
+
+def test_commands_say_who_needs_which_version_and_let_go_of_it(tmp_path: Path) -> None:
+    world = ChangingWorld(open_lake(tmp_path / "lake"), tmp_path, IN_PROCESS)
+    dataset = Following(world, random.Random(1))
+    dataset.begin()
+    dataset.send({"a": (1, 1)})
+    app = mirror_of(dataset.declare(), world)
+    follow(world, app)
+    held = StoredVersions(world.lake, "planes").newest()[1].served_id
+    dataset.send({"a": (2, 2)})
+    shown = (
+        f"application mirror follows the changes of dataset planes from commit 2, .*{held} is kept"
+    )
+    (kept,) = document(world, "checkpoint", "show", "mirror")["follows"]
+    assert re.match(shown, kept)
+    found = {
+        each["check"]: each for each in document(world, "doctor", "--master", "none")["findings"]
+    }
+    assert (found["followed datasets"]["state"], found["followed datasets"]["found"]) == (
+        "ok",
+        kept,
+    )
+    compact_dataset(world.lake, "planes", spark=IN_PROCESS, by="test", level="major")
+    dataset.send({"a": (3, 3)})
+    options = ("--keep", "1", "--grace", "0s", "--followed", "0s")
+    printed(world, "dataset", "expire", "planes", *options)
+    assert document(world, "checkpoint", "show", "mirror")["follows"] != [kept]
+    with pytest.raises(VersionDiscardedError):
+        follow(world, app)
