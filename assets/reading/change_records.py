@@ -27,7 +27,8 @@ _IMAGE_COLUMNS = ("kind", "before", "after", "version", "at")
 
 @dataclass(frozen=True, slots=True)
 class ChangeRecords:
-    """The records of a range of one partition, from the version `old` to `new` (None: nothing).
+    """The records of a range of one partition, from the version `old` to `new` (None: nothing),
+    with the `compactions` in between (see `EntryChanges`).
 
     `key` and `partition_by` are those of the dataset, `partitions` the number of partitions of the
     stream. `first` is the offset of the first record, `version` is what was served at the end, and
@@ -44,6 +45,7 @@ class ChangeRecords:
     columns: Schema
     old: SealedVersion | None
     new: SealedVersion | None
+    compactions: tuple[tuple[SealedVersion, SealedVersion], ...]
     first: int
     version: str | None
     at: datetime
@@ -75,7 +77,11 @@ class ChangeRecords:
         return None if version is None else VersionReader(store, self.dataset, version)
 
     def _between(self, old: VersionReader | None, new: VersionReader) -> Iterator[pa.RecordBatch]:
-        changes = EntryChanges(old, new)
+        compactions = []
+        for pair in self.compactions:
+            one, other = (VersionReader(new.store, self.dataset, version) for version in pair)
+            compactions.append((one, other))
+        changes = EntryChanges(old, new, compactions)
         readers = [new] if old is None else [old, new]
         if all(reader.sealed.layout.partitions == self.partitions for reader in readers):
             yield from changes.batches(self.partition)

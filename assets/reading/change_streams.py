@@ -10,10 +10,11 @@ Readers stop at commits only. Reading needs the two versions, and nothing of wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.reading.change_records import (
@@ -22,12 +23,13 @@ from dagster_adjunct.assets.reading.change_records import (
     records_schema,
 )
 from dagster_adjunct.assets.reading.diff import buckets_to_read
-from dagster_adjunct.assets.reading.entry_changes import has_grown
+from dagster_adjunct.assets.reading.entry_changes import list_own_generations, shares_base
 from dagster_adjunct.assets.reading.served_history import ServedHistory, discarded_error
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
@@ -221,27 +223,24 @@ class ChangeStreams(NumberedOffsets):
 
     def _count_most(self, history: ServedHistory, partition: int, since: int, until: int) -> int:
         try:
-            old, new = choose_versions(history, since, until)
+            compared = choose_versions(history, since, until)
         except errors.VersionDiscardedError:  # it is reported where it is to be read
-            old, new = None, history.newest.version
-        versions = list(filter(None, (old, new)))
+            compared = ComparedVersions(None, history.newest.version)
         partitions = history.manifest.declaration.partitions or 1
-        if {version.layout.partitions for version in versions} - {partitions}:
-            return sum(version.stored_rows for version in versions)
-        if old is None or new is None:
-            return sum(_count_rows(version, partition) for version in versions)
-        if has_grown(old, new):  # so has a version out of itself
-            known = {generation.id for generation in old.generations}
-            return _count_rows(new, partition, known)
-        if partition not in self._changed_buckets(history, old, new):
+        if {version.layout.partitions for version in compared.ends} - {partitions}:
+            return sum(version.stored_rows for version in compared.ends)
+        if compared.by_deltas:
+            return compared.count_changed_rows(partition)
+        if len(compared.ends) == 2 and partition not in self._changed_buckets(history, compared):
             return 0
-        return _count_rows(old, partition) + _count_rows(new, partition)
+        return sum(_count_rows(version.generations, partition) for version in compared.ends)
 
     def _changed_buckets(
-        self, history: ServedHistory, old: SealedVersion, new: SealedVersion
+        self, history: ServedHistory, compared: ComparedVersions
     ) -> list[int | None]:
-        readers = (VersionReader(self._lake.store, history.log.name, each) for each in (old, new))
-        return buckets_to_read(*readers)[0]
+        store = self._lake.store
+        old, new = (VersionReader(store, history.log.name, each) for each in compared.ends)
+        return buckets_to_read(old, new)[0]
 
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
         """Return the offset of the last commit up to which the range has at most `count` records,
@@ -277,8 +276,8 @@ class ChangeStreams(NumberedOffsets):
         for ssp, span in ranges.items():
             history = self._history(ssp.stream, parse_commit(span.end, str(ssp)))
             since, until = (parse_commit(offset, str(ssp)) for offset in (span.start, span.end))
-            for version in choose_versions(history, since, until):
-                if version is not None and history.is_retained(version):
+            for version in choose_versions(history, since, until).all:
+                if history.is_retained(version):
                     needed.setdefault(ssp.stream, {})[version.id] = None
         return {dataset: tuple(versions) for dataset, versions in needed.items()}
 
@@ -339,7 +338,7 @@ class ChangeStreams(NumberedOffsets):
             check_range(ssp, since * STRIDE, until * STRIDE, 0, upcoming)
             if since == until:
                 continue
-            old, new = choose_versions(history, since, until)
+            compared = choose_versions(history, since, until)
             served = history.at(until)
             part = ChangeRecords(
                 store=self._lake.store.descriptor,
@@ -349,13 +348,14 @@ class ChangeStreams(NumberedOffsets):
                 key=declared.key,
                 partition_by=declared.partition_by or declared.key,
                 columns=columns.schema,
-                old=None if old is None else old.named_as(columns),
-                new=None if new is None else _with_columns(new, columns),
+                old=_named_as(compared.old, columns),
+                new=_with_columns(compared.new, columns),
+                compactions=compared.compactions,
                 first=since * STRIDE,
                 version=served.id,
                 at=served.at or _BEGINNING,
                 images=self._images,
-                before_known=self._may_show_before(history, old, since, until),
+                before_known=self._may_show_before(history, compared.old, since, until),
             )
             parts.append(part)
         return parts, record_columns(columns.schema, declared.key, images=self._images)
@@ -395,18 +395,59 @@ class ChangeImageStreams(ChangeStreams):
     _images = True
 
 
-def choose_versions(
-    history: ServedHistory, since: int, until: int
-) -> tuple[SealedVersion | None, SealedVersion | None]:
+@dataclass(frozen=True, slots=True)
+class ComparedVersions:
+    """The versions to compare for the changes between two commits, None for nothing.
+
+    `compactions` are the versions before and after each major compaction in between. If
+    `by_deltas`, only keys in deltas are compared.
+    """
+
+    old: SealedVersion | None
+    new: SealedVersion | None
+    compactions: tuple[tuple[SealedVersion, SealedVersion], ...] = ()
+    by_deltas: bool = False
+
+    @property
+    def ends(self) -> list[SealedVersion]:
+        """The two versions, without None."""
+        return list(filter(None, (self.old, self.new)))
+
+    @property
+    def all(self) -> list[SealedVersion]:
+        """All versions that are read."""
+        return [*self.ends, *chain.from_iterable(self.compactions)]
+
+    def count_changed_rows(self, bucket: int) -> int:
+        """Return how many rows deltas have that one of the versions lacks."""
+        if self.old is None or self.new is None:
+            return 0
+        rows = 0
+        before = self.old
+        for one, other in (*self.compactions, (self.new, self.new)):
+            for version, without in ((before, one), (one, before)):
+                rows += _count_rows(list_own_generations(version, without), bucket)
+            before = other
+        return rows
+
+
+def choose_versions(history: ServedHistory, since: int, until: int) -> ComparedVersions:
     """Return the versions to compare for the changes between two commits: of those with the same
-    entries, two of which one has only deltas added to the other, if there are such.
+    entries, two that differ in deltas only, if there are such.
     """
     before = history.versions_at(since)
     after = history.versions_at(until)
     for old, new in product(before, reversed(after)):
-        if old.id == new.id or has_grown(old, new):
-            return old, new
-    return (before[0] if before else None), (after[0] if after else None)
+        if shares_base(old, new):
+            return ComparedVersions(old, new, by_deltas=True)
+    if before and after and before[-1].positioned:
+        old, new = before[-1], after[-1]
+        compactions = history.compactions(since, until)
+        if compactions:
+            (first, _), *_, (_, last) = *compactions, *compactions
+            if shares_base(old, first) and shares_base(last, new):
+                return ComparedVersions(old, new, compactions, by_deltas=True)
+    return ComparedVersions(before[0] if before else None, after[0] if after else None)
 
 
 def _is_retained(history: ServedHistory, number: int) -> bool:
@@ -418,16 +459,21 @@ def _is_retained(history: ServedHistory, number: int) -> bool:
     return all(map(history.is_retained, versions[:1]))
 
 
-def _with_columns(version: SealedVersion, columns: NamedColumns) -> SealedVersion:
-    return version if version.named_columns == columns else version.read_as(columns)
+def _named_as(version: SealedVersion | None, columns: NamedColumns) -> SealedVersion | None:
+    return None if version is None else version.named_as(columns)
 
 
-def _count_rows(version: SealedVersion, bucket: int, leaving_out: Collection[int] = ()) -> int:
-    """Return the stored rows of a bucket, without those of some generations."""
+def _with_columns(version: SealedVersion | None, columns: NamedColumns) -> SealedVersion | None:
+    if version is None or version.named_columns == columns:
+        return version
+    return version.read_as(columns)
+
+
+def _count_rows(generations: Iterable[Generation], bucket: int) -> int:
+    """Return the stored rows of a bucket in some generations."""
     rows = 0
-    for generation in version.generations:
-        if generation.id not in leaving_out:
-            rows += sum(file.rows for file in generation.files if file.bucket == bucket)
+    for generation in generations:
+        rows += sum(file.rows for file in generation.files if file.bucket == bucket)
     return rows
 
 

@@ -228,6 +228,36 @@ class ServedHistory:
                 return number
         return 0
 
+    def compactions(
+        self, since: int, until: int
+    ) -> tuple[tuple[SealedVersion, SealedVersion], ...] | None:
+        """Return the versions before and after each replacement of the base between two commits;
+        None if one of them changed the entries, or is not known any more.
+        """
+        numbers = [since, *self._candidates(since, until)]
+        found = []
+        place = 0
+        try:
+            while (base := self._base_at(numbers[place])) != self._base_at(until):
+                after = bisect_right(numbers, base, lo=place, key=self._base_at)
+                if after == len(numbers):
+                    return None
+                pair = self.at(numbers[after - 1]).version, self.at(numbers[after]).version
+                if pair[0] is None or pair[1] is None or not self._keeps_entries(numbers[after]):
+                    return None
+                if not (self.is_stored(pair[0]) and self.is_stored(pair[1])):
+                    return None
+                found.append((pair[0], pair[1]))
+                place = after
+        except VersionDiscardedError:
+            return None
+        return tuple(found)
+
+    def _base_at(self, number: int) -> int:
+        """Return the number of the base that was served after a commit, which grows."""
+        version = self.at(number).version
+        return 0 if version is None else version.generations[0].id
+
     def replaced_at(self, number: int) -> datetime | None:
         """Return when the entries that were served after a commit were replaced by others; None if
         they are served now.

@@ -237,6 +237,32 @@ def test_a_range_always_has_the_same_records(tmp_path: Path) -> None:
     assert ChangeStreams(dataset.world.lake).read_arrow(ranges) == before
 
 
+def test_only_changed_keys_are_read_however_often_the_table_was_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = begun(tmp_path)
+    lake = dataset.world.lake
+    before = dict(dataset.served)
+    for number, level in enumerate(["minor", "major", "minor", "major", None]):
+        dataset.send({"a": (number, 0), "xyz"[number % 3]: (number, number)}, gone=["b"])
+        dataset.send({"c": (number, 1)})
+        if level is not None:
+            compact_dataset(lake, "planes", spark=IN_PROCESS, by="test", level=level)
+
+    def read_whole(*_: object, **__: object) -> None:
+        raise AssertionError("a whole bucket was read")
+
+    monkeypatch.setattr("dagster_adjunct.assets.reading.entry_changes.read_entries", read_whole)
+    system = ChangeStreams(lake)
+    ends = system.upcoming(system.partitions("planes"))
+    ranges = {ssp: OffsetRange(commit_offset(2), end) for ssp, end in ends.items()}
+    for row in read_table(system, ranges).to_pylist():
+        before[row["k"]] = (row["v"], row["w"])
+        if row["__tombstone"]:
+            del before[row["k"]]
+    assert before == dataset.served
+
+
 def test_compactions_are_nothing_to_read(tmp_path: Path) -> None:
     dataset = begun(tmp_path)
     dataset.send({"a": (7, 7)})
