@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, product
 from typing import TYPE_CHECKING, ClassVar
@@ -24,7 +24,7 @@ from dagster_adjunct.assets.reading.change_records import (
 )
 from dagster_adjunct.assets.reading.diff import buckets_to_read
 from dagster_adjunct.assets.reading.entry_changes import list_own_generations, shares_base
-from dagster_adjunct.assets.reading.served_history import ServedHistory, discarded_error
+from dagster_adjunct.assets.reading.served_history import ServedHistory
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import SealedVersion
@@ -79,7 +79,7 @@ def parse_commit(offset: str, what: str) -> int:
             f"{what}: {offset} is not the offset of a commit of the dataset: expected a commit's"
             f" number followed by {len(str(STRIDE)) - 1} zeros.",
             f"Commit {number} has the offset {number * STRIDE}. Find commits in the history of the"
-            " dataset: adjunct dataset history.",
+            " dataset: adjunct dataset history NAME.",
             offset=offset,
         )
     return number
@@ -127,13 +127,14 @@ class ChangeStreams(NumberedOffsets):
 
     def _read_history(self, stream: str) -> ServedHistory:
         try:
-            self._known[stream] = ServedHistory.read(self._lake, stream)
+            history = ServedHistory.read(self._lake, stream)
         except errors.DatasetNotFoundError as error:
             raise errors.StreamNotFoundError(
                 f"stream '{self.name}.{stream}' does not exist: {error.problem}",
                 "It begins with the first commit of the dataset: advance it, or correct the name.",
                 stream=f"{self.name}.{stream}",
             ) from error
+        self._known[stream] = replace(history, system=self.name)
         return self._known[stream]
 
     def _history(self, stream: str, number: int | None = None) -> ServedHistory:
@@ -374,13 +375,13 @@ class ChangeStreams(NumberedOffsets):
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         error: errors.ManifestMismatchError,
     ) -> None:
-        history = ServedHistory.read(self._lake, stream)
+        history = self._read_history(stream)
         for span in ranges.values():
             for offset in (span.start, span.end):
                 number = parse_commit(offset, stream)
                 version = history.at(number).version
                 if version is not None and not history.is_retained(version):
-                    raise discarded_error(stream, number) from error
+                    raise history.discarded_error(number) from error
 
 
 class ChangeImageStreams(ChangeStreams):

@@ -29,6 +29,7 @@ from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.errors import ObjectNotFoundError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import CHANGES
 
 ERASE_ACTION = "erase"
 REPARTITION_ACTION = "repartition"
@@ -68,7 +69,7 @@ class ServedHistory:
     """The commits of a dataset up to the `newest`. Each is read once, when it is needed.
 
     `joined` is the number of the commit with which the dataset joined the version set `shared`, 0
-    without one.
+    without one. Errors name the dataset's stream in the stream system `system`.
     """
 
     log: DatasetLog
@@ -76,6 +77,7 @@ class ServedHistory:
     manifest: DatasetManifest
     joined: int = 0
     shared: CommitLog | None = None
+    system: str = CHANGES
     _read: dict[int, Commit] = field(default_factory=dict)
     _served: dict[int, Served] = field(default_factory=dict)
     _stored: dict[int, tuple[SealedVersion, ...]] = field(default_factory=dict)
@@ -110,7 +112,10 @@ class ServedHistory:
     ) -> ServedHistory:
         number = joined + commit.number
         newest = Served(number, commit.created_at, manifest)
-        return cls(log, newest, manifest, joined, shared, {number: commit}, {number: newest})
+        history = cls(log, newest, manifest, joined, shared)
+        history._read[number] = commit
+        history._served[number] = newest
+        return history
 
     @property
     def number(self) -> int:
@@ -165,7 +170,7 @@ class ServedHistory:
         try:
             self._read[number] = log.read(keys[-1])
         except (IndexError, ObjectNotFoundError) as error:
-            raise discarded_error(self.log.name, number) from error
+            raise self.discarded_error(number) from error
         return self._read[number]
 
     def versions_at(self, number: int) -> tuple[SealedVersion, ...]:
@@ -196,7 +201,7 @@ class ServedHistory:
             if version is not None and self.is_stored(version):
                 found[version.id] = version
         if not found:
-            raise discarded_error(self.log.name, number)
+            raise self.discarded_error(number)
         first, *_, last = *found.values(), *found.values()
         return (last,) if first is last else (last, first)
 
@@ -215,6 +220,20 @@ class ServedHistory:
         except VersionDiscardedError:
             return False
         return self.is_stored(version)
+
+    def discarded_error(self, number: int) -> VersionDiscardedError:
+        """Return the error that what was served after a commit is gone."""
+        name = self.log.name
+        stream = f"{self.system}.{name}"
+        return VersionDiscardedError(
+            f"dataset {name!r}: what it served after its commit {number} has been discarded, so"
+            " what has changed since is unknown.",
+            "Empty what follows it, or send to new tables and streams, because rows that were"
+            " deleted since would stay. Then read everything again: adjunct startpoint set"
+            f" MODULE:APP {stream} --oldest --reason …. To keep versions longer for readers that"
+            " lag: discard=DiscardPolicy(followed=…).",
+            dataset=name,
+        )
 
     # -- several commits
 
@@ -342,16 +361,3 @@ def _made_versions(manifest: UnboundedManifest, after: int, until: int) -> Itera
 
 def _member_manifest(name: str, commit: Commit) -> DatasetManifest:
     return parse_manifest(name, replace(commit, body=member_bodies(commit)[name]))
-
-
-def discarded_error(dataset: str, number: int) -> VersionDiscardedError:
-    """Return the error that what was served after a commit is gone, for a reader of changes."""
-    return VersionDiscardedError(
-        f"dataset {dataset!r}: what it served after its commit {number} has been discarded, so what"
-        " has changed since is unknown.",
-        "Empty what follows it, or send to new tables and streams, because rows that were deleted"
-        " since would stay. Then read everything again: adjunct startpoint set MODULE:APP"
-        f" changes.{dataset} --oldest --reason …. To keep versions longer for readers that lag:"
-        " discard=DiscardPolicy(followed=…).",
-        dataset=dataset,
-    )
