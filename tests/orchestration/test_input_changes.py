@@ -8,6 +8,7 @@ import sqlite3
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,11 @@ from dagster_adjunct.assets.declaration.dataset import (
     unbounded_dataset,
     version_set,
 )
-from dagster_adjunct.assets.reading.change_streams import ChangeStreams, commit_offset
+from dagster_adjunct.assets.reading.change_streams import (
+    ChangeImageStreams,
+    ChangeStreams,
+    commit_offset,
+)
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
@@ -36,6 +41,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.startpoint import (
@@ -69,6 +75,7 @@ from tests.rounds import rounds
 EVENTS = ("intent", "output", "outputs", "batch")
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("kind", [Following, Delivered])
 @pytest.mark.parametrize("partitions", [2, None], ids=["partitioned", "broadcast"])
@@ -362,6 +369,7 @@ def test_members_of_a_version_set_are_followed_from_before_they_joined(tmp_path:
     check_followed(world, dataset.served)
 
 
+@pytest.mark.lengthy
 def test_commands_say_who_needs_which_version_and_let_go_of_it(tmp_path: Path) -> None:
     world = ChangingWorld(open_lake(tmp_path / "lake"), tmp_path, IN_PROCESS)
     dataset = Following(world, random.Random(1))
@@ -390,3 +398,39 @@ def test_commands_say_who_needs_which_version_and_let_go_of_it(tmp_path: Path) -
     assert document(world, "checkpoint", "show", "mirror")["follows"] != [kept]
     with pytest.raises(VersionDiscardedError):
         follow(world, app)
+
+
+def test_columns_that_change_are_read_as_they_are_now(tmp_path: Path) -> None:
+    world = new_world(tmp_path)
+    system = ChangeImageStreams(world.lake)
+
+    def read(since: int) -> list[tuple[Any, ...]]:
+        ends = system.upcoming(system.partitions("planes"))
+        ranges = {ssp: OffsetRange(commit_offset(since), end) for ssp, end in ends.items()}
+        rows = read_table(system, ranges).to_pylist()
+        assert read_table(ChangeStreams(world.lake), changes_of(ranges)).num_rows == len(rows)
+        return [(row["kind"], row["before"], row["after"]) for row in rows]
+
+    def changes_of(ranges: dict[SystemStreamPartition, OffsetRange]) -> Any:
+        return {replace(ssp, system="changes"): span for ssp, span in ranges.items()}
+
+    world.stream("planes", "k", 1, k="string", v="int", w="int")
+    planes = bounded_dataset("planes", input="lake.planes", key="k", partitions=1)
+    world.send("planes", ("a", 1, 1), ("b", 2, 2), version="1")
+    world.advance(planes)
+    first = StoredVersions(world.lake, "planes").newest()[0].number
+    world.streams.change_columns("planes", renamed={"v": "seats"}, drop=["w"])
+    world.streams.create(
+        "planes",
+        schema=Schema.of(k="string", seats="bigint", more="string"),
+        key=["k"],
+        partitions=1,
+    )
+    renamed = bounded_dataset(
+        "planes", input="lake.planes", key="k", partitions=1, renamed={"v": "seats"}, drop="w"
+    )
+    world.send("planes", ("a", 1, None), ("b", 3, "x"), version="2")
+    world.advance(renamed)
+    before = {"k": "b", "seats": 2, "more": None}
+    assert read(first) == [("update", before, {"k": "b", "seats": 3, "more": "x"})]
+    assert [kind for kind, *_ in read(0)] == ["insert", "insert"]
