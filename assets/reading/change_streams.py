@@ -367,7 +367,7 @@ class ChangeStreams(NumberedOffsets):
         """Whether the entries before may be shown: not if keys were erased in between."""
         if not self._images or old is None or history.is_retained(old):
             return True
-        return not history.has_erased(since, until)
+        return not history.may_have_erased(since, until)
 
     def _raise_if_discarded(
         self,

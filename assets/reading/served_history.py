@@ -293,12 +293,15 @@ class ServedHistory:
         """Return the keys of the objects that say what was served after a commit."""
         return (self._commit(number).manifest_key,)
 
-    def has_erased(self, after: int, until: int) -> bool:
-        """Whether one of the commits after a number, up to another one, erased keys."""
-        for number in self._candidates(after, until):
-            if self.at(number).action == ERASE_ACTION:
-                return True
-        return False
+    def may_have_erased(self, after: int, until: int) -> bool:
+        """Whether one of the commits after a number, up to another one, erased keys, or is no
+        longer known.
+        """
+        try:
+            actions = {self.at(number).action for number in self._candidates(after, until)}
+        except VersionDiscardedError:
+            return True
+        return ERASE_ACTION in actions
 
     def cuts(self, after: int, until: int) -> Sequence[int]:
         """Return the numbers, in order, of the commits after one at which a reader may stop: they

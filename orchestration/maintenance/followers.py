@@ -152,6 +152,8 @@ def _iter_positions(
     read.
     """
     for application, state in states.items():
+        if state.renamed_to is not None:
+            continue  # it reads on under its new name
         for ssp, offset in _positions_of(state):
             if followed_dataset(ssp.qualified_stream) is not None:
                 yield application, ssp, offset

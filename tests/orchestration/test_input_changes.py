@@ -42,6 +42,7 @@ from dagster_adjunct.resources.errors import (
     StillReadError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -129,8 +130,9 @@ def discard(dataset: Changing, followed: timedelta) -> None:
 
 @pytest.mark.parametrize("kind", [Following, Delivered])
 def test_what_a_follower_needs_is_kept_until_it_has_read_on(
-    tmp_path: Path, kind: type[Changing]
+    tmp_path: Path, kind: type[Changing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 1)
     dataset = begun(tmp_path, kind)
     world = dataset.world
     discard(dataset, timedelta(days=7))
