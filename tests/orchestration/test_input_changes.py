@@ -35,6 +35,7 @@ from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.context import list_sensitive_columns
 from dagster_adjunct.orchestration.step.progress import StepEvent, measure_stream_progress
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.orchestration.testing import TestApplication, TestStream
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     OffsetOutOfRangeError,
@@ -464,3 +465,19 @@ def test_an_open_batch_keeps_what_it_compares_whatever_is_discarded(
         discard(dataset, timedelta(0))
         follow(world, app, max_batches=1)
     assert world.records() == {"a": (1, 1), "b": (7, 7)}
+
+
+def test_users_give_changes_to_their_application_under_test(tmp_path: Path) -> None:
+    planes = bounded_dataset("planes", input="lake.planes", key="k", broadcast=True)
+    app = Application("mirror", engine="auto")
+    changes = app.input_changes(planes)
+    changes.join(app.table(planes), on="k", select=["v as now"], how="left").send_to(
+        app.output_stream("lake.copied", partitions=1)
+    )
+    streams = {"changes.planes": TestStream(Schema.of(k="string", v="int"), key="k", partitions=1)}
+    with TestApplication(app, streams) as test:
+        for number in (1, 2):
+            test.dataset("planes", [{"k": "a", "v": number}])
+            test.input("changes.planes", [{"k": "a", "v": number}], deleted=[{"k": "b"}])
+            result = test.run(IN_PROCESS)
+        assert result.output("lake.copied") == [{"k": "a", "v": 2, "now": 2}]
