@@ -168,6 +168,9 @@ def _positions_of(state: ApplicationState) -> Iterator[tuple[SystemStreamPartiti
     yield from state.checkpoint.items()
     for start in state.offsets.resolved.values():
         yield start.ssp, start.offset
+    for ssp, abandoned in state.offsets.abandoned.items():
+        for end in abandoned.ends:
+            yield ssp, end
     for replay in state.offsets.replays.values():
         yield replay.ssp, replay.next
         yield replay.ssp, replay.until

@@ -228,7 +228,13 @@ def _add_position(
         if startpoint is None or startpoint.position != "oldest":
             positions.lost[ssp] = OffsetRange(start, oldest)
         start = oldest
-    positions.unread[ssp] = OffsetRange(start, upcoming)
+    end = upcoming
+    for last in state.offsets.abandoned_ends(ssp, None if startpoint is None else startpoint.id)[
+        :1
+    ]:
+        if stream.system.compare(start, last) < 0:
+            end = last
+    positions.unread[ssp] = OffsetRange(start, end)
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:

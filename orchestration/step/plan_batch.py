@@ -362,7 +362,8 @@ def _limit_ranges(context: StepContext, spans: Ranges) -> Ranges:
         if share < lags[ssp]:
             start = spans[ssp].start
             end = context.systems[ssp.system].advance(ssp, start, share)
-            limited[ssp] = OffsetRange(start, end)
+            if context.compare(ssp, end, spans[ssp].end) < 0:
+                limited[ssp] = OffsetRange(start, end)
     return limited
 
 

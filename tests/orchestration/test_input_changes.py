@@ -28,6 +28,7 @@ from dagster_adjunct.assets.reading.change_streams import (
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
 from dagster_adjunct.orchestration.maintenance.expire import erase_keys, expire_versions
 from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
@@ -481,3 +482,23 @@ def test_users_give_changes_to_their_application_under_test(tmp_path: Path) -> N
             test.input("changes.planes", [{"k": "a", "v": number}], deleted=[{"k": "b"}])
             result = test.run(IN_PROCESS)
         assert result.output("lake.copied") == [{"k": "a", "v": 2, "now": 2}]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_an_abandoned_batch_has_sent_is_taken_back_with_the_change(
+    tmp_path: Path, times: int
+) -> None:
+    dataset = begun(tmp_path)
+    world = dataset.world
+    app = mirror_of(dataset.declare(), world)
+    for number in range(times):
+        dataset.send({"a": (50 + number, 0)}, gone=["b", "c"][number : number + 1])
+        follow_and_die(world, app, "outputs")
+        assert world.records()["a"][0] == 50, "it was sent"
+        BatchLog(world.lake, "mirror").abandon(skip=False, **WHY)
+    dataset.send({"a": (1, 1), "b": (2, 2), "c": (3, 3)})
+    discard_all = replace(KEEP_LITTLE, followed=timedelta(days=7))
+    expire_versions(world.lake, "planes", discard_all, by="test")
+    follow(world, app)
+    assert world.records() == dataset.served == {"a": (1, 1), "b": (2, 2), "c": (3, 3)}
+    assert world.state(app).offsets.abandoned == {}
