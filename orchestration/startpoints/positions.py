@@ -228,12 +228,11 @@ def _add_position(
         if startpoint is None or startpoint.position != "oldest":
             positions.lost[ssp] = OffsetRange(start, oldest)
         start = oldest
+    begun_at = None if startpoint is None else startpoint.id
     end = upcoming
-    for last in state.offsets.abandoned_ends(ssp, None if startpoint is None else startpoint.id)[
-        :1
-    ]:
-        if stream.system.compare(start, last) < 0:
-            end = last
+    for abandoned in state.offsets.abandoned_ends(ssp, begun_at)[:1]:
+        if stream.system.compare(start, abandoned) < 0:
+            end = abandoned
     positions.unread[ssp] = OffsetRange(start, end)
 
 
