@@ -86,7 +86,7 @@ EVENTS = ("intent", "output", "outputs", "batch")
 @pytest.mark.rounds
 @pytest.mark.parametrize("kind", [Following, Delivered])
 @pytest.mark.parametrize("partitions", [2, None], ids=["partitioned", "broadcast"])
-@pytest.mark.parametrize("seed", range(rounds(2, 30)))
+@pytest.mark.parametrize("seed", range(rounds(1, 30)))
 def test_what_follows_a_dataset_ends_equal_to_it(
     tmp_path: Path, kind: type[Changing], partitions: int | None, seed: int
 ) -> None:
@@ -95,6 +95,7 @@ def test_what_follows_a_dataset_ends_equal_to_it(
     dataset = kind(world, draw, partitions)
     dataset.begin()
     dataset.change()
+    may_abandon = draw.randrange(2)
     abandoned = False
     for _ in range(25):
         draw.choice(dataset.actions)()
@@ -102,7 +103,7 @@ def test_what_follows_a_dataset_ends_equal_to_it(
         match draw.randrange(4):
             case 0:
                 follow_and_die(world, app, draw.choice(EVENTS))
-                if seed % 2 and draw.randrange(2):
+                if may_abandon and draw.randrange(2):
                     abandoned |= abandon(world)
             case 1:
                 follow(world, app, max_batches=1)
