@@ -485,6 +485,8 @@ class StreamCapabilities:
     `offset_for_timestamp` (`finds_times`); `records_between` counts without reading the records
     (`counts_unread`). With `copies=True`, frames of `read` have a copy of each value of the key
     that is inside a column (`copies_keys`), named by `copy_name`: Spark then knows the partitions.
+    The frames of `read` have an exchange that moves records into their partitions
+    (`exchanges_reads`), which plans do not list.
 
     The others are for writers. `keeps_positions`: `append` stores the columns of POSITION and gets
     `AppendOptions.sources`. `appends_alone`: no other append gets offsets between those of an
@@ -499,6 +501,7 @@ class StreamCapabilities:
     finds_times: bool = False
     counts_unread: bool = False
     copies_keys: bool = False
+    exchanges_reads: bool = False
     keeps_positions: bool = False
     appends_alone: bool = False
     evolves: bool = False
@@ -739,6 +742,17 @@ class StreamSystem(ABC):
         """
         return sum(self.distance(ssp, span.start, span.end) for ssp, span in ranges.items())
 
+    def needed_versions(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> Mapping[str, Sequence[str]]:
+        """Return the versions of datasets that reading these ranges needs, by dataset: a run leases
+        them, and its batch keeps them until it has ended.
+
+        Only a system whose records are made of datasets needs any. Raises VersionDiscardedError if
+        the ranges can't be read any more.
+        """
+        return {}
+
     def has_all_keys(self, stream: str) -> bool:
         """Return whether the stream still holds the newest record of every key it ever had."""
         return self.info(stream).has_all_keys(self.oldest(self.partitions(stream)))
@@ -942,6 +956,9 @@ def dropped_offset_error(
 
 SystemFactory = Callable[["Lake"], StreamSystem]
 LAKE = "lake"
+CHANGES = "changes"
+CHANGE_IMAGES = "change-images"
+"""The system of the changes of datasets, and that of changes with the entries before and after."""
 _registered: dict[str, SystemFactory] = {}
 
 
