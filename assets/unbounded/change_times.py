@@ -30,6 +30,9 @@ class MeasuredTimes:
     late: int = 0
 
 
+NO_TIMES = MeasuredTimes()
+
+
 def list_partitions_read(system: StreamSystem, ranges: Ranges) -> list[str]:
     """Return the names of the partitions of which these ranges contain offsets."""
     read = []

@@ -44,6 +44,7 @@ from dagster_adjunct.assets.sources.json_records import find_fractions
 from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.change_times import (
+    NO_TIMES,
     MeasuredTimes,
     list_partitions_read,
     observe_times,
@@ -223,7 +224,7 @@ class _WrittenChanges:
     generation: Generation
     counters: dict[str, int]
     samples: Samples | None
-    times: MeasuredTimes = MeasuredTimes()
+    times: MeasuredTimes = NO_TIMES
 
 
 @dataclass(frozen=True, slots=True)
