@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
-from dagster_adjunct.orchestration.step.waiting import Waiting
+from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -250,34 +250,51 @@ def plan_batch(
     state = run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
-    intent = _plan_replay_batch(context, state, positions)
+    is_turn_of_main = state.has_just_replayed
+    if positions.replays and not is_turn_of_main:
+        return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
+    readable = _find_readable(context, seen, positions)
+    intent = _plan_main_batch(context, state, positions, readable.ranges)
     if intent is not None:
-        return PlannedBatch(intent, seen.streams)
+        return PlannedBatch(intent, seen.streams, losses)
+    if positions.replays:
+        return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
+    return NothingToRead(positions, losses, readable.held)
+
+
+def _find_readable(
+    context: StepContext, seen: BatchSnapshot, positions: InputPositions
+) -> HeldRanges:
+    """Return what a batch of the main input may read, and what waits.
+
+    What one partition may not read yet is shared among the others, so that records that wait leave
+    them no less.
+    """
     unread = dict(sorted(positions.unread.items()))
-    limited = _limit_ranges(context, unread)
     now = context.lake.now()
     waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark)
-    readable = waiting.hold_back(limited, unread)
-    intent = _plan_main_batch(context, state, positions, readable.ranges)
-    if intent is None:
-        return NothingToRead(positions, losses, readable.held)
-    return PlannedBatch(intent, seen.streams, losses)
+    ends = unread
+    held: dict[SystemStreamPartition, HeldRecord] = {}
+    limited = _limit_ranges(context, ends)
+    while True:
+        found = waiting.hold_back(limited, unread)
+        for record in found.held:
+            held[record.ssp] = record
+            ends = {**ends, record.ssp: found.ranges[record.ssp]}
+        limited = _limit_ranges(context, ends)
+        if limited == found.ranges:
+            return HeldRanges(limited, tuple(held.values()))
 
 
 def _plan_replay_batch(
     context: StepContext, state: ApplicationState, positions: InputPositions
-) -> Intent | None:
-    """Return the intent of a batch of bounded replays, or None; never two in a row while the main
-    input has records.
+) -> Intent:
+    """Return the intent of a batch of bounded replays, of which there are some.
 
     Replays with the same `versions` setting are read together with the one that began first. A
     batch of recorded replays reads what one earlier batch read, with the versions of that batch.
     """
     replays = positions.replays
-    if not replays:
-        return None
-    if state.has_just_replayed and not _are_all_empty(context, positions.unread):
-        return None
     first = min(replays.values(), key=replay_order)
     if first.recorded is not None:
         return _plan_recorded_batch(context, state, replays, context.versions.plan_of(first))

@@ -194,12 +194,22 @@ class Waiting:
     def _is_within(
         self, held: pa.Table, wait: Wait, times: pa.Table, read_rest: Callable[[], pa.Table]
     ) -> pa.Array:
-        """Return for each of these records whether it has not waited as long as is allowed."""
+        """Return for each of these records whether it has not waited as long as is allowed.
+
+        Times further ahead of the clock than a record may wait are not believed: one from the year
+        3000 neither holds its partition until then, nor ends the waiting of others.
+        """
         at_most = wait.at_most // timedelta(microseconds=1)
+        now = to_microseconds(self.now)
+        last_credible = now + at_most
         if wait.by == "clock":
-            return pc.greater(held[ARRIVED], to_microseconds(self.now) - at_most)
-        newest = _newest(times, read_rest())
-        return pc.greater(held[TIME], newest - at_most)
+            dated = held[ARRIVED]
+            now_or_newest = now
+        else:
+            dated = held[TIME]
+            now_or_newest = _newest((times, read_rest()), last_credible)
+        is_credible = pc.less_equal(dated, last_credible)
+        return pc.and_(is_credible, pc.greater(dated, now_or_newest - at_most))
 
 
 def describe_held(
@@ -265,7 +275,11 @@ def _is_beyond(times: pa.Table, known: datetime | None) -> pa.Array:
     return pc.fill_null(pc.greater_equal(times[TIME], to_microseconds(known)), False)
 
 
-def _newest(*times: pa.Table) -> int:
-    """Return the newest event time of these records."""
-    newest = [pc.max(part[TIME]).as_py() for part in times]
-    return max((int(time) for time in newest if time is not None), default=0)
+def _newest(parts: Sequence[pa.Table], last: int) -> int:
+    """Return the newest event time of these records that is not later than `last`."""
+    newest = []
+    for part in parts:
+        time = pc.max(part.filter(pc.less_equal(part[TIME], last))[TIME]).as_py()
+        if time is not None:
+            newest.append(int(time))
+    return max(newest, default=MIN_MICROS)
