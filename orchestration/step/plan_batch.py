@@ -22,7 +22,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
     undo_batch,
 )
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_unbounded
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import list_own_tables
@@ -62,13 +62,15 @@ class BatchSnapshot:
 
     The id is None where there is no version. `limited` has the manifests of datasets with a maximum
     staleness: version and offsets of one commit, so that the batch reads exactly what was found
-    fresh. `known` are the watermarks of datasets that records wait for, by join. `handed` is the
-    part of this run's fan-out that is still stored at its start; None after the start.
+    fresh. `known` are the watermarks of datasets that records wait for, by join, and `over_time`
+    has all versions of the bounded datasets that are joined by time. `handed` is the part of this
+    run's fan-out that is still stored at its start; None after the start.
     """
 
     versions: dict[str, str | None]
     limited: Mapping[str, DatasetManifest | None]
     known: Mapping[str, datetime | None]
+    over_time: Mapping[str, tuple[str, ...]]
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
 
@@ -145,18 +147,19 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     versions: dict[str, str | None] = {}
     for name, reader in opened.readers.items():
         versions[name] = None if reader is None else reader.version
-    return BatchSnapshot(versions, opened.limited, opened.known, handed, streams)
+    return BatchSnapshot(versions, opened.limited, opened.known, opened.over_time, handed, streams)
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenVersions:
-    """Readers of the served versions, by dataset and state table, the manifests of datasets with a
-    maximum staleness, and the watermarks of the datasets that records wait for, by join.
+    """Readers of the served versions, by dataset and state table, and what `BatchSnapshot` has of
+    the same manifests.
     """
 
     readers: dict[str, VersionReader | None]
     limited: dict[str, DatasetManifest | None]
     known: dict[str, datetime | None]
+    over_time: dict[str, tuple[str, ...]]
 
 
 def _open_versions(context: StepContext) -> _OpenVersions:
@@ -187,7 +190,10 @@ def _open_versions(context: StepContext) -> _OpenVersions:
     _require_bootstrapped(context, readers)
     for name in context.states:
         readers[name] = stored(name).current()
-    return _OpenVersions(readers, limited, _find_watermarks(app, {**manifests, **limited}))
+    read = {**manifests, **limited}
+    return _OpenVersions(
+        readers, limited, _find_watermarks(app, read), _list_versions_over_time(app, read)
+    )
 
 
 def _require_bootstrapped(
@@ -212,6 +218,23 @@ def _find_watermarks(
             dataset = app.dataset(one.dataset)
             known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
     return known
+
+
+def _list_versions_over_time(
+    app: Application, manifests: Mapping[str, DatasetManifest | None]
+) -> dict[str, tuple[str, ...]]:
+    """Return all versions of the bounded datasets that are joined by time and have a version."""
+    names = set()
+    for operator in app.operators:
+        match = operator.spec.match
+        if match is not None and match.as_of is not None:
+            names.add(str(match.dataset))
+    over_time: dict[str, tuple[str, ...]] = {}
+    for name in sorted(names):
+        manifest = manifests.get(name)
+        if isinstance(manifest, BoundedManifest) and manifest.version is not None:
+            over_time[name] = manifest.versions_over_time
+    return over_time
 
 
 def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
@@ -540,7 +563,7 @@ def _lease_served(
     """
     for name, manifest in seen.limited.items():
         _check_fresh(context, name, manifest)
-    over_time = _list_versions_over_time(context, seen)
+    over_time = dict(seen.over_time)
     context.versions.lease(JoinedVersions(versions=seen.versions, over_time=over_time))
     # Opened once they are leased. Of several versions with the same time only the one sealed last
     # is read.
@@ -570,23 +593,6 @@ def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | No
         )
     position = StreamPosition.of(context.systems, as_unbounded(manifest))
     position.raise_if_stale(name, limit, context.lake.now())
-
-
-def _list_versions_over_time(
-    context: StepContext, seen: BatchSnapshot
-) -> dict[str, tuple[str, ...]]:
-    """Return all versions of the bounded datasets that are joined by time and have a version."""
-    names = set()
-    for operator in context.app.operators:
-        match = operator.spec.match
-        if match is not None and match.as_of is not None:
-            names.add(str(match.dataset))
-    over_time: dict[str, tuple[str, ...]] = {}
-    for name in sorted(names):
-        if seen.versions.get(name) is not None and not context.app.dataset(name).follows_changes:
-            manifest = context.versions.stored(name).require_manifest()
-            over_time[name] = as_bounded(manifest).versions_over_time
-    return over_time
 
 
 def _advance_transient(context: StepContext, state: ApplicationState, name: str) -> str | None:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from dagster import DagsterInstance
 
+from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import Watermark
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookups import Wait
+from dagster_adjunct.orchestration.step import step as step_module
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
+from dagster_adjunct.streams import Retention
+from tests.orchestration.dagster.ticking import Ticker
 from tests.orchestration.quick_waits import MINUTE, QuickWorld
 
 F0, F1 = "lake.facts.0", "lake.facts.1"
@@ -89,3 +101,69 @@ def test_a_change_after_the_time_of_an_idle_partition_is_late_however_many_came_
         world.send("prices", (idle, minute, 1))
         (report,) = world.advance()
         assert report.counters["late_changes"] == 1
+
+
+def test_the_sensor_launches_a_run_where_retention_has_dropped_records_that_wait(
+    tmp_path: Path,
+) -> None:
+    keeps = {"retention": Retention(max_age=30 * MINUTE)}
+    world = QuickWorld(lake=open_lake(tmp_path), facts_options=keeps)
+    world.clock.forward(minutes=5)
+    world.send("prices", ("a", 3, 1))
+    world.send("facts", ("a", 4, 1))
+    world.run()
+    ticker = Ticker(world.lake, world.make(), DagsterInstance.ephemeral(), "app_new_records")
+    assert "for dataset prices" in ticker.skipped()
+    world.clock.forward(minutes=40)
+    world.send("facts", ("a", 44, 2))
+    world.streams.maintain("facts")
+    ticker.asked()
+    with pytest.raises(OffsetOutOfRangeError):
+        world.run()
+
+
+def test_a_batch_reads_the_versions_that_its_records_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = QuickWorld()
+    world.create("daily", Schema.of(k="string", v="int"))
+    daily = bounded_dataset(
+        "daily",
+        input="lake.daily",
+        key="k",
+        partitions=1,
+        valid_from="name",
+        valid_for=timedelta(days=1),
+    )
+
+    def make() -> Application:
+        app = Application("app")
+        facts = app.input_stream("lake.facts", default_offset="oldest", event_time="at")
+        joined = facts.join(app.table(daily), on="k", select=["v"], as_of="at", wait=MINUTE)
+        joined.send_to(app.output_stream("lake.out", partitions=1, key="k"))
+        return app
+
+    world.make = make
+    stored = StoredVersions(world.lake, daily)
+    lease = step_module.lease_versions
+
+    def revoke_first(*given: Any) -> Any:
+        version = as_bounded(stored.require_manifest()).served_id
+        assert version is not None
+        monkeypatch.setattr(step_module, "lease_versions", lease)
+        stored.revoke(version, **WHO)
+        return lease(*given)
+
+    for day in ("2026-01-01", "2026-01-02"):
+        row = {"k": "a", "v": 1}
+        world.streams.append("daily", [row], producer=day, sequence=0, end_of_dataset=day)
+    world.advance(daily)
+    world.clock.forward(days=2)
+    world.send("facts", ("a", 24 * 60 + 1, 1))
+    monkeypatch.setattr(step_module, "lease_versions", revoke_first)
+    world.step()
+    (inputs,) = world.work.inputs
+    known = inputs.intent.joined.known["join-2-daily"]
+    assert known is not None
+    assert known > world.clock() - MINUTE
+    assert inputs.intent.versions["daily"] in inputs.over_time["daily"].versions
