@@ -39,20 +39,24 @@ def test_windows_wait_for_the_records_that_wait(tmp_path: Path, spark: SparkSess
     windows.send_to(app.output_stream("lake.counts", partitions=2, key="k"))
     first, second = "a", "b"  # of partitions 0 and 1
     world.clock.forward(minutes=5)
-    world.send("prices", (first, 4, 1), (second, 4, 1))
-    world.send("facts", (first, 1, 1), (second, 1, 2), (first, 4.5, 3), (second, 12, 4))
-    world.run_app(app)  # both partitions have a record that waits, for long not idle
-    world.clock.forward(minutes=15)
+    world.send("prices", (first, 0, 1), (second, 0, 1), (first, 4, 2), (second, 4, 2))
+    world.send("facts", (first, 1, 1), (second, 1, 2), (second, 12, 4))
+    world.run_app(app)
+    world.clock.forward(minutes=3)
+    world.send("facts", (first, 4, 3))
+    world.clock.forward(minutes=18)
+    # That of the second partition has waited long enough, and the other is not idle: it waits.
+    report = world.run_app(app)
+    assert [str(one.ssp) for one in report.held] == ["lake.facts.0"]
+    assert counts_of_windows(world) == []
+    world.clock.forward(minutes=3)
     world.run_app(app)
     assert counts_of_windows(world) == []
-    world.clock.forward(minutes=6)
-    world.run_app(app)  # all have waited long enough
-    world.clock.forward(minutes=6)
-    world.run_app(app)
     world.send("facts", (first, 33, 5), (second, 33, 6))
     world.send("prices", (first, 40, 1), (second, 40, 1))
-    world.clock.forward(minutes=8)
-    world.run_app(app)
+    world.clock.forward(minutes=12)
+    report = world.run_app(app)
+    assert report.counters["window-3-w"]["late"] == 0
     assert counts_of_windows(world) == [(first, 0, 2), (second, 0, 1), (second, 10, 1)]
 
 
