@@ -47,7 +47,8 @@ def run(rounds: int, count: int = RECORDS) -> None:
         seconds: dict[str, list[float]] = {"waits": [], "plain": []}
         _seconds(lake, streams, spark, "warm-up", waits=True, count=count)
         for number in range(rounds):
-            for name, taken in seconds.items():
+            turns = [*seconds.items()]
+            for name, taken in turns if number % 2 else reversed(turns):
                 waits = name == "waits"
                 taken.append(
                     _seconds(lake, streams, spark, f"{name}-{number}", waits=waits, count=count)
@@ -116,5 +117,7 @@ def _seconds(
     advance_dataset(prices, lake=lake, systems=systems, spark=spark, by="benchmark")
     before = tree_seconds()
     report = run_application(app, lake=lake, systems=systems, spark=spark, run="benchmark")
-    assert report.step.batches == 1
-    return tree_seconds() - before
+    taken = tree_seconds() - before
+    state = report.step.state
+    assert (report.step.batches, state.records, report.step.held) == (1, count, ())
+    return taken

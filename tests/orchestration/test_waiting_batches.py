@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,16 +17,21 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import Watermark
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.manifest import as_bounded
+from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.step import step as step_module
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.repartition import repartition
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific
 from dagster_adjunct.streams import Retention
+from tests.clocks import on_clock
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.orchestration.dagster.ticking import Ticker
-from tests.orchestration.quick_waits import MINUTE, QuickWorld
+from tests.orchestration.quick_waits import MINUTE, START, QuickWorld
+from tests.rounds import rounds
 
 F0, F1 = "lake.facts.0", "lake.facts.1"
 WHO: dict[str, Any] = {"by": "ada", "reason": "an audit"}
@@ -103,6 +112,23 @@ def test_a_change_after_the_time_of_an_idle_partition_is_late_however_many_came_
         assert report.counters["late_changes"] == 1
 
 
+def test_a_repartitioned_change_stream_is_not_silent_before_it_was() -> None:
+    watermark = Watermark(delay=50 * MINUTE, idle_after=5 * MINUTE)
+    world = QuickWorld(2, watermark=watermark)
+    stored = StoredVersions(world.lake, world.prices)
+    world.clock.forward(minutes=60)
+    world.send("prices", (world.key(0), 59, 1))
+    world.run()
+    assert known_until(world.prices, stored.manifest()) == START + 9 * MINUTE
+    world.clock.forward(minutes=1)
+    repartition(world.streams, "prices", 3, reason="more", by="ada", check=lambda state: None)
+    world.run()
+    assert known_until(world.prices, stored.manifest()) is None
+    world.clock.forward(minutes=5)
+    world.advance()
+    assert known_until(world.prices, stored.manifest()) == START + 61 * MINUTE
+
+
 def test_the_sensor_launches_a_run_where_retention_has_dropped_records_that_wait(
     tmp_path: Path,
 ) -> None:
@@ -167,3 +193,84 @@ def test_a_batch_reads_the_versions_that_its_records_waited_for(
     assert known is not None
     assert known > world.clock() - MINUTE
     assert inputs.intent.versions["daily"] in inputs.over_time["daily"].versions
+
+
+def story_with(plan: Sequence[Fault]) -> list[tuple[str, str]]:
+    """Run once with these faults and once without, while records wait; return the requests."""
+    world = QuickWorld(wait=10 * MINUTE)
+    world.clock.forward(minutes=5)
+    world.send("prices", ("a", 3, 1))
+    world.send("facts", ("a", 1, 1), ("a", 4, 2), ("a", 2, 3))
+    lake = world.lake
+    store = FaultyStore(lake.store, plan)
+    world.lake = on_clock(Lake(store, lake.id), world.clock)
+    with suppress(Crash):
+        world.run()
+    world.lake = lake
+    world.clock.forward(minutes=10)
+    world.run()
+    assert world.read() == {F0: [0, 1, 2]}
+    return store.requests
+
+
+@pytest.mark.rounds
+def test_a_killed_run_reads_each_record_once_though_more_may_be_read_since() -> None:
+    for nth in deaths(story_with(())):
+        story_with([Fault("*", nth, "crash-before")])
+
+
+@dataclass
+class Oracle:
+    """Says in plain Python how many records of each partition have been read."""
+
+    delay: int
+    wait: Wait
+    newest: dict[int, float] = field(default_factory=dict)
+    facts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    read: dict[int, int] = field(default_factory=dict)
+
+    def is_held(self, fact: tuple[int, int], unread: list[tuple[int, int]], now: int) -> bool:
+        at, written = fact
+        known = None
+        if len(self.newest) == len(self.facts):
+            known = min(self.newest.values()) - self.delay
+        if known is not None and at < known:
+            return False
+        most = self.wait.at_most // MINUTE
+        if self.wait.by == "clock":
+            return written > now - most
+        return at > max(one[0] for one in unread) - most
+
+    def run(self, now: int) -> dict[str, list[int]]:
+        for partition, facts in self.facts.items():
+            unread = facts[self.read.get(partition, 0) :]
+            for fact in unread:
+                if self.is_held(fact, unread, now):
+                    break
+                self.read[partition] = self.read.get(partition, 0) + 1
+        return {f"lake.facts.{one}": [*range(end)] for one, end in self.read.items()}
+
+
+@pytest.mark.rounds
+@pytest.mark.parametrize("seed", rounds([0, 1], [*range(20)]))
+def test_each_run_reads_exactly_what_need_not_wait(seed: int) -> None:
+    draw = Random(seed)
+    partitions = draw.choice([1, 2, 3])
+    wait = Wait(draw.choice([5, 15]) * MINUTE, by=["clock", "event time"][seed % 2])  # type: ignore[arg-type]
+    oracle = Oracle(draw.choice([0, 3]), wait, facts={one: [] for one in range(partitions)})
+    limit = {"max_batch_records": draw.choice([1, 3, 1000])}
+    world = QuickWorld(partitions, Watermark(delay=oracle.delay * MINUTE), wait, options=limit)
+    now = 0
+    for _ in range(10):
+        now += draw.choice([1, 2, 5])
+        world.clock.now = START + now * MINUTE
+        for partition in range(partitions):
+            key = world.key(partition)
+            for at in [max(0, now - draw.randrange(6)) for _ in range(draw.randrange(3))]:
+                world.send("prices", (key, at, 1))
+                oracle.newest[partition] = max(oracle.newest.get(partition, 0), at)
+            for at in [max(0, now - draw.randrange(4)) for _ in range(draw.randrange(4))]:
+                world.send("facts", (key, at, 1))
+                oracle.facts[partition].append((at, now))
+        world.run()
+        assert world.read() == oracle.run(now)
