@@ -21,6 +21,8 @@ from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookups import Wait
 from dagster_adjunct.orchestration.step import step as step_module
+from dagster_adjunct.orchestration.step.context import RunHooks
+from dagster_adjunct.orchestration.step.following import Following, Machine, Watched
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -274,3 +276,37 @@ def test_each_run_reads_exactly_what_need_not_wait(seed: int) -> None:
                 oracle.facts[partition].append((at, now))
         world.run()
         assert world.read() == oracle.run(now)
+
+
+def test_a_run_that_stays_goes_on_when_the_dataset_knows_more_and_when_the_wait_is_over() -> None:
+    world = QuickWorld(wait=20 * MINUTE)
+    world.clock.forward(minutes=5)
+    world.send("prices", ("a", 3, 1))
+    world.send("facts", ("a", 4, 1), ("a", 40, 2))
+    world.advance()
+    read_at: dict[int, float] = {}
+    due = [START + 7 * MINUTE]
+
+    def sleep(seconds: float) -> None:
+        for number in world.read().get(F0, []):
+            read_at.setdefault(number, (world.clock() - START) / MINUTE)
+        world.clock.now += timedelta(seconds=seconds)
+        if due and due[0] <= world.clock():
+            due.pop()
+            world.send("prices", ("a", 5, 1))
+
+    def refresh() -> bool:
+        world.advance()
+        return True
+
+    watched = Watched(
+        streams={"lake.prices": lambda: world.streams.fingerprint("prices")},
+        startpoints=lambda: None,
+        asked=lambda: "",
+        refresh=refresh,
+    )
+    machine = Machine(lambda: world.clock().timestamp(), sleep, lambda: 1)
+    stay = Following(22 * MINUTE, watched, machine=machine)
+    stay.begin()
+    world.step(hooks=RunHooks(wait=stay.wait, go_on=stay.go_on))
+    assert [round(read_at[number]) for number in (0, 1)] == [7, 25]
