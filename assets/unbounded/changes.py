@@ -597,9 +597,11 @@ def _manifest_with_changes(
     )
     if offsets == offsets_to_json(advance.ends):
         after = after.after(confirmed_at=advance.snapshot.at)
-    if advance.spec.has_watermark:
+    watermark = advance.spec.following.watermark
+    if watermark is not None:
         read = list_partitions_read(source.system, chunk.ranges)
-        times = after_changes(manifest.times, written.times.newest, read, advance.context.now())
+        now = advance.context.now()
+        times = after_changes(watermark, manifest, written.times.newest, read, now)
         after = after.after(times=times)
     if chunk.rewinding is not None:
         after = chunk.rewinding.record_in_manifest(after, source.system)

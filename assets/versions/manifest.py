@@ -655,12 +655,13 @@ class UnboundedManifest(CommonManifest):
 
     def _times_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, ChangeTimes]:
         """Return the times of the new partitions: each may continue the slowest one."""
-        newest = [times.newest for times in self.times.values()]
-        known = [time for time in newest if time is not None]
-        if not known or len(known) < self.declaration.input_partitions:
+        if not self.times:
             return {}
         read_at = max(times.read_at for times in self.times.values())
-        return dict.fromkeys(offsets, ChangeTimes(newest=min(known), read_at=read_at))
+        newest = [times.newest for times in self.times.values()]
+        known = [time for time in newest if time is not None]
+        slowest = min(known) if len(known) == self.declaration.input_partitions else None
+        return dict.fromkeys(offsets, ChangeTimes(newest=slowest, read_at=read_at))
 
     def kept_elsewhere(self) -> list[str]:
         declared = self.declaration

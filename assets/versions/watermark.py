@@ -93,22 +93,30 @@ def _partition_known_until(
 
 
 def after_changes(
-    known: Mapping[str, ChangeTimes],
+    watermark: Watermark,
+    manifest: UnboundedManifest,
     newest: Mapping[str, int],
     read: Collection[str],
     now: datetime,
 ) -> dict[str, ChangeTimes]:
     """Return the times of the partitions after changes were read of the partitions `read`, whose
     `newest` times are these, in microseconds. Times later than the clock count as the clock's.
+
+    No watermark goes back: that of a partition that was idle keeps its time until newer changes
+    pass it, so that all changes that are late are counted.
     """
+    known = manifest.times
+    is_rebuilt = manifest.bootstrap.state != "done"
+    confirmed = None if is_rebuilt else manifest.confirmed_at
     after = dict(known)
     clock = to_microseconds(now)
     for ssp in read:
         times = []
-        if ssp in known:
-            times.append(known[ssp].newest)
+        mark = _partition_known_until(watermark, known.get(ssp), confirmed)
+        if mark is not None:
+            times.append(add_span(mark, watermark.delay))
         if ssp in newest:
             times.append(datetime_from_micros(max(min(newest[ssp], clock), _FIRST)))
-        last = max(filter(None, times), default=None)
+        last = max(times, default=None)
         after[ssp] = ChangeTimes(newest=last, read_at=now)
     return after

@@ -52,6 +52,7 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     measure_state_sizes,
 )
+from dagster_adjunct.orchestration.step.waiting import find_held
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint
@@ -72,12 +73,14 @@ def show_checkpoint(lake: Lake, name: str) -> None:
 
     For inputs with event times, also show watermarks of inputs and operators, and the size of
     state; for changes of datasets, the versions that are kept for the application. With MODULE:APP,
-    also show where the streams end, and which partitions hold watermarks back or are idle.
+    also show where the streams end, which partitions hold watermarks back or are idle, and which
+    records wait for a dataset since when.
     """
     app = None
     application = name
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
     inputs: Sequence[InputTimes] = ()
+    held: Sequence[str] = ()
     if ":" in name:
         app = load_application(name)
         application = app.name
@@ -85,11 +88,14 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     if app is not None:
         ends = _stream_ends(lake, app, last)
         inputs = measure_input_times(app, last.times, lake.now())
+        held = _describe_held(lake, app, last, ends)
     times = _times_to_json(lake, app, last, inputs)
     kept = [each.describe(lake.now()) for each in list_lagging_followers(lake, application)]
     document = {"application": application, **last.to_json(), **times, "follows": kept}
     if ends:
         document["behind"] = {str(ssp): distance for ssp, (_, distance) in ends.items()}
+    if held:
+        document["held"] = held
     show_json(document)
     facts = {
         "last batch": last.batch,
@@ -98,17 +104,10 @@ def show_checkpoint(lake: Lake, name: str) -> None:
         "by": last.by,
     }
     show_facts(f"checkpoint of {application}", facts)
-    columns = ["partition", "next offset", "epoch"]
-    if ends:
-        columns += ["stream ends at", "offsets behind"]
-    rows = []
-    for ssp, offset in last.offsets.items():
-        row = [str(ssp), offset, last.epochs.get(ssp, 0)]
-        if ends:
-            row += ends.get(ssp, ("-", "-"))
-        rows.append(row)
-    show_table("next offsets", columns, rows)
+    _show_offsets(last, ends)
     _show_times(app, last, times, inputs)
+    for text in held:
+        show_line(f"{text}.")
     for ssp, start in last.resolved.items():
         show_line(
             f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "
@@ -308,6 +307,33 @@ def _list_texts(
     if len(lines) > _MAX_LINES + 1:
         lines[_MAX_LINES:] = [f"and {len(lines) - _MAX_LINES} more"]
     return lines
+
+
+def _show_offsets(last: Checkpoint, ends: Mapping[SystemStreamPartition, tuple[str, Any]]) -> None:
+    columns = ["partition", "next offset", "epoch"]
+    if ends:
+        columns += ["stream ends at", "offsets behind"]
+    rows = []
+    for ssp, offset in last.offsets.items():
+        row = [str(ssp), offset, last.epochs.get(ssp, 0)]
+        if ends:
+            row += ends.get(ssp, ("-", "-"))
+        rows.append(row)
+    show_table("next offsets", columns, rows)
+
+
+def _describe_held(
+    lake: Lake,
+    app: Application,
+    last: Checkpoint,
+    ends: Mapping[SystemStreamPartition, tuple[str, Any]],
+) -> list[str]:
+    """Return a text for each partition whose next record waits for a dataset."""
+    unread = {}
+    for ssp, (_, distance) in ends.items():
+        if distance:
+            unread[ssp] = last.offsets[ssp]
+    return [held.describe() for held in find_held(systems_for(app, lake=lake), lake, app, unread)]
 
 
 def _stream_ends(

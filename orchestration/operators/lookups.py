@@ -26,8 +26,9 @@ class Wait:
     they join has passed their event time.
 
     A record waits at most for `at_most`: since it was written, by the clock of batches, or by
-    "event time", until the input has a record that much newer in the same partition. Then it is
-    joined with what is known, and counted as `early`; with `mark`, a column of this name is true
+    "event time", until the input has a record that much newer in the same partition. Times further
+    ahead of the clock than `at_most` are not believed, and don't make it wait. Then it is joined
+    with what is known, and counted as `early`; with `mark`, a column of this name is true
     for such records.
     """
 

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
     undo_batch,
 )
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
+from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_unbounded
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import list_own_tables
@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
-from dagster_adjunct.orchestration.step.waiting import Waiting
+from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -62,13 +62,15 @@ class BatchSnapshot:
 
     The id is None where there is no version. `limited` has the manifests of datasets with a maximum
     staleness: version and offsets of one commit, so that the batch reads exactly what was found
-    fresh. `known` are the watermarks of datasets that records wait for, by join. `handed` is the
-    part of this run's fan-out that is still stored at its start; None after the start.
+    fresh. `known` are the watermarks of datasets that records wait for, by join, and `over_time`
+    has all versions of the bounded datasets that are joined by time. `handed` is the part of this
+    run's fan-out that is still stored at its start; None after the start.
     """
 
     versions: dict[str, str | None]
     limited: Mapping[str, DatasetManifest | None]
     known: Mapping[str, datetime | None]
+    over_time: Mapping[str, tuple[str, ...]]
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
 
@@ -145,18 +147,19 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     versions: dict[str, str | None] = {}
     for name, reader in opened.readers.items():
         versions[name] = None if reader is None else reader.version
-    return BatchSnapshot(versions, opened.limited, opened.known, handed, streams)
+    return BatchSnapshot(versions, opened.limited, opened.known, opened.over_time, handed, streams)
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenVersions:
-    """Readers of the served versions, by dataset and state table, the manifests of datasets with a
-    maximum staleness, and the watermarks of the datasets that records wait for, by join.
+    """Readers of the served versions, by dataset and state table, and what `BatchSnapshot` has of
+    the same manifests.
     """
 
     readers: dict[str, VersionReader | None]
     limited: dict[str, DatasetManifest | None]
     known: dict[str, datetime | None]
+    over_time: dict[str, tuple[str, ...]]
 
 
 def _open_versions(context: StepContext) -> _OpenVersions:
@@ -187,7 +190,10 @@ def _open_versions(context: StepContext) -> _OpenVersions:
     _require_bootstrapped(context, readers)
     for name in context.states:
         readers[name] = stored(name).current()
-    return _OpenVersions(readers, limited, _find_watermarks(app, {**manifests, **limited}))
+    read = {**manifests, **limited}
+    return _OpenVersions(
+        readers, limited, _find_watermarks(app, read), _list_versions_over_time(app, read)
+    )
 
 
 def _require_bootstrapped(
@@ -212,6 +218,23 @@ def _find_watermarks(
             dataset = app.dataset(one.dataset)
             known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
     return known
+
+
+def _list_versions_over_time(
+    app: Application, manifests: Mapping[str, DatasetManifest | None]
+) -> dict[str, tuple[str, ...]]:
+    """Return all versions of the bounded datasets that are joined by time and have a version."""
+    names = set()
+    for operator in app.operators:
+        match = operator.spec.match
+        if match is not None and match.as_of is not None:
+            names.add(str(match.dataset))
+    over_time: dict[str, tuple[str, ...]] = {}
+    for name in sorted(names):
+        manifest = manifests.get(name)
+        if isinstance(manifest, BoundedManifest) and manifest.version is not None:
+            over_time[name] = manifest.versions_over_time
+    return over_time
 
 
 def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
@@ -250,34 +273,51 @@ def plan_batch(
     state = run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
-    intent = _plan_replay_batch(context, state, positions)
+    is_turn_of_main = state.has_just_replayed
+    if positions.replays and not is_turn_of_main:
+        return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
+    readable = _find_readable(context, seen, positions)
+    intent = _plan_main_batch(context, state, positions, readable.ranges)
     if intent is not None:
-        return PlannedBatch(intent, seen.streams)
+        return PlannedBatch(intent, seen.streams, losses)
+    if positions.replays:
+        return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
+    return NothingToRead(positions, losses, readable.held)
+
+
+def _find_readable(
+    context: StepContext, seen: BatchSnapshot, positions: InputPositions
+) -> HeldRanges:
+    """Return what a batch of the main input may read, and what waits.
+
+    What one partition may not read yet is shared among the others, so that records that wait leave
+    them no less.
+    """
     unread = dict(sorted(positions.unread.items()))
-    limited = _limit_ranges(context, unread)
     now = context.lake.now()
     waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark)
-    readable = waiting.hold_back(limited, unread)
-    intent = _plan_main_batch(context, state, positions, readable.ranges)
-    if intent is None:
-        return NothingToRead(positions, losses, readable.held)
-    return PlannedBatch(intent, seen.streams, losses)
+    ends = unread
+    held: dict[SystemStreamPartition, HeldRecord] = {}
+    limited = _limit_ranges(context, ends)
+    while True:
+        found = waiting.hold_back(limited, unread)
+        for record in found.held:
+            held[record.ssp] = record
+            ends = {**ends, record.ssp: found.ranges[record.ssp]}
+        limited = _limit_ranges(context, ends)
+        if limited == found.ranges:
+            return HeldRanges(limited, tuple(held.values()))
 
 
 def _plan_replay_batch(
     context: StepContext, state: ApplicationState, positions: InputPositions
-) -> Intent | None:
-    """Return the intent of a batch of bounded replays, or None; never two in a row while the main
-    input has records.
+) -> Intent:
+    """Return the intent of a batch of bounded replays, of which there are some.
 
     Replays with the same `versions` setting are read together with the one that began first. A
     batch of recorded replays reads what one earlier batch read, with the versions of that batch.
     """
     replays = positions.replays
-    if not replays:
-        return None
-    if state.has_just_replayed and not _are_all_empty(context, positions.unread):
-        return None
     first = min(replays.values(), key=replay_order)
     if first.recorded is not None:
         return _plan_recorded_batch(context, state, replays, context.versions.plan_of(first))
@@ -538,7 +578,7 @@ def _lease_served(
     """
     for name, manifest in seen.limited.items():
         _check_fresh(context, name, manifest)
-    over_time = _list_versions_over_time(context, seen)
+    over_time = dict(seen.over_time)
     leased = joined.model_copy(update={"versions": seen.versions, "over_time": over_time})
     context.versions.lease(leased)
     # Opened once they are leased. Of several versions with the same time only the one sealed last
@@ -569,23 +609,6 @@ def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | No
         )
     position = StreamPosition.of(context.systems, as_unbounded(manifest))
     position.raise_if_stale(name, limit, context.lake.now())
-
-
-def _list_versions_over_time(
-    context: StepContext, seen: BatchSnapshot
-) -> dict[str, tuple[str, ...]]:
-    """Return all versions of the bounded datasets that are joined by time and have a version."""
-    names = set()
-    for operator in context.app.operators:
-        match = operator.spec.match
-        if match is not None and match.as_of is not None:
-            names.add(str(match.dataset))
-    over_time: dict[str, tuple[str, ...]] = {}
-    for name in sorted(names):
-        if seen.versions.get(name) is not None and not context.app.dataset(name).follows_changes:
-            manifest = context.versions.stored(name).require_manifest()
-            over_time[name] = as_bounded(manifest).versions_over_time
-    return over_time
 
 
 def _advance_transient(context: StepContext, state: ApplicationState, name: str) -> str | None:

@@ -145,10 +145,9 @@ class Waiting:
         cut = dict(ranges)
         held: list[HeldRecord] = []
         for name, waits in waits_by_input(self.app.operators).items():
-            compare = self.streams[name].system.compare
             of_input = {}
             for ssp, span in of_stream(ranges, name).items():
-                if compare(span.start, span.end) < 0:
+                if self.streams[name].system.compare(span.start, span.end) < 0:
                     of_input[ssp] = span
             if not of_input:
                 continue
@@ -194,12 +193,22 @@ class Waiting:
     def _is_within(
         self, held: pa.Table, wait: Wait, times: pa.Table, read_rest: Callable[[], pa.Table]
     ) -> pa.Array:
-        """Return for each of these records whether it has not waited as long as is allowed."""
+        """Return for each of these records whether it has not waited as long as is allowed.
+
+        Times further ahead of the clock than a record may wait are not believed: one from the year
+        3000 neither holds its partition until then, nor ends the waiting of others.
+        """
         at_most = wait.at_most // timedelta(microseconds=1)
+        now = to_microseconds(self.now)
+        last_credible = now + at_most
         if wait.by == "clock":
-            return pc.greater(held[ARRIVED], to_microseconds(self.now) - at_most)
-        newest = _newest(times, read_rest())
-        return pc.greater(held[TIME], newest - at_most)
+            dated = held[ARRIVED]
+            now_or_newest = now
+        else:
+            dated = held[TIME]
+            now_or_newest = _newest((times, read_rest()), last_credible)
+        is_credible = pc.less_equal(dated, last_credible)
+        return pc.and_(is_credible, pc.greater(dated, now_or_newest - at_most))
 
 
 def describe_held(
@@ -208,35 +217,57 @@ def describe_held(
     """Return, for each partition with `unread` records, what its first one waits for, if a run
     could read none of these; else ().
 
-    A run advances the datasets first. So a dataset that would be found silent counts as silent, and
-    none is waited for if one has anything to read.
+    A run advances the datasets first, so none is waited for if one has anything to read.
     """
     waits = waits_by_input(app.operators)
     if not unread or any(ssp.qualified_stream not in waits for ssp in unread):
         return ()
-    known: dict[str, datetime | None] = {}
-    for one in {one for of_input in waits.values() for one in of_input}:
-        dataset = app.dataset(one.dataset)
+    for name in {one.dataset for of_input in waits.values() for one in of_input}:
+        dataset = app.dataset(name)
         manifest = StoredVersions(lake, dataset).manifest()
         if manifest is None or _has_unread(systems, lake, dataset, manifest):
             return ()
-        if isinstance(manifest, UnboundedManifest):
-            manifest = manifest.model_copy(update={"confirmed_at": lake.now()})
-        known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
-    streams = snapshot_streams(systems, {ssp.qualified_stream for ssp in unread}, 1)
-    first = {}
-    ranges = {}
-    for ssp, start in unread.items():
-        stream = streams[ssp.qualified_stream]
-        first[ssp] = OffsetRange(start, stream.system.advance(ssp, start, 1))
-        ranges[ssp] = OffsetRange(start, stream.upcoming[ssp])
-    try:
-        held = Waiting(app, streams, known, lake.now(), _no_session).hold_back(first, ranges).held
-    except NeedsSpark:
-        return ()
+    held = find_held(systems, lake, app, unread)
     if len(held) < len(unread):
         return ()
     return tuple(record.describe() for record in held)
+
+
+def find_held(
+    systems: Mapping[str, StreamSystem], lake: Lake, app: Application, unread: Offsets
+) -> tuple[HeldRecord, ...]:
+    """Return the first `unread` record of each partition, if it waits; () if only Spark can compute
+    event times.
+
+    A dataset that a run would find silent counts as silent. What retention has dropped does not
+    wait.
+    """
+    waits = waits_by_input(app.operators)
+    streams = snapshot_streams(systems, {ssp.qualified_stream for ssp in unread} & {*waits}, 1)
+    first = {}
+    ranges = {}
+    for ssp, start in unread.items():
+        stream = streams.get(ssp.qualified_stream)
+        if stream is not None and stream.system.compare(stream.oldest[ssp], start) <= 0:
+            first[ssp] = OffsetRange(start, stream.system.advance(ssp, start, 1))
+            ranges[ssp] = OffsetRange(start, stream.upcoming[ssp])
+    known = _find_watermarks_of_run(lake, app)
+    try:
+        return Waiting(app, streams, known, lake.now(), _no_session).hold_back(first, ranges).held
+    except NeedsSpark:
+        return ()
+
+
+def _find_watermarks_of_run(lake: Lake, app: Application) -> dict[str, datetime | None]:
+    """Return, by join, the watermarks of the datasets if a run found nothing new in them."""
+    known: dict[str, datetime | None] = {}
+    for one in {one for waits in waits_by_input(app.operators).values() for one in waits}:
+        dataset = app.dataset(one.dataset)
+        manifest = StoredVersions(lake, dataset).manifest()
+        if isinstance(manifest, UnboundedManifest):
+            manifest = manifest.model_copy(update={"confirmed_at": lake.now()})
+        known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
+    return known
 
 
 def _has_unread(
@@ -265,7 +296,11 @@ def _is_beyond(times: pa.Table, known: datetime | None) -> pa.Array:
     return pc.fill_null(pc.greater_equal(times[TIME], to_microseconds(known)), False)
 
 
-def _newest(*times: pa.Table) -> int:
-    """Return the newest event time of these records."""
-    newest = [pc.max(part[TIME]).as_py() for part in times]
-    return max((int(time) for time in newest if time is not None), default=0)
+def _newest(parts: Sequence[pa.Table], last: int) -> int:
+    """Return the newest event time of these records that is not later than `last`."""
+    newest = []
+    for part in parts:
+        time = pc.max(part.filter(pc.less_equal(part[TIME], last))[TIME]).as_py()
+        if time is not None:
+            newest.append(int(time))
+    return max(newest, default=MIN_MICROS)

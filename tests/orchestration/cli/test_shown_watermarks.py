@@ -85,3 +85,39 @@ def test_watermarks_are_displayed_with_idle_partitions_and_those_that_hold_back(
     assert reported["times"]["partitions"]["lake.clicks.1"]["watermark"] == "2026-01-01T12:05:00Z"
     assert reported["waiting_for"] == {"seen": "lake.clicks.0"}
     assert "watermarks" not in document(world, "checkpoint", "show", "watching")
+
+
+PRICED = """
+from datetime import timedelta
+from dagster_adjunct import Application, unbounded_dataset
+from dagster_adjunct.changes import Watermark
+
+prices = unbounded_dataset(
+    "prices", input="lake.prices", key="k", partitions=1, history="all", valid_from="ts",
+    watermark=Watermark(),
+)
+app = Application("priced")
+clicks = app.input_stream("lake.clicks", default_offset="oldest", event_time="ts")
+joined = clicks.join(app.table(prices), on="k", as_of="ts", wait=timedelta(days=3))
+joined.send_to(app.output_stream("lake.priced", partitions=1, key="k"))
+"""
+
+
+def test_records_that_wait_are_displayed_with_what_they_wait_for(
+    world: World, tmp_path: Path
+) -> None:
+    (tmp_path / "priced_clicks.py").write_text(PRICED)
+    streams = LakeStreams(world.lake)
+    times = Schema.of(k="string", ts="timestamp")
+    streams.create("prices", schema=times, key=["k"], partitions=1)
+    clicks = [{"k": key, "ts": datetime.now(UTC)} for key in "abcdefgh"]
+    streams.append("clicks", clicks, producer="test", sequence=1)
+    of_clicks = (SystemStreamPartition("lake", "clicks", number) for number in (0, 1))
+    log = BatchLog(world.lake, "priced")
+    checkpoint = dict.fromkeys(of_clicks, "0")
+    log.commit(log.read(), ApplicationState(checkpoint=checkpoint, batch=1), by="run-1")
+    displayed = printed(world, "checkpoint", "show", "priced_clicks:app")
+    assert "lake.clicks.0 waits at offset 0" in displayed
+    held = document(world, "checkpoint", "show", "priced_clicks:app")["held"]
+    assert len(held) == 2
+    assert all("for dataset prices" in text for text in held)
