@@ -121,3 +121,8 @@ def batches_of(frame: DataFrame) -> list[list[int]]:
             yield pa.RecordBatch.from_pydict({"ids": pa.array([ids], pa.list_(pa.int64()))})
 
     return [row.ids for row in map_in_arrow(frame, collect, "ids array<bigint>").collect()]
+
+
+def test_spark_generates_no_method_that_the_jvm_does_not_compile(spark: SparkSession) -> None:
+    """HotSpot interprets methods of more than 8,000 bytes: hashes of nested columns have them."""
+    assert int(spark.conf.get("spark.sql.codegen.hugeMethodLimit") or 0) <= 8000
