@@ -324,7 +324,7 @@ _P3 = 0x165667B19E3779F9
 _P4 = 0x85EBCA77C2B2AE63
 _P5 = 0x27D4EB2F165667C5
 _ALL = 0xFFFFFFFFFFFFFFFF
-_ROWS = 32_768  # at once, so that their hashes stay in the processor's cache
+_ROWS = 16_384  # at once, so that their hashes stay in the processor's cache
 
 
 def row_hash(types: Mapping[str, str]) -> Column:
