@@ -65,6 +65,7 @@ NESTED = {
     "attributes": "map('colour', colour, 'size', size)",
 }
 PARTITIONS = 4
+SHUFFLED = "spark.sql.shuffle.partitions"
 WHAT = (
     "written_by_arrow",
     "appended_in_process",
@@ -158,11 +159,13 @@ class Side:
         self._write(self.frame.repartition(PARTITIONS, "k"), f"written-{number + 1}")
 
     def joined_by_spark(self, number: int) -> None:
-        entries = self._entries().withColumnRenamed("k", "entry").repartition(PARTITIONS, "entry")
-        records = self.frame.repartition(PARTITIONS, "k")
-        is_same = records["k"] == entries["entry"]
-        joined = records.join(entries.hint("merge"), is_same, "left").drop("entry")
+        entries = self._entries().withColumnRenamed("k", "entry")
+        is_same = self.frame["k"] == entries["entry"]
+        joined = self.frame.join(entries.hint("merge"), is_same, "left").drop("entry")
+        before = self.spark.conf.get(SHUFFLED) or ""
+        self.spark.conf.set(SHUFFLED, PARTITIONS)
         self._write(joined, f"spark-joined-{number + 1}")
+        self.spark.conf.set(SHUFFLED, before)
 
     def _write(self, frame: DataFrame, name: str) -> None:
         frame.write.option("compression", "zstd").parquet(f"{self.lake.url}/{name}")

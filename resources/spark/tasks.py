@@ -34,7 +34,7 @@ from dagster_adjunct.resources.spark.jvm import spark_type_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 T = TypeVar("T")
 STACK_SIZE = "16m"
@@ -430,32 +430,34 @@ def convert_in_tasks(
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED = 2**31 - 1
-_NESTED_ROWS = 512
+_LIST_ROWS = 512
 
 
 def _limit_batches(frame: DataFrame) -> bool:
     """Let the session limit batches for Python by 512 records, and no longer by their bytes, if
-    the frame has nested columns. Return whether batches are as small as that for this reason.
+    the frame has arrays or maps. Return whether batches are as small as that for this reason.
 
     For a limit in bytes, Spark asks for the size of the batch after each record. Arrow then goes
     through all vectors within nested ones, and a list writes the offsets of all nulls at its end
     again: the time grows with the square of the batch. Smaller batches that the session asks for
     stay as they are.
     """
-    if not _has_nested(frame.schema):
+    if not _has_lists(frame.schema):
         return False
     conf = frame.sparkSession.conf
-    if int(conf.get(_BATCH_ROWS) or 0) > _NESTED_ROWS:
-        conf.set(_BATCH_ROWS, _NESTED_ROWS)
+    if int(conf.get(_BATCH_ROWS) or 0) > _LIST_ROWS:
+        conf.set(_BATCH_ROWS, _LIST_ROWS)
         conf.set(_BATCH_BYTES, _UNLIMITED)
         return True
     return conf.get(_BATCH_BYTES) == str(_UNLIMITED)
 
 
-def _has_nested(frame: StructType) -> bool:
+def _has_lists(kind: DataType) -> bool:
     from pyspark.sql.types import ArrayType, MapType, StructType
 
-    return any(isinstance(field.dataType, ArrayType | MapType | StructType) for field in frame)
+    if isinstance(kind, StructType):
+        return any(_has_lists(field.dataType) for field in kind)
+    return isinstance(kind, ArrayType | MapType)
 
 
 _Task: TypeAlias = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
