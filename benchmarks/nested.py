@@ -2,7 +2,8 @@
 a dataset of such entries, against the same values in flat columns: in structs alone, and with
 arrays and maps too.
 
-What Arrow and Parquet take for them without Adjunct is measured as well ("written").
+The same by Arrow and by Spark alone shows which part of the ratios is theirs: Arrow writes the
+records to one file, Spark writes them to a file for each partition, or joins and writes them.
 """
 
 from __future__ import annotations
@@ -64,6 +65,16 @@ NESTED = {
     "attributes": "map('colour', colour, 'size', size)",
 }
 PARTITIONS = 4
+SHUFFLED = "spark.sql.shuffle.partitions"
+WHAT = (
+    "written_by_arrow",
+    "appended_in_process",
+    "read",
+    "written_by_spark",
+    "appended",
+    "joined_by_spark",
+    "joined",
+)
 
 
 def run(rounds: int, count: int = 1_000_000) -> None:
@@ -75,7 +86,7 @@ def run(rounds: int, count: int = 1_000_000) -> None:
             name: Side(spark, Path(folder) / name, expressions, count)
             for name, expressions in columns.items()
         }
-        for what in ("written", "in_process", "read", "appended", "joined"):
+        for what in WHAT:
             _compare(what, rounds, {name: getattr(side, what) for name, side in sides.items()})
 
 
@@ -141,10 +152,25 @@ class Side:
     def appended(self, number: int) -> None:
         self._append(f"by-spark-{number + 1}", self.frame)
 
-    def written(self, number: int) -> None:
-        pq.write_table(self.table, Path(self.lake.url) / "written.parquet")
+    def written_by_arrow(self, number: int) -> None:
+        pq.write_table(self.table, Path(self.lake.url) / "written.parquet", compression="zstd")
 
-    def in_process(self, number: int) -> None:
+    def written_by_spark(self, number: int) -> None:
+        self._write(self.frame.repartition(PARTITIONS, "k"), f"written-{number + 1}")
+
+    def joined_by_spark(self, number: int) -> None:
+        entries = self._entries().withColumnRenamed("k", "entry")
+        is_same = self.frame["k"] == entries["entry"]
+        joined = self.frame.join(entries.hint("merge"), is_same, "left").drop("entry")
+        before = self.spark.conf.get(SHUFFLED) or ""
+        self.spark.conf.set(SHUFFLED, PARTITIONS)
+        self._write(joined, f"spark-joined-{number + 1}")
+        self.spark.conf.set(SHUFFLED, before)
+
+    def _write(self, frame: DataFrame, name: str) -> None:
+        frame.write.option("compression", "zstd").parquet(f"{self.lake.url}/{name}")
+
+    def appended_in_process(self, number: int) -> None:
         self._append(f"in-process-{number + 1}", self.table)
 
     def read(self, number: int) -> None:

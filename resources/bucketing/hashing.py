@@ -325,6 +325,7 @@ _P4 = 0x85EBCA77C2B2AE63
 _P5 = 0x27D4EB2F165667C5
 _ALL = 0xFFFFFFFFFFFFFFFF
 _ROWS = 32_768  # at once, so that their hashes stay in the processor's cache
+_NESTED_ROWS = 16_384  # which have more values than rows
 
 
 def row_hash(types: Mapping[str, str]) -> Column:
@@ -379,8 +380,10 @@ def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     The Arrow types of the columns must be those of the schema. Raises SchemaMismatchError for a
     type that no schema may have.
     """
+    chosen = table.select(list(names)).combine_chunks()
+    rows = _NESTED_ROWS if any(map(pt.is_nested, chosen.schema.types)) else _ROWS
     digests = []
-    for batch in table.select(list(names)).combine_chunks().to_batches(max_chunksize=_ROWS):
+    for batch in chosen.to_batches(max_chunksize=rows):
         hashes = np.full(batch.num_rows, SEED, dtype=np.uint64)
         for place, column in enumerate(batch.columns):
             hashes = _digest(column, place, hashes)

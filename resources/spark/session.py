@@ -87,6 +87,9 @@ _PLANS = {
     # Partition counts are proven before the run; re-planning after every stage costs more than it
     # finds.
     "spark.sql.adaptive.enabled": "false",
+    # The JVM never compiles larger methods, such as one that hashes nested columns. Beyond this
+    # limit Spark generates several small ones.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
     "spark.sql.session.timeZone": "UTC",
     # Without it, Spark would cast operands of different types otherwise than the code that computes
     # without Spark, and sums that overflow would be null. It is Spark's default, but a cluster's

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.aws import STALE_CODES
@@ -355,7 +355,7 @@ def map_in_arrow(
     """Return the frame of what `task` yields for the batches of each partition; like Spark's
     `mapInArrow`.
     """
-    _limit_batches(frame)
+    task = _with_limited_batches(frame, task)
     names = frame.columns
     if not _needs_other_names(names):
         return frame.mapInArrow(task, schema)
@@ -421,7 +421,7 @@ def convert_in_tasks(
     The columns of these batches, and of those that it yields, are identified by position: they are
     named c0, c1, ….
     """
-    _limit_batches(frame)
+    convert = _with_limited_batches(frame, convert)
     ddl = ", ".join(f"c{index} {kind}" for index, (_, kind) in enumerate(columns))
     plain = frame.toDF(*_by_position(frame.columns))
     made = plain.mapInArrow(lambda batches: encode_task_errors(convert(batches)), ddl)
@@ -429,20 +429,28 @@ def convert_in_tasks(
 
 
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_LIST_ROWS = 4096
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_UNLIMITED = 2**31 - 1
+_LIST_ROWS = 512
 
 
-def _limit_batches(frame: DataFrame) -> None:
-    """Let the session send smaller batches to Python from now on, if the frame has arrays or maps.
+def _limit_batches(frame: DataFrame) -> bool:
+    """Let the session limit batches for Python by 512 records, and no longer by their bytes, if
+    the frame has arrays or maps. Return whether batches are as small as that for this reason.
 
-    After each record Spark asks for the size of the batch, for which Arrow's list vector writes the
-    offsets of all nulls at its end again: the time grows with the square of the batch.
+    For a limit in bytes, Spark asks for the size of the batch after each record. Arrow then goes
+    through all vectors within nested ones, and a list writes the offsets of all nulls at its end
+    again: the time grows with the square of the batch. Smaller batches that the session asks for
+    stay as they are.
     """
     if not _has_lists(frame.schema):
-        return
-    session = frame.sparkSession
-    if int(session.conf.get(_BATCH_ROWS) or 0) > _LIST_ROWS:
-        session.conf.set(_BATCH_ROWS, _LIST_ROWS)
+        return False
+    conf = frame.sparkSession.conf
+    if int(conf.get(_BATCH_ROWS) or 0) > _LIST_ROWS:
+        conf.set(_BATCH_ROWS, _LIST_ROWS)
+        conf.set(_BATCH_BYTES, _UNLIMITED)
+        return True
+    return conf.get(_BATCH_BYTES) == str(_UNLIMITED)
 
 
 def _has_lists(kind: DataType) -> bool:
@@ -451,6 +459,41 @@ def _has_lists(kind: DataType) -> bool:
     if isinstance(kind, StructType):
         return any(_has_lists(field.dataType) for field in kind)
     return isinstance(kind, ArrayType | MapType)
+
+
+_Task: TypeAlias = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+_GATHERED_ROWS = 16_384
+_GATHERED_BYTES = 64 * 1024 * 1024
+
+
+def _with_limited_batches(frame: DataFrame, task: _Task) -> _Task:
+    """Return the task for the frame's batches, and limit these; it gets small ones together, since
+    much of its work costs as much for a small batch as for a large one.
+    """
+    if not _limit_batches(frame):
+        return task
+    return lambda batches: task(_gather(batches))
+
+
+def _gather(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _GATHERED_ROWS or size >= _GATHERED_BYTES:
+            yield from _join_batches(waiting)
+            waiting = []
+            rows = size = 0
+    yield from _join_batches(waiting)
+
+
+def _join_batches(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    if not batches:
+        return ()
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined
 
 
 def _needs_other_names(names: Sequence[str]) -> bool:

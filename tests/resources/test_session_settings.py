@@ -85,30 +85,46 @@ def test_a_session_whose_sql_is_not_that_of_ansi_is_refused(spark: SparkSession)
     assert caught.value.setting == "spark.sql.ansi.enabled"
 
 
-def test_records_with_arrays_or_maps_go_to_python_in_smaller_batches(spark: SparkSession) -> None:
-    """Of nulls at the end of such a batch, Spark's writer takes the square of their number."""
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    before = spark.conf.get(name)
-    rows = spark.range(0, 10_000, 1, 1)
+def test_records_with_arrays_or_maps_go_to_python_in_small_batches_that_tasks_get_together(
+    spark: SparkSession,
+) -> None:
+    """With a limit of bytes, Spark's writer would go through all vectors after each record."""
+    limits = [f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes")]
+    before = list(map(spark.conf.get, limits))
+    rows = spark.range(0, 20_000, 1, 1)
+    nested = rows.selectExpr("id", "named_struct('a', array(id)) AS s")
+
+    def set_limits(*values: str) -> None:
+        for name, value in zip(limits, values, strict=True):
+            spark.conf.set(name, value)
+
     try:
-        spark.conf.set(name, "65536")
-        assert batch_sizes(rows.selectExpr("id", "named_struct('a', id) AS s")) == [10_000]
-        assert batch_sizes(rows.selectExpr("named_struct('a', array(id)) AS s")) == [
-            4096,
-            4096,
-            1808,
+        set_limits("65536", "67108864")
+        assert batches_of(rows.selectExpr("id", "named_struct('a', id) AS s")) == [
+            list(range(20_000))
         ]
-        spark.conf.set(name, "100")
-        assert set(batch_sizes(rows.selectExpr("map('a', id) AS m"))) == {100}
+        assert spark.conf.get(limits[0]) == "65536"
+        for _ in range(2):
+            assert batches_of(nested) == [list(range(16_384)), list(range(16_384, 20_000))]
+        assert list(map(spark.conf.get, limits)) == ["512", str(2**31 - 1)]
+        set_limits("100", "67108864")  # as a user wants them
+        assert set(map(len, batches_of(nested))) == {100}
+        assert list(map(spark.conf.get, limits)) == ["100", "67108864"]
     finally:
-        spark.conf.set(name, before)
+        set_limits(*before)
 
 
-def batch_sizes(frame: DataFrame) -> list[int]:
-    """Return the numbers of records in the batches that a task gets."""
+def batches_of(frame: DataFrame) -> list[list[int]]:
+    """Return the ids in each of the batches that a task gets."""
 
-    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def collect(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield pa.RecordBatch.from_pydict({"rows": [batch.num_rows]})
+            ids = batch.column(0).to_pylist()
+            yield pa.RecordBatch.from_pydict({"ids": pa.array([ids], pa.list_(pa.int64()))})
 
-    return [row.rows for row in map_in_arrow(frame, count, "rows bigint").collect()]
+    return [row.ids for row in map_in_arrow(frame, collect, "ids array<bigint>").collect()]
+
+
+def test_spark_generates_no_method_that_the_jvm_does_not_compile(spark: SparkSession) -> None:
+    """HotSpot interprets methods of more than 8,000 bytes: hashes of nested columns have them."""
+    assert int(spark.conf.get("spark.sql.codegen.hugeMethodLimit") or 0) <= 8000
