@@ -123,8 +123,7 @@ CALENDAR_CHANGES = [
     ("Asia/Kathmandu", "2024-02-29"),
     ("Asia/Tehran", "2010-03-22"),
     ("Asia/Tehran", "2020-09-21"),
-    ("Europe/Berlin", "2000-03-01"),
-    ("Europe/Berlin", "2026-03-29"),
+    (NEW_YORK, "2000-03-01"),
     ("Pacific/Apia", "2012-01-01"),
     ("Pacific/Kwajalein", "1969-10-01"),
 ]
@@ -168,12 +167,13 @@ def window_of(
 def test_weeks_and_months_begin_at_the_midnights_of_a_calendar(spark: SparkSession) -> None:
     micro = dt.timedelta(microseconds=1)
     beginning = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    recent = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
     random = Random(53)
     times: dict[str, set[dt.datetime]] = {}
     for zone, date in CALENDAR_CHANGES:
         day = dt.datetime.fromisoformat(date).replace(tzinfo=dt.UTC)
-        drawn = [beginning + random.random() * 60 * 365 * DAY for _ in range(3)]
-        drawn += [day + random.uniform(-2, 2) * DAY for _ in range(40)]
+        drawn = [recent + random.random() * 40 * 365 * DAY for _ in range(3)]
+        drawn += [day + random.uniform(-2, 2) * DAY for _ in range(20)]
         for kind in CALENDARS:
             for time in (day, drawn[0]):
                 for begin in window_of(zone, time, kind):
@@ -201,7 +201,7 @@ def test_weeks_and_months_have_final_and_updated_results_however_batches_are_cut
 ) -> None:
     world = step_world
     world.stream("sales", "shop", 1, shop="string", at="timestamp")
-    app = Application("takings", max_batch_records=120)
+    app = Application("takings", max_batch_records=150)
     sales = app.input_stream("lake.sales", event_time="at")
     results: dict[str, Literal["final", "updates"]] = {"weeks": "final", "months": "updates"}
     zones = {"weeks": "Asia/Tehran", "months": "America/Santiago"}
@@ -230,9 +230,8 @@ def test_weeks_and_months_have_final_and_updated_results_however_batches_are_cut
             found.append(((edges[0], edges[1]), row["n"], row.get("final", True)))
         return found
 
-    made = {window: count for window, count, _ in rows("weeks")}
-    closed = list(expected["weeks"].items())[:-1]
-    assert (list(made.items()), len(made), len(rows("weeks"))) == (closed, 15, 15)
+    made = [(window, count) for window, count, _ in rows("weeks")]
+    assert made == list(expected["weeks"].items())[:-1]
     newest = {window: (count, final) for window, count, final in rows("months")}
     last = max(newest)
     assert newest == {window: (n, window != last) for window, n in expected["months"].items()}

@@ -85,8 +85,8 @@ class Tumbling:
                 f" {without}."
             )
             step = (
-                'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without'
-                " one."
+                'Write hours=, days=, weeks= or months= with a zone, such as zone="UTC"; or a'
+                " timedelta without one."
             )
             raise ConfigurationError(problem, step, argument="zone")
         if self.zone is not None:
