@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.errors import ZoneRulesError
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.windows import kinds, window, zone_rules
+from dagster_adjunct.orchestration.operators.windows import window, zone_clock, zone_rules
 from dagster_adjunct.orchestration.operators.windows.kinds import window_start
 from dagster_adjunct.orchestration.operators.windows.zone_rules import (
     check_zones_in_jvm,
@@ -61,7 +61,7 @@ def rules(tmp_path: Path) -> Iterator[Callable[..., None]]:
         zoneinfo.ZoneInfo.clear_cache()
         zone_rules.python_database.cache_clear()
         zone_rules.clock_changes.cache_clear()
-        kinds.skipped_multiples.cache_clear()
+        zone_clock.skipped_begins.cache_clear()
         zone_rules._differences.clear()
 
     def install(zone: str, changes: Mapping[dt.datetime, int], first: int) -> None:

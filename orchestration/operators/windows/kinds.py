@@ -1,24 +1,22 @@
-"""The kinds of windows: tumbling, sliding and sessions, and where windows start and end.
-
-Windows by the clock of a time zone start when that clock first shows a multiple of their length. If
-it never shows the multiple because it was put forward past it, they start when it was put forward.
-With a length of one hour, a window also starts when the clock, put back, shows a full hour for the
-second time.
-"""
+"""The kinds of windows: tumbling, sliding and sessions, and where windows start and end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
-from dagster_adjunct.orchestration.operators.windows.zone_rules import (
-    clock_changes,
-    differing_spans,
+from dagster_adjunct.orchestration.operators.windows.zone_clock import (
+    DAY,
+    MONDAY,
+    Begins,
+    Months,
+    Multiples,
+    ZoneClock,
 )
+from dagster_adjunct.orchestration.operators.windows.zone_rules import differing_spans
 from dagster_adjunct.resources.arguments import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, ZoneRulesError
 from dagster_adjunct.resources.lazy_modules import F
@@ -28,43 +26,18 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_HOUR = 3_600_000_000
 _MAX_OVERLAP = 1_000
-_HOURS = (1, 2, 3, 4, 6, 8, 12)
-
-
-@dataclass(frozen=True, slots=True)
-class ZoneClock:
-    """The clock of a zone, by which windows begin; `shown` is their length as the clock shows it.
-
-    All times are in microseconds since 1970, in UTC or as the clock shows them.
-    """
-
-    zone: str
-    shown: timedelta
-
-    @property
-    def length(self) -> int:
-        return to_micros(self.shown)
-
-    def floor(self, shown: Column) -> Column:
-        """Return what the clock shows, rounded down to a multiple of the length."""
-        return shown - F.pmod(shown, F.lit(self.length))
-
-    def show(self, moment: Column) -> Column:
-        """Return what the clock shows at a time in UTC."""
-        return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), self.zone))
-
-    def find(self, shown: Column) -> Column:
-        """Return the time in UTC at which the clock first shows a multiple of the length, or is put
-        forward past it.
-        """
-        moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(shown), self.zone))
-        # For a skipped time, Spark adds the amount by which the clock was put forward. That is too
-        # late if the clock was not put forward at a multiple of the length.
-        for skipped, put_forward in skipped_multiples(self.zone, self.length):
-            moment = F.when(shown == skipped, put_forward).otherwise(moment)
-        return moment
+_COUNTS: Mapping[str, tuple[Collection[int], str]] = {
+    "hours": ((1, 2, 3, 4, 6, 8, 12), "hours that divide a day: one of 1, 2, 3, 4, 6, 8, 12"),
+    "days": (range(1, 366), "a whole number from 1 to 365"),
+    "weeks": (
+        (1,),
+        "1, because calendars have no first week from which to count several; days=14 counts from"
+        " 1970-01-01, a Thursday",
+    ),
+    "months": ((1, 3, 6, 12), "a month, a quarter, half a year or a year: one of 1, 3, 6, 12"),
+}
+"""The units of a zone's calendar, and how many of each a window may have."""
 
 
 @validated
@@ -72,9 +45,10 @@ class ZoneClock:
 class Tumbling:
     """Consecutive windows: each time is in exactly one of them.
 
-    Windows of one `size` start at multiples of it since 1970-01-01T00:00Z. Windows of `days` or
-    `hours` follow the clock of a `zone`, such as "America/New_York": days start at midnight there
-    and have 23 or 25 hours when the clock changes; several days are counted from 1970-01-01. Hours
+    Windows of one `size` start at multiples of it since 1970-01-01T00:00Z. Windows of `hours`,
+    `days`, `weeks` or `months` follow the clock of a `zone`, such as "America/New_York". Days start
+    at midnight there and have 23 or 25 hours when the clock changes; several days are counted from
+    1970-01-01. A week (1) starts on Monday; months (1, 3, 6 or 12) are counted from January. Hours
     (1, 2, 3, 4, 6, 8 or 12) are counted from midnight. With `hours=1`, an hour that the clock shows
     twice is two windows; longer windows contain both.
 
@@ -82,16 +56,18 @@ class Tumbling:
     """
 
     size: timedelta | None = None
-    days: int | None = None
     hours: int | None = None
+    days: int | None = None
+    weeks: int | None = None
+    months: int | None = None
     zone: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("size", "days", "hours") if getattr(self, name) is not None]
+        given = [name for name in ("size", *_COUNTS) if getattr(self, name) is not None]
         if len(given) != 1:
             problem = (
-                f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or days= or"
-                " hours= of a zone."
+                f"Tumbling has {' and '.join(given) or 'no size'}: expected a size, or one of"
+                f" {', '.join(f'{unit}=' for unit in _COUNTS)} of a zone."
             )
             step = (
                 "Write Tumbling(timedelta(minutes=5)), or Tumbling(days=1,"
@@ -109,33 +85,45 @@ class Tumbling:
                 f" {without}."
             )
             step = (
-                'Write days=1 or hours=1 with a zone, such as zone="UTC"; or a timedelta without'
-                " one."
+                'Write hours=, days=, weeks= or months= with a zone, such as zone="UTC"; or a'
+                " timedelta without one."
             )
             raise ConfigurationError(problem, step, argument="zone")
         if self.zone is not None:
-            _check_calendar(self.days, self.hours, self.zone)
+            unit, count = self._calendar
+            counts, expected = _COUNTS[unit]
+            if count not in counts:
+                raise argument_error(f"Tumbling has {unit}={count!r}", expected, argument=unit)
+            check_zone("Tumbling has zone", self.zone, argument="zone")
+
+    @property
+    def _calendar(self) -> tuple[str, int]:
+        """The unit of the calendar, and how many of it a window has, for windows of a zone."""
+        (given,) = [unit for unit in _COUNTS if getattr(self, unit) is not None]
+        return given, getattr(self, given)
 
     @property
     def clock(self) -> ZoneClock | None:
-        """The clock of its zone, and the length of a window as it shows it; None for windows of a
-        fixed `size`.
-        """
+        """The clock of its zone, with the begins of windows; None for windows of a fixed `size`."""
         if self.zone is None:
             return None
-        return ZoneClock(self.zone, timedelta(days=self.days or 0, hours=self.hours or 0))
+        begins: Begins
+        if self.months is not None:
+            begins = Months(self.months)
+        elif self.weeks is not None:
+            begins = Multiples(self.weeks * 7 * DAY, origin=MONDAY)
+        else:
+            begins = Multiples(to_micros(timedelta(days=self.days or 0, hours=self.hours or 0)))
+        return ZoneClock(self.zone, begins)
 
     def describe(self) -> str:
         """Return a description for plans."""
         if self.zone is None:
             return f"tumbling {self.size}"
-        count = self.hours
-        unit = "hour"
-        if self.days is not None:
-            count = self.days
-            unit = "day"
-        plural = "" if count == 1 else "s"
-        return f"tumbling {count} {unit}{plural} of {self.zone}"
+        unit, count = self._calendar
+        if count == 1:
+            unit = unit.removesuffix("s")
+        return f"tumbling {count} {unit} of {self.zone}"
 
 
 @validated
@@ -203,22 +191,9 @@ def max_duration_after(kind: Kind) -> timedelta:
     if isinstance(kind, Session):
         return kind.gap
     if isinstance(kind, Tumbling) and kind.clock is not None:
-        return kind.clock.shown + timedelta(days=1)
+        return kind.clock.begins.longest + timedelta(days=1)
     assert kind.size is not None
     return kind.size
-
-
-def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
-    """Raise ConfigurationError for an unsupported number of days or hours, and for an unknown
-    zone.
-    """
-    if days is not None and days not in range(1, 366):
-        expected = "a whole number from 1 to 365"
-        raise argument_error(f"Tumbling has days={days!r}", expected, argument="days")
-    if hours is not None and hours not in _HOURS:  # windows of hours are counted from midnight
-        expected = f"hours that divide a day: one of {', '.join(map(str, _HOURS))}"
-        raise argument_error(f"Tumbling has hours={hours!r}", expected, argument="hours")
-    check_zone("Tumbling has zone", zone, argument="zone")
 
 
 def window_start(time: Column, kind: Tumbling) -> Column:
@@ -229,20 +204,20 @@ def window_start(time: Column, kind: Tumbling) -> Column:
         return time - F.pmod(time, F.lit(to_micros(kind.size)))
     from pyspark.sql import SparkSession
 
-    length = clock.length
+    begins = clock.begins
     spans = differing_spans(SparkSession.active(), clock.zone)
-    label = clock.floor(clock.show(time))
+    label = begins.floor(clock.show(time))
     # The label is the clock's time, rounded down. A clock that is put back shows times twice, and
     # one that is put forward skips some, so the label may be that of the window before or after.
     begin = clock.find(label)
-    following = clock.find(label + length)
+    following = clock.find(begins.shift(label, 1))
     start = (
-        F.when(time < begin, clock.find(label - length))
+        F.when(time < begin, clock.find(begins.shift(label, -1)))
         .when(time >= following, following)
         .otherwise(begin)
     )
     start = _refuse_spans(start, time, kind, spans)
-    if length != _HOUR:
+    if not clock.repeats_begins:
         return start
     again = time - (clock.show(time) - label)
     return F.when(clock.show(again) == label, again).otherwise(start)
@@ -279,27 +254,10 @@ def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
     if clock is None:
         assert kind.size is not None
         return start + to_micros(kind.size)
-    length = clock.length
-    end = clock.find(clock.floor(clock.show(start)) + length)
-    if length != _HOUR:
+    begins = clock.begins
+    end = clock.find(begins.shift(begins.floor(clock.show(start)), 1))
+    if not clock.repeats_begins:
         return end
-    later = start + length
-    again = F.pmod(clock.show(later), F.lit(length)) == 0
+    later = begins.shift(start, 1)
+    again = begins.floor(clock.show(later)) == clock.show(later)
     return F.when(again & ((later < end) | (end <= start)), later).otherwise(end)
-
-
-@cache
-def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
-    """Return pairs (local time, UTC time): the multiples of `length` that the zone's clock skipped,
-    and when it did.
-
-    All in microseconds. In St. John's, for example, clocks were put forward at 00:01 until 2011,
-    and never showed 01:00 that day.
-    """
-    found = []
-    for moment, before, after in clock_changes(zone):
-        shown = moment + before
-        next_shown = moment + after
-        first = (shown // length + 1) * length
-        found += [(multiple, moment) for multiple in range(first, next_shown, length)]
-    return tuple(found)
