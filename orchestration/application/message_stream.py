@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.application.graph import (
     OperatorGraph,
     OutputStream,
     RemoteTableHandle,
+    to_dagster_name,
 )
 from dagster_adjunct.orchestration.operators import records, sends
 from dagster_adjunct.orchestration.operators.calls import RecordFunction, SinkFunction
@@ -114,7 +115,7 @@ def check_expectation(graph: OperatorGraph, operator: str, added: Expectation) -
     """
     for before in graph.operators.values():
         known = before.spec.expectation
-        if known is not None and known.name == added.name:
+        if known is not None and to_dagster_name(known.name) == to_dagster_name(added.name):
             problem = f"two expectations are called {added.name!r}: {before.id} and {operator}."
             raise PlanningError(problem, "Give one another name=.", operator=operator)
         if added.on_fail == "fail" and before.spec.writes is not None:

@@ -791,6 +791,7 @@ def named_twice(other):
 
 
 rejected(named_twice("paid"))
+rejected(named_twice("Paid"))
 planned(named_twice("cheap"))
 rejected(lambda app, visits: visits.expect("spent > 0", name="paid").failed_records())
 rejected(lambda app, visits: visits.expect("spent", name="paid"))
