@@ -783,15 +783,15 @@ rejected(failing_late)
 planned(failing_first)
 
 
-def named_twice(other):
+def named_twice(name):
     def describe(app, visits):
-        visits.expect("spent > 0", name="paid").expect("spent < 9", name=other)
+        visits.expect("spent > 0", name="is-paid").expect("spent < 9", name=name)
 
     return describe
 
 
-rejected(named_twice("paid"))
-rejected(named_twice("Paid"))
+rejected(named_twice("is-paid"))
+rejected(named_twice("is_paid"))
 planned(named_twice("cheap"))
 rejected(lambda app, visits: visits.expect("spent > 0", name="paid").failed_records())
 rejected(lambda app, visits: visits.expect("spent", name="paid"))
