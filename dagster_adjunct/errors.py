@@ -17,6 +17,7 @@ from dagster_adjunct.resources.errors import ConfigurationError as Configuration
 from dagster_adjunct.resources.errors import DatasetError as DatasetError
 from dagster_adjunct.resources.errors import DatasetNotFoundError as DatasetNotFoundError
 from dagster_adjunct.resources.errors import EmptyVersionError as EmptyVersionError
+from dagster_adjunct.resources.errors import ExpectationError as ExpectationError
 from dagster_adjunct.resources.errors import InvalidNameError as InvalidNameError
 from dagster_adjunct.resources.errors import IteratorStateError as IteratorStateError
 from dagster_adjunct.resources.errors import KeyOrderError as KeyOrderError

@@ -26,6 +26,7 @@
     |   |-- BadChangeError, KeyOrderError
     |   |-- PlanningError, PartitionCountMismatchError
     |   |-- OperatorFailedError        an expression or a function of the application failed
+    |   |   `-- ExpectationError       a record does not meet an expectation of the application
     |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError,
     |       TableReplacedError
     `-- TransientError                 the same call may succeed later: retry it
@@ -386,6 +387,12 @@ class OperatorFailedError(PermanentError):
     partition: int | None = None
     offset: str | None = None
     record: str | None = None  # a sample, with *** for sensitive values
+
+
+class ExpectationError(OperatorFailedError):
+    """A record does not meet an expectation with on_fail="fail"; the batch writes nothing."""
+
+    expectation: str | None = None  # its name
 
 
 class TableError(PermanentError):

@@ -109,21 +109,21 @@ def _names_of_fed_datasets(app: Application) -> set[str]:
     return {operator.spec.feeds for operator in app.operators if operator.spec.feeds is not None}
 
 
-def find_output_joins(app: Application) -> dict[str, LineageNode]:
-    """Return {join's id: asset}: the first asset, in order of definition, to which the joined
-    records are written.
+def find_first_outputs(app: Application) -> dict[str, LineageNode]:
+    """Return {operator's id: asset} of the joins and expectations: the first asset, in order of
+    definition, to which their records are written.
     """
     passed: dict[str, tuple[str, ...]] = {}
     reached: dict[str, LineageNode] = {}
     for operator in app.operators:
-        joins = dict.fromkeys(chain(*map(passed.__getitem__, operator.inputs)))
-        if operator.spec.match is not None:
-            joins[operator.id] = None
+        found = dict.fromkeys(chain(*map(passed.__getitem__, operator.inputs)))
+        if operator.spec.match is not None or operator.spec.expectation is not None:
+            found[operator.id] = None
         target = operator.spec.target(app)
         if target is not None:
-            for join in joins:
-                reached.setdefault(join, target)
-        passed[operator.id] = tuple(joins)
+            for one in found:
+                reached.setdefault(one, target)
+        passed[operator.id] = tuple(found)
     return reached
 
 

@@ -20,11 +20,13 @@ from dagster_adjunct.orchestration.application.graph import (
     OperatorGraph,
     OutputStream,
     RemoteTableHandle,
+    to_dagster_name,
 )
 from dagster_adjunct.orchestration.operators import records, sends
 from dagster_adjunct.orchestration.operators.calls import RecordFunction, SinkFunction
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.dead_letters import SendDeadLetters
+from dagster_adjunct.orchestration.operators.expectations import Expect, FailedRecords, build_expect
 from dagster_adjunct.orchestration.operators.functions import build_flat_map
 from dagster_adjunct.orchestration.operators.join_arguments import (
     JoinArguments,
@@ -36,7 +38,7 @@ from dagster_adjunct.orchestration.operators.joins import Join, On, pair_key_col
 from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
 from dagster_adjunct.orchestration.operators.lookups import BeforeHistory, How, OnNullTime, Wait
 from dagster_adjunct.orchestration.operators.made_records import LateRecords
-from dagster_adjunct.orchestration.operators.operator import Spec
+from dagster_adjunct.orchestration.operators.operator import Expectation, OnFail, Spec
 from dagster_adjunct.orchestration.operators.stream_join import (
     HowStreams,
     StreamJoin,
@@ -116,6 +118,27 @@ def check_waiting_records(graph: OperatorGraph, operator: str, what: str) -> Non
             raise PlanningError(problem, step, operator=above.id)
 
 
+def check_expectation(graph: OperatorGraph, operator: str, added: Expectation) -> None:
+    """Raise PlanningError if another expectation has the name of the one that is added, or if it
+    may fail a batch after something is written, as operators run in the order of definition.
+    """
+    for before in graph.operators.values():
+        known = before.spec.expectation
+        if known is not None and to_dagster_name(known.name) == to_dagster_name(added.name):
+            problem = f"two expectations are called {added.name!r}: {before.id} and {operator}."
+            raise PlanningError(problem, "Give one another name=.", operator=operator)
+        if added.on_fail == "fail" and before.spec.writes is not None:
+            problem = (
+                f'{operator} has on_fail="fail", and {before.id} is defined before it: it would'
+                f" write to {before.spec.writes} before the batch fails."
+            )
+            step = (
+                'Define it before everything that is written, or choose on_fail="letter", "drop"'
+                ' or "warn".'
+            )
+            raise PlanningError(problem, step, operator=operator)
+
+
 # By what a method takes: how to declare it, and what to do with a stream instead.
 _DECLARING_CALLS = {
     "dataset or remote table": "Pass what app.table(…) or app.local_table(…) returned.",
@@ -174,6 +197,29 @@ class MessageStream:
         partitions.
         """
         return self.apply(records.build_filter(self.operator, condition, keeps_partitioning))
+
+    def expect(self, condition: str, *, name: str, on_fail: OnFail = "warn") -> MessageStream:
+        """Return the records, checked against a Spark SQL condition; null counts as failed.
+
+        Records that fail are counted under `name`, which also names the asset check. With "warn"
+        they are kept, with "drop" left out, and with "letter" `failed_records` returns them instead
+        of this stream. With "fail" the first one fails the batch before anything is written.
+        """
+        operator = self.graph.next_id(Expect.kind, name)
+        spec = build_expect(operator, condition, name, on_fail)
+        check_expectation(self.graph, operator, Expectation(name, condition, on_fail))
+        return self.apply(spec, name=name)
+
+    def failed_records(self) -> MessageStream:
+        """Return the records that the expectation before this diverted, on_fail="letter".
+
+        They have their columns, and `failed_rule` with the name of the expectation.
+        """
+        step = 'Call it on the result of expect(…, on_fail="letter"): checked.failed_records().'
+        self._check_diverts("failed_records", step)
+        expected = self.graph.operators[self.operator].spec.expectation
+        assert expected is not None
+        return self.apply(FailedRecords(expected.name))
 
     def map(
         self, *expressions: str | DataFrameFunction, keeps_partitioning: bool = False
@@ -400,13 +446,10 @@ class MessageStream:
         Their columns are `side` ("left" or "right" of a join, "" of a window), `why` ("late", "null
         time" or "null key"), `event_time`, and `record` as JSON.
         """
-        if not self.graph.operators[self.operator].spec.diverts_late_records:
-            problem = f"late_records after {self.operator}: this operator has no late records."
-            step = (
-                "Call it on the result of a join of two streams or of a window:"
-                " joined.late_records()."
-            )
-            raise PlanningError(problem, step, operator=self.operator)
+        step = (
+            "Call it on the result of a join of two streams or of a window: joined.late_records()."
+        )
+        self._check_diverts("late_records", step)
         return self.apply(LateRecords())
 
     def send_to(  # noqa: PLR0913
@@ -634,6 +677,15 @@ class MessageStream:
             raise PlanningError(problem, step, dataset=name, operator=self.operator)
         self.graph.refuse_writing(dataset.stream, f"the input of dataset {name!r}")
         return self.apply(sends.SendToDataset(name), name=name)
+
+    def _check_diverts(self, method: str, next_step: str) -> None:
+        """Raise PlanningError unless the operator before diverts the records that `method`
+        returns.
+        """
+        if self.graph.operators[self.operator].spec.diverts != method:
+            what = method.replace("_", " ")
+            problem = f"{method} after {self.operator}: this operator has no {what}."
+            raise PlanningError(problem, next_step, operator=self.operator)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
         """Add an operator, and return the records that leave it.

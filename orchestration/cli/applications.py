@@ -323,6 +323,8 @@ def _show_run(app: Application, report: RunReport, stay: timedelta | None) -> No
     output.show_json(report.to_json())
     for name, counters in report.step.counters.items():
         output.show_table(name, ["counter", "value"], list(counters.items()))
+        for failed in report.step.samples.get(name, ()):
+            output.show_line(f"{name} failed for {failed}")
     end = "caught up"
     if not report.step.caught_up:
         end = "stopped at the limit" if stay is None else "stopped before the end of its inputs"

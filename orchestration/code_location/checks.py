@@ -25,9 +25,15 @@ from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.assets.versions.version import Verdict, VersionRef
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.application.lineage import find_output_joins
+from dagster_adjunct.orchestration.application.lineage import find_first_outputs
+from dagster_adjunct.orchestration.operators.operator import Expectation
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, ValidatorError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    ExpectationError,
+    ValidatorError,
+)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
 
@@ -223,7 +229,10 @@ def join_check_specs(
     reach.
     """
     checks = {}
-    joins = find_output_joins(app)
+    joins = {}
+    for operator, node in find_first_outputs(app).items():
+        if app.operator(operator).spec.match is not None:
+            joins[operator] = node
     for operator, node in joins.items():
         match = app.operator(operator).spec.match
         assert match is not None
@@ -285,6 +294,90 @@ def join_check_results(
             description=text,
             metadata=facts,
         )
+
+
+_ON_FAIL = {
+    "warn": "are kept",
+    "drop": "are dropped",
+    "letter": "are diverted",
+    "fail": "fail the batch",
+}
+
+
+def expectation_check_specs(
+    app: Application, outputs: Mapping[LineageNode, dg.AssetSpec]
+) -> dict[str, dg.AssetCheckSpec]:
+    """Return the check of each expectation by its operator's id, on the first output that its
+    records reach.
+    """
+    checks = {}
+    for operator, node in find_first_outputs(app).items():
+        expected = app.operator(operator).spec.expectation
+        if expected is not None:
+            checks[operator] = dg.AssetCheckSpec(
+                to_dagster_name(f"expect_{expected.name}"),
+                asset=outputs[node].key,
+                description=(
+                    f"All records of a run meet {expected.condition} ({operator}): those that do"
+                    f" not {_ON_FAIL[expected.on_fail]}."
+                ),
+                metadata=_expectation_metadata(expected),
+            )
+    return checks
+
+
+def _expectation_metadata(expected: Expectation) -> dict[str, Any]:
+    return {"adjunct/condition": expected.condition, "adjunct/on_fail": expected.on_fail}
+
+
+def expectation_check_results(
+    context: dg.AssetExecutionContext,
+    app: Application,
+    checks: Mapping[str, dg.AssetCheckSpec],
+    counters: Mapping[str, Mapping[str, int]],
+    samples: Mapping[str, Sequence[str]],
+) -> Iterator[dg.AssetCheckResult]:
+    """Yield the result of each selected check whose expectation got records in this run."""
+    for operator, check in checks.items():
+        counted = counters.get(operator, {})
+        rows = counted.get("rows", 0)
+        expected = app.operator(operator).spec.expectation
+        if not rows or check.key not in context.selected_asset_check_keys or expected is None:
+            continue
+        failed = counted.get("failed", 0)
+        facts = _expectation_metadata(expected)
+        facts |= {"adjunct/rows": rows, "adjunct/failed": failed}
+        text = f"{failed:,} of {rows:,} records do not meet {expected.condition}"
+        if samples.get(operator):
+            facts["adjunct/sample"] = dg.MetadataValue.json(list(samples[operator]))
+            text += f", such as {samples[operator][0]}"
+        severity = dg.AssetCheckSeverity.WARN
+        if expected.on_fail == "fail":
+            severity = dg.AssetCheckSeverity.ERROR
+        yield dg.AssetCheckResult(
+            asset_key=check.asset_key,
+            check_name=check.name,
+            passed=not failed,
+            severity=severity,
+            description=text,
+            metadata=facts,
+        )
+
+
+@contextmanager
+def report_failed_expectations(
+    context: dg.AssetExecutionContext, checks: Mapping[str, dg.AssetCheckSpec]
+) -> Iterator[None]:
+    """If a record fails a batch, report the check of its expectation as failed, and re-raise the
+    error.
+    """
+    try:
+        yield
+    except ExpectationError as error:
+        check = checks.get(error.operator or "")
+        if check is not None and check.key in context.selected_asset_check_keys:
+            log_failed_check(context, check.asset_key, check.name, error.problem)
+        raise
 
 
 ACCEPTED = "adjunct_accepted"

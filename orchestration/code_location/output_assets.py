@@ -88,6 +88,11 @@ class ApplicationAssets:
         return checks.join_check_specs(self.app, self.outputs)
 
     @cached_property
+    def expectations(self) -> dict[str, dg.AssetCheckSpec]:
+        """The checks of expectations, by operator."""
+        return checks.expectation_check_specs(self.app, self.outputs)
+
+    @cached_property
     def lags(self) -> dict[str, dg.AssetCheckSpec]:
         """The checks of watermarks, by input stream."""
         return checks.watermark_check_specs(self.app, self.outputs)
@@ -173,17 +178,21 @@ class ApplicationAssets:
             yield from dataset_assets.report_version(
                 context, spec.key, facts.pop(VERSION_KEY, version), facts, description
             )
-        yield from self.report_checks(context, report.counters, report.watermarks)
+        yield from self.report_checks(context, report.counters, report.samples, report.watermarks)
 
     def report_checks(
         self,
         context: dg.AssetExecutionContext,
         counters: Mapping[str, Mapping[str, int]],
+        samples: Mapping[str, Sequence[str]],
         inputs: "Sequence[InputTimes]",
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
         """Yield the results of the selected checks."""
         results = [
             *checks.join_check_results(context, self.app, self.joins, counters),
+            *checks.expectation_check_results(
+                context, self.app, self.expectations, counters, samples
+            ),
             *checks.watermark_check_results(context, self.lags, inputs),
         ]
         yield from results
@@ -196,13 +205,14 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
     Before the first batch nothing is materialized; outputs that no batch changed are observed.
     """
     app = assets.app
+    specs = [*assets.joins.values(), *assets.expectations.values(), *assets.lags.values()]
 
     @dg.multi_asset(
         name=to_dagster_name(f"{app.name}_step"),
         specs=[spec.replace_attributes(skippable=True) for spec in assets.outputs.values()],
-        check_specs=[*assets.joins.values(), *assets.lags.values()],
+        check_specs=specs,
         # Lets the UI and sensors select assets without their checks.
-        can_subset=bool(assets.joins or assets.lags),
+        can_subset=bool(specs),
         pool=f"adjunct/application/{app.name}",
         description=app.description or None,
     )
@@ -222,7 +232,7 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
                 state = application_state(lake, app.name)
                 times = measure_input_times(app, state.times, lake.now())
             yield from assets.report_checks(
-                context, state.last.counters if state.last is not None else {}, times
+                context, state.last.counters if state.last is not None else {}, {}, times
             )
             return
         with metadata.translate_errors(context):
@@ -230,9 +240,11 @@ def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
             op = checks.OpRun(context, lake, systems_for(app, lake=lake))
             waiting = assets.report_inputs(op)
             report_datasets = partial(assets.report_datasets, op)
-            report, planned = _run_batches(
-                op, app, config, adjunct_spark, report_datasets, partial(assets.report_batches, op)
-            )
+            report_batches = partial(assets.report_batches, op)
+            with checks.report_failed_expectations(context, assets.expectations):
+                report, planned = _run_batches(
+                    op, app, config, adjunct_spark, report_datasets, report_batches
+                )
             if report.batches > 1 or config.follow_seconds:
                 report_datasets()
             described = assets.describe_outputs(op, report, planned, waiting)

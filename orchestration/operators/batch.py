@@ -7,7 +7,8 @@ are typed against `SparkBatch`; the others against `Batch`, and work with both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -64,8 +65,8 @@ class Planned(Protocol):
     def has_consumers(self, operator: str) -> bool:
         """Whether another operator uses the records of this one."""
 
-    def has_late_consumer(self, operator: str) -> bool:
-        """Whether an operator reads the late records of this one."""
+    def has_diverted_consumer(self, operator: str) -> bool:
+        """Whether an operator reads the records that this one diverts."""
 
     def stream_of(self, operator: str) -> str | None:
         """Return the stream that the positions of an operator's records are in; None if there
@@ -81,6 +82,25 @@ class Planned(Protocol):
         """Return the columns of an operator's input whose values must not appear in errors;
         `arriving` has the names of the columns of each input.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Which records have failed a check: those for which the boolean column `flag` is true.
+
+    `describe` returns the text for one, given its position (PARTITION, OFFSET and, if it has one,
+    ORIGIN) and the values that the names or paths in `shown` have in it.
+    """
+
+    flag: str
+    shown: tuple[str, ...]
+    describe: Callable[[Mapping[str, Any]], str]
+
+
+SAMPLE_SIZE = 5
+"""How many failed records of a batch are described at most: the first one of those whose offsets
+have the same remainder.
+"""
 
 
 class Records(Protocol[Frame]):
@@ -146,6 +166,20 @@ class Records(Protocol[Frame]):
     def call(self, frame: Frame, call: RecordCall, kept: Sequence[str]) -> Frame:
         """Return what a user's function returns for each record, with the columns `kept` of the
         record.
+        """
+
+    def divert(self, operator: str, frame: Frame) -> None:
+        """Pass these records of an operator on to those that read what it diverts
+        (`Spec.reads_diverted`), besides the ones that were passed on before.
+        """
+
+    def diverted(self, operator: str) -> Frame:
+        """Return the records that the operator before this one has diverted."""
+
+    def count_failed(self, operator: str, frame: Frame, checked: Checked) -> Frame:
+        """Return all records; counts them and those that fail, of which a sample is described.
+
+        The sample is the same however the records are computed.
         """
 
     def keep_matches(self, operator: str, frame: Frame, how: How) -> Frame:
@@ -276,7 +310,7 @@ class StateRows(Protocol):
 
 
 class State(Protocol):
-    """What operators keep from batch to batch, and the late records that they reject."""
+    """What operators keep from batch to batch."""
 
     def watermarks(self, name: str) -> Watermarks:
         """Return the watermarks of the stateful operator of this name, before and after this
@@ -296,14 +330,6 @@ class State(Protocol):
 
         `outdated` says whether they would give a row other times.
         """
-
-    def divert_late_records(self, operator: str, records: DataFrame) -> None:
-        """Pass on an operator's late records (`to_late_records`) to the operator that reads
-        them.
-        """
-
-    def diverted_late_records(self, operator: str) -> DataFrame:
-        """Return the late records of the operator before this one."""
 
 
 class Batch(Protocol[Frame]):

@@ -193,7 +193,7 @@ class LateRecords(Spec):
     """
 
     kind: ClassVar[str] = "late-records"
-    reads_late_records: ClassVar[bool] = True
+    reads_diverted: ClassVar[bool] = True
     assigns_positions: ClassVar[bool] = True
 
     def summary(self) -> str:
@@ -206,7 +206,7 @@ class LateRecords(Spec):
         return Flow(arriving[0].stream, (), UNKNOWN, context.operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: SparkBatch) -> DataFrame:
-        late = batch.state.diverted_late_records(operator).select(
+        late = batch.records.diverted(operator).select(
             *LATE_RECORD_COLUMNS, "__place", EVENT_TIME, BEHIND
         )
         return make_records(
@@ -223,7 +223,7 @@ class LateRecords(Spec):
 def to_late_records(
     frame: DataFrame, why: Column, holds_back: timedelta, side: str = ""
 ) -> DataFrame:
-    """Return rejected records in the form that `State.divert_late_records` takes; `why` is
+    """Return rejected records in the form that `Records.divert` takes; `why` is
     the reason of each.
 
     `holds_back` is the watermark delay of the operator that rejects them, `side` the input that

@@ -81,6 +81,21 @@ class Match:
         return LineageNode("dataset", self.dataset)
 
 
+OnFail = Literal["warn", "drop", "letter", "fail"]
+"""What happens to a record that does not meet an expectation: it is kept, dropped, or diverted to
+`failed_records`, or it fails the batch. All but the last are counted.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A named condition that records are expected to meet; null does not meet it."""
+
+    name: str
+    condition: str
+    on_fail: OnFail
+
+
 class Spec(ABC):
     """An operator: how it is planned, computed and shown. A subclass must define the abstract
     members and `kind`.
@@ -194,6 +209,11 @@ class Spec(ABC):
         return None
 
     @property
+    def expectation(self) -> Expectation | None:
+        """The expectation that it checks its records against, or None."""
+        return None
+
+    @property
     def states(self) -> Sequence[str]:
         """The names of its state tables, without the prefix APPLICATION-."""
         return ()
@@ -218,10 +238,17 @@ class Spec(ABC):
         """
         return False
 
-    diverts_late_records: ClassVar[bool] = False
-    """Whether its late records can be read by an operator after it (`LateRecords`)."""
-    reads_late_records: ClassVar[bool] = False
-    """Whether it reads the late records of the operator before it."""
+    @property
+    def diverts(self) -> str:
+        """The method of streams that returns the records that it diverts: "late_records", or
+        "failed_records"; "" if it diverts none.
+        """
+        return ""
+
+    reads_diverted: ClassVar[bool] = False
+    """Whether it reads the records that the operator before it diverts, instead of those that leave
+    that one.
+    """
     assigns_positions: ClassVar[bool] = False
     """Whether the records that leave it have new positions instead of those of an input
     (`make_records`).
@@ -404,6 +431,17 @@ class Operator:
     @property
     def kind(self) -> str:
         return self.spec.kind
+
+
+def find_written(operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    """Return the operators whose records reach an output, in order."""
+    needed: set[str] = set()
+    found = []
+    for operator in reversed(operators):
+        if operator.spec.writes is not None or operator.id in needed:
+            needed.update(operator.inputs)
+            found.append(operator)
+    return tuple(reversed(found))
 
 
 Role = Literal[

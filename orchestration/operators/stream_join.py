@@ -344,7 +344,7 @@ class StreamJoin(Spec):
 
     kind: ClassVar[str] = "stream-join"
     takes_partition_by: ClassVar[bool] = True
-    diverts_late_records: ClassVar[bool] = True
+    diverts: ClassVar[str] = "late_records"
     assigns_positions: ClassVar[bool] = True
     name: str
     on: tuple[tuple[str, str], ...]
@@ -514,16 +514,16 @@ class StreamJoin(Spec):
             is_late = is_late | (time < F.lit(to_microseconds(watermarks.before)))
         null_time = time.isNull() | (time > MAX_MICROS - self.record_retention // _MICROSECOND)
         frame = frame.withColumn(EXCLUSION, exclusion_column(frame, side.keys, null_time, is_late))
-        has_late_consumer = batch.planned.has_late_consumer(operator)
-        if side.outer or has_late_consumer:  # the records are read more than once
+        has_diverted_consumer = batch.planned.has_diverted_consumer(operator)
+        if side.outer or has_diverted_consumer:  # the records are read more than once
             frame = batch.records.materialize(operator, frame)
-        if has_late_consumer:
+        if has_diverted_consumer:
             why = F.col(EXCLUSION)
             rejected = [LATE]
             if not side.outer:
                 rejected += UNMATCHABLE
             late = frame.where(why.isin(*rejected))
-            batch.state.divert_late_records(
+            batch.records.divert(
                 operator, to_late_records(late, why, self.watermark_delay, side.name)
             )
         return frame

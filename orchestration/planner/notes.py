@@ -24,7 +24,12 @@ from typing import Literal
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
+from dagster_adjunct.orchestration.operators.operator import (
+    Flow,
+    Operator,
+    PlanContext,
+    find_written,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
 from dagster_adjunct.orchestration.operators.waiting import waits_by_input
@@ -115,6 +120,34 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
             joins.append(FedJoin(operator.id, match.dataset, sees, last_send))
         sent[operator.spec.feeds] = operator.id
     return tuple(joins)
+
+
+def check_expectations(app: Application) -> None:
+    """Raise PlanningError for an expectation that no batch would check, because its records reach
+    no output, and for one whose diverted records would be lost.
+    """
+    written = find_written(app.operators)
+    kept: set[str] = set()
+    for operator in written:
+        if operator.spec.reads_diverted:
+            kept.update(operator.inputs)
+    for operator in app.operators:
+        expected = operator.spec.expectation
+        if expected is None:
+            continue
+        if written and operator not in written:
+            problem = f"{operator.id} is never checked: its records reach no output."
+            step = "Continue with the stream that expect() returns, and send it somewhere."
+            raise PlanningError(problem, step, operator=operator.id)
+        if expected.on_fail == "letter" and operator.id not in kept:
+            problem = (
+                f'{operator.id} has on_fail="letter", and its failed records are sent nowhere.'
+            )
+            step = (
+                "Send them to a stream, checked.failed_records().send_to(…) of what expect()"
+                ' returned; or choose on_fail="drop".'
+            )
+            raise PlanningError(problem, step, operator=operator.id)
 
 
 def plan_state(app: Application) -> tuple[PlannedState, ...]:

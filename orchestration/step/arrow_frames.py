@@ -10,10 +10,13 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.keyed_entries import KeyedEntries, TimedEntries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.orchestration.operators.batch import SAMPLE_SIZE, Checked
 from dagster_adjunct.orchestration.operators.calls import RecordCall
 from dagster_adjunct.orchestration.operators.columns import (
     ORDINAL,
+    ORIGIN,
     first_duplicate,
+    keep_present,
     ordinal_text,
     tie_breakers,
 )
@@ -43,7 +46,7 @@ from dagster_adjunct.orchestration.step.planned_batch import (
     reader_over_time,
     schema_of_dataset,
 )
-from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.paths import column_of, read_values
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -78,6 +81,7 @@ class ArrowFrames:
     planned: PlannedBatch
     counts: BatchCounts
     rehearsed: Rehearsed = field(default_factory=Rehearsed)
+    _diverted: dict[str, pa.Table] = field(default_factory=dict)
 
     @property
     def session(self) -> None:
@@ -218,9 +222,26 @@ class ArrowFrames:
 
     def first(self, frame: pa.Table, flags: Sequence[str]) -> Mapping[str, Any] | None:
         flagged = frame.filter(reduce(pc.or_, map(frame.column, flags)))
-        order = (PARTITION, OFFSET, *tie_breakers(frame.column_names))
-        first = flagged.sort_by([(name, "ascending") for name in order]).slice(0, 1)
-        return next(iter(python_rows(first)), None)
+        return next(iter(python_rows(_sort_by_position(flagged).slice(0, 1))), None)
+
+    def divert(self, operator: str, frame: pa.Table) -> None:
+        before = self._diverted.get(operator)
+        self._diverted[operator] = frame if before is None else pa.concat_tables([before, frame])
+
+    def diverted(self, operator: str) -> pa.Table:
+        return self._diverted[self.planned.operator_before(operator)]
+
+    def count_failed(self, operator: str, frame: pa.Table, checked: Checked) -> pa.Table:
+        failed = _sort_by_position(frame.filter(frame.column(checked.flag)))
+        self.counts.count(operator, {"rows": frame.num_rows, "failed": failed.num_rows})
+        groups = failed.column(OFFSET).to_numpy() % SAMPLE_SIZE
+        sample = failed.take(np.sort(np.unique(groups, return_index=True)[1]))
+        shown = {name: read_values(sample, name) for name in checked.shown}
+        places = sample.select(keep_present((PARTITION, OFFSET, ORIGIN), sample.column_names))
+        for name, values in shown.items():
+            places = set_column(places, name, values)
+        self.counts.sample(operator, [checked.describe(row) for row in python_rows(places)])
+        return frame
 
     def count(self, frame: pa.Table) -> int:
         count: int = frame.num_rows
@@ -273,6 +294,11 @@ def _evaluate(frame: pa.Table, types: dict[str, str], text: str) -> Any:
     if isinstance(compiled, str):
         raise NeedsSpark(compiled)
     return compiled.evaluate(frame)
+
+
+def _sort_by_position(frame: pa.Table) -> pa.Table:
+    order = (PARTITION, OFFSET, *tie_breakers(frame.column_names))
+    return frame.sort_by([(name, "ascending") for name in order])
 
 
 def _own_names(frame: pa.Table) -> list[str]:

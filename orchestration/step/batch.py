@@ -147,7 +147,7 @@ def run_batch(
         local = local_tables.commit(before_output)
         states = parts.state.commit(before_output)
         counters = counts.counters | local | states | frames.observed()
-        return BatchMetrics(counters, counts.measured, spark.times.after)
+        return BatchMetrics(counters, counts.measured, spark.times.after, samples=frames.sampled())
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,17 +74,22 @@ _LETTER_IDENTITY = ("table", "kind", "key", "record")
 
 
 class BatchCounts:
-    """What a batch counts: the counters of its outputs and operators, and the metrics of its remote
-    tables.
+    """What a batch counts: the counters of its outputs and operators, descriptions of some records
+    that fail a check, and the metrics of its remote tables.
     """
 
     def __init__(self) -> None:
         self.counters: Counters = {}
+        self.samples: dict[str, list[str]] = {}
         self.measured: dict[str, TableMetrics] = {}
 
     def count(self, name: str, counters: Mapping[str, int]) -> None:
         """Add to the counters of an output or an operator."""
         self.counters = add_counters(self.counters, {name: dict(counters)})
+
+    def sample(self, operator: str, described: Sequence[str]) -> None:
+        """Add descriptions of records that fail the check of an operator."""
+        self.samples.setdefault(operator, []).extend(described)
 
     def measure(self, table: str, metrics: TableMetrics, counters: Mapping[str, int]) -> None:
         """Add to the metrics and counters of a remote table."""

@@ -43,6 +43,7 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     Ranges,
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import RunLease
+from dagster_adjunct.orchestration.operators.batch import SAMPLE_SIZE
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
@@ -145,13 +146,15 @@ class BatchMetrics:
 
     `counters` are by output or join, `measured` has the metrics of each remote table. `times` are
     the event times of the inputs after the batch, None if they did not change. `in_process` says
-    that Spark was not used.
+    that Spark was not used. `samples` describe some records that did not meet an expectation, by
+    operator.
     """
 
     counters: Counters
     measured: Mapping[str, TableMetrics]
     times: TimeState | None = None
     in_process: bool = False
+    samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class BatchVersions:
@@ -508,6 +511,9 @@ class StepState:
         measured = dict(before.measured)
         for name, metrics in outputs.measured.items():
             measured[name] = measured.get(name, TableMetrics()) + metrics
+        samples = dict(before.samples)
+        for operator, described in outputs.samples.items():
+            samples[operator] = (*samples.get(operator, ()), *described)[:SAMPLE_SIZE]
         report = replace(
             before,
             batches=before.batches + 1,
@@ -517,6 +523,7 @@ class StepState:
             versions=versions,
             seconds=sum_counters(before.seconds, {**done.seconds, "commit": commit_seconds}),
             measured=measured,
+            samples=samples,
         )
         return replace(self, report=report)
 

@@ -498,8 +498,13 @@ def probe_operator(batch: FailedBatch, operator: Operator, frame: DataFrame) -> 
         sent.append(frame)
 
     probe = SimpleNamespace(
-        planned=replace(batch.planned, consumers={}, late_consumed=frozenset()),
-        records=_Probed(batch.records, materialize=lambda operator, frame: frame),
+        planned=replace(batch.planned, consumers={}, diverted_from=frozenset()),
+        records=_Probed(
+            batch.records,
+            materialize=lambda operator, frame: frame,
+            count_failed=lambda operator, frame, checked: frame,
+            first=lambda frame, flags: None,
+        ),
         datasets=_Probed(),
         tables=_Probed(),
         outputs=_Probed(send=send, write=send, send_dead_letters=send),

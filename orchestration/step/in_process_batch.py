@@ -77,7 +77,7 @@ def run_in_process(
     outputs = WrittenOutputs(planned, counts, frames, ProcessWrites(), before_output)
     lookups = TableLookups(planned, counts, frames)
     _compute(frames, ArrowDatasets(planned, cache), lookups, outputs)
-    return BatchMetrics(counts.counters, counts.measured, in_process=True)
+    return BatchMetrics(counts.counters, counts.measured, in_process=True, samples=counts.samples)
 
 
 def _rehearse(planned: PlannedBatch, cache: EntryCache, rehearsed: Rehearsed) -> BatchCounts:

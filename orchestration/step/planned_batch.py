@@ -14,7 +14,7 @@ from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.operators.operator import Exchange, Operator, find_written
 from dagster_adjunct.orchestration.operators.stream_facts import JoinVersions
 from dagster_adjunct.orchestration.operators.stream_facts import Sources as ColumnSources
 from dagster_adjunct.orchestration.planner.notes import name_writers
@@ -111,8 +111,8 @@ class PlannedBatch:
     - `planned`: each operator as the plan has it; `exchanges`: those before each.
     - `origins`: the origin of each operator's records.
     - `producers` and `writers`: the names under which operators write to streams and tables.
-    - `consumers`: how many operators use the records of each; `late_consumed`: the operators whose
-      late records are read.
+    - `consumers`: how many operators use the records of each; `diverted_from`: the operators whose
+      diverted records are read.
     - `gathered`: whether all records are in one partition, so that none are moved.
     """
 
@@ -125,7 +125,7 @@ class PlannedBatch:
     producers: Mapping[str, str]
     writers: Mapping[str, str]
     consumers: Mapping[str, int]
-    late_consumed: frozenset[str]
+    diverted_from: frozenset[str]
     gathered: bool
 
     @staticmethod
@@ -136,22 +136,22 @@ class PlannedBatch:
         for exchange in context.plan.exchanges:
             exchanges[exchange.operator].append(exchange)
         consumers: Counter[str] = Counter()
-        late_consumed: set[str] = set()
+        diverted_from: set[str] = set()
         for operator in app.operators:
             consumers.update(operator.inputs)
-            if operator.spec.reads_late_records:
-                late_consumed.update(operator.inputs)
+            if operator.spec.reads_diverted:
+                diverted_from.update(operator.inputs)
         return PlannedBatch(
             context,
             inputs,
-            operators=_find_needed(app.operators),
+            operators=find_written(app.operators),
             planned={planned.id: planned for planned in context.plan.operators},
             exchanges=exchanges,
             origins=trace_origins(app.operators, partial(system_of, context, inputs)),
             producers=name_producers(app, context.writer),
             writers=name_writers(app, context.writer),
             consumers=consumers,
-            late_consumed=frozenset(late_consumed),
+            diverted_from=frozenset(diverted_from),
             gathered=gathered,
         )
 
@@ -195,8 +195,8 @@ class PlannedBatch:
     def has_consumers(self, operator: str) -> bool:
         return self.consumers.get(operator, 0) > 0
 
-    def has_late_consumer(self, operator: str) -> bool:
-        return operator in self.late_consumed
+    def has_diverted_consumer(self, operator: str) -> bool:
+        return operator in self.diverted_from
 
     def is_shared(self, operator: Operator) -> bool:
         """Return whether several operators use this one's records, which no stream or table
@@ -247,17 +247,6 @@ class PlannedBatch:
         for source, columns in zip(compiled.inputs, arriving, strict=True):
             names |= sensitive_columns(self.context, source, columns)
         return frozenset(names)
-
-
-def _find_needed(operators: Sequence[Operator]) -> tuple[Operator, ...]:
-    """Return the operators whose records reach an output."""
-    needed: set[str] = set()
-    found = []
-    for operator in reversed(operators):
-        if operator.spec.writes is not None or operator.id in needed:
-            needed.update(operator.inputs)
-            found.append(operator)
-    return tuple(reversed(found))
 
 
 def system_of(context: StepContext, inputs: BatchInputs, stream: str) -> StreamSystem:

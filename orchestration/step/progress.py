@@ -368,7 +368,8 @@ class StepReport(Report):
     tasks, `seconds` the time by stage. `few_batches` took one task a stage, `in_process_batches`
     were computed without Spark. `watermarks` has the event times of each input that declares them,
     `state_sizes` the size of each state table. `held` are the first records of partitions that wait
-    for a dataset, as the run last found them.
+    for a dataset, as the run last found them. `samples` describe some records that did not meet an
+    expectation, by operator: keys and positions, without sensitive values.
     """
 
     batches: int
@@ -384,6 +385,7 @@ class StepReport(Report):
     watermarks: tuple[InputTimes, ...] = ()
     state_sizes: Mapping[str, StateSize] = field(default_factory=dict)
     held: tuple[HeldRecord, ...] = ()
+    samples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

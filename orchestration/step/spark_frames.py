@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters
+from dagster_adjunct.orchestration.operators.batch import SAMPLE_SIZE, Checked
 from dagster_adjunct.orchestration.operators.calls import RecordCall
 from dagster_adjunct.orchestration.operators.columns import (
+    BRANCH,
     ORDINAL,
+    ORIGIN,
+    TASK,
     DataFrameFunction,
+    keep_present,
     list_batch_columns,
     list_copies,
     ordinal_column,
@@ -47,6 +52,10 @@ if TYPE_CHECKING:
 
 _NUMBER = "__number"
 _ELEMENT = "__element"
+_SAMPLE = "sample"
+_SHOWN = "__shown"
+# By this, records that fail a check are ordered.
+_PLACE = (PARTITION, OFFSET, TASK, BRANCH, ORDINAL, ORIGIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,8 @@ class SparkFrames:
     kept: PersistedFrames
     on_kept: Callable[[str, DataFrame], None] = lambda operator, frame: None
     _observed: list[tuple[str, Observation]] = field(default_factory=list)
+    _checked: list[tuple[str, Checked, Observation]] = field(default_factory=list)
+    _diverted: dict[str, DataFrame] = field(default_factory=dict)
 
     @property
     def session(self) -> SparkSession:
@@ -200,8 +211,35 @@ class SparkFrames:
         row = flagged.orderBy(PARTITION, OFFSET, *tie_breakers(frame.columns)).first()
         return None if row is None else row.asDict(recursive=True)
 
+    def divert(self, operator: str, frame: DataFrame) -> None:
+        before = self._diverted.get(operator)
+        self._diverted[operator] = frame if before is None else before.unionByName(frame)
+
+    def diverted(self, operator: str) -> DataFrame:
+        return self._diverted[self.planned.operator_before(operator)]
+
     def count(self, frame: DataFrame) -> int:
         return frame.count()
+
+    def count_failed(self, operator: str, frame: DataFrame, checked: Checked) -> DataFrame:
+        from pyspark.sql import Observation
+
+        failed = F.col(checked.flag)
+        shown = [value_column(frame.columns, name) for name in checked.shown]
+        places = keep_present(_PLACE, frame.columns)
+        described = F.struct(
+            *map(named_column, places),
+            *[value.alias(f"{_SHOWN}{number}") for number, value in enumerate(shown)],
+        )
+        sample = []
+        for number in range(SAMPLE_SIZE):
+            is_in_group = failed & (F.pmod(F.col(OFFSET), F.lit(SAMPLE_SIZE)) == number)
+            sample.append(F.min(F.when(is_in_group, described)).alias(f"{_SAMPLE}{number}"))
+        observation = Observation(f"{operator}-{uuid4().hex}")
+        self._observed.append((operator, observation))
+        self._checked.append((operator, checked, observation))
+        counts = [F.count(F.lit(1)).alias("rows"), F.count_if(failed).alias("failed")]
+        return frame.observe(observation, *counts, *sample)
 
     def count_records(
         self, operator: str, frame: DataFrame, conditions: Mapping[str, Column]
@@ -229,13 +267,27 @@ class SparkFrames:
         counters: Counters = {}
         for operator, observation in self._observed:
             of_operator = counters.setdefault(operator, {})
-            # `getRow` waits for the query that has the observation. Its row is empty if Spark has
-            # optimized the records away. With Spark Connect there is nothing to wait for.
-            observed_in_jvm = getattr(observation, "_jo", None)
-            if observed_in_jvm is None or observed_in_jvm.getRow().length():
-                for name, count in observation.get.items():
+            for name, count in _read_observation(observation).items():
+                if not name.startswith(_SAMPLE):
                     of_operator[name] = of_operator.get(name, 0) + int(count)
         return counters
+
+    def sampled(self) -> dict[str, list[str]]:
+        """Return the descriptions of the records that `count_failed` has sampled, by operator, once
+        the records are computed.
+        """
+        samples: dict[str, list[str]] = {}
+        for operator, checked, observation in self._checked:
+            rows = []
+            for name, row in _read_observation(observation).items():
+                if name.startswith(_SAMPLE) and row is not None:
+                    rows.append(row)
+            for row in sorted(rows, key=lambda row: (row[PARTITION], row[OFFSET])):
+                record = row.asDict(recursive=True)
+                for number, name in enumerate(checked.shown):
+                    record[name] = record.pop(f"{_SHOWN}{number}")
+                samples.setdefault(operator, []).append(checked.describe(record))
+        return samples
 
     # -- lookups in remote tables
 
@@ -265,6 +317,19 @@ class SparkFrames:
         self, operator: str, frame: DataFrame, lookup: TableLookup
     ) -> DataFrame:
         return lookups.add_unknown_answers(self.materialize(operator, frame), lookup)
+
+
+def _read_observation(observation: Observation) -> Mapping[str, Any]:
+    """Return what was observed, once the query that has the observation is done; nothing if Spark
+    has optimized its records away.
+    """
+    # `getRow` waits for the query, and its row is empty then. With Spark Connect there is nothing
+    # to wait for.
+    observed_in_jvm = getattr(observation, "_jo", None)
+    if observed_in_jvm is not None and not observed_in_jvm.getRow().length():
+        return {}
+    observed: Mapping[str, Any] = observation.get
+    return observed
 
 
 def _struct_types(kind: Any, *, is_update: bool) -> dict[str, str]:

@@ -160,7 +160,6 @@ class SparkState:
     times: BatchTimes
     writers: TableWriters
     tables: dict[str, StateTable] = field(default_factory=dict)
-    _late: dict[str, DataFrame] = field(default_factory=dict)
 
     def watermarks(self, name: str) -> Watermarks:
         return self.times.watermarks(name)
@@ -189,13 +188,6 @@ class SparkState:
         """
         if self.planned.is_dry_run:
             _check_zone_rules(self.planned.context, self.tables[name], zone, outdated)
-
-    def divert_late_records(self, operator: str, records: DataFrame) -> None:
-        before = self._late.get(operator)
-        self._late[operator] = records if before is None else before.unionByName(records)
-
-    def diverted_late_records(self, operator: str) -> DataFrame:
-        return self._late[self.planned.operator_before(operator)]
 
     def commit(self, before_output: Callable[[str], Any]) -> Counters:
         """Commit the state tables; return their counters."""

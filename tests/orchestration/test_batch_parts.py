@@ -84,7 +84,7 @@ class LeftOver(Written):
     """What the operator before has left out."""
 
     @property
-    def reads_late_records(self) -> bool:
+    def reads_diverted(self) -> bool:
         return True
 
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
@@ -133,11 +133,11 @@ def test_records_that_do_not_continue_are_not_cached(tmp_path: Path) -> None:
     assert entered.kept == 0
 
 
-def test_an_operator_has_a_late_consumer_if_one_of_any_kind_reads_late_records(
+def test_an_operator_has_a_diverted_consumer_if_one_of_any_kind_reads_diverted(
     tmp_path: Path,
 ) -> None:
     taken = compiler_of(tmp_path / "taken", Written(), LeftOver()).batch.planned
-    late = [taken.has_late_consumer(operator.id) for operator in taken.app.operators]
+    late = [taken.has_diverted_consumer(operator.id) for operator in taken.app.operators]
     assert late == [False, True, False]
     passed = compiler_of(tmp_path / "passed", Written(), Written()).batch.planned
-    assert not any(passed.has_late_consumer(operator.id) for operator in passed.app.operators)
+    assert not any(passed.has_diverted_consumer(operator.id) for operator in passed.app.operators)

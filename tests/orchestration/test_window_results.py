@@ -149,10 +149,10 @@ class Batches:
     ) -> DataFrame:
         return frame
 
-    def has_late_consumer(self, operator: str) -> bool:
+    def has_diverted_consumer(self, operator: str) -> bool:
         return True
 
-    def divert_late_records(self, operator: str, records: DataFrame) -> None:
+    def divert(self, operator: str, records: DataFrame) -> None:
         self.late += records.collect()
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:

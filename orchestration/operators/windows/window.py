@@ -237,7 +237,7 @@ class Window(PassThroughSpec):
 
     kind: ClassVar[str] = "window"
     takes_partition_by: ClassVar[bool] = True
-    diverts_late_records: ClassVar[bool] = True
+    diverts: ClassVar[str] = "late_records"
     assigns_positions: ClassVar[bool] = True
     name: str
     windows: Kind
@@ -440,15 +440,15 @@ class Window(PassThroughSpec):
         before = batch.state.watermarks(self.name).before
         classified = classify_window_records(frame, windows, before)
         classified = batch.records.count_records(operator, classified, conditions)
-        has_late_consumer = batch.planned.has_late_consumer(operator)
-        if has_late_consumer or windows.functions:
+        has_diverted_consumer = batch.planned.has_diverted_consumer(operator)
+        if has_diverted_consumer or windows.functions:
             classified = batch.records.materialize(operator, classified)
         why = F.col(EXCLUSION)
-        if has_late_consumer:
+        if has_diverted_consumer:
             late = classified.filter(why.isin(*LEFT_OUT))
             late = late.drop(*map(named_column, windows.paths))
             late = to_late_records(late, why, self.watermark_delay)
-            batch.state.divert_late_records(operator, late)
+            batch.records.divert(operator, late)
         record = stored_position_key(classified, batch.planned)
         return classified.filter(why.isNull()).withColumn(RECORD, record)
 

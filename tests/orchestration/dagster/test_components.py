@@ -132,8 +132,12 @@ applications:
       - input_stream: lake.notes
       - merge: [texts]
       - flat_map: {{what: {{python: "{FUNCTIONS}:words"}}, schema: {{k: string, word: string}}}}
+      - expect: {{condition: word > '', name: no-space, on_fail: letter}}
+        as: checked
       - sink: {{function: {{python: "{FUNCTIONS}:publish"}}}}
       - join: {{table: customers, by: {{"length(word)": id}}}}
+      - from: checked
+        failed_records: true
 """
 WITHOUT_TIME = (
     "      - window: {kind: {Session: 30s}, by: k, name: bursts, aggregates: {n: {Count: }}}\n"
@@ -246,7 +250,9 @@ def in_python() -> list[Application]:
     reported = notes.merge(texts).flat_map(
         functions.words, schema=Schema.of(k="string", word="string")
     )
-    reported.sink(functions.publish).join(words.table(customers), on={"length(word)": "id"})
+    checked = reported.expect("word > ''", name="no-space", on_fail="letter")
+    checked.sink(functions.publish).join(words.table(customers), on={"length(word)": "id"})
+    checked.failed_records()
     return [app, words]
 
 

@@ -757,3 +757,60 @@ def twice_over(condition):
 
 rejected(twice_over("visits > 1"), event_time=ARRIVAL, strict=True)
 planned(twice_over("visits > 1 and final"), event_time=ARRIVAL, strict=True)
+
+
+# Expectations
+
+
+def expecting(on_fail, column="spent", *, sends=("kept", "failed")):
+    def describe(app, visits):
+        checked = visits.with_columns(**{column: "1"}).expect(
+            "spent > 0", name="paid", on_fail=on_fail
+        )
+        streams = {"kept": checked, "failed": checked}
+        if on_fail == "letter":
+            streams["failed"] = checked.failed_records()
+        for name in sends:
+            streams[name].send_to(app.output_stream(f"lake.{name}", partitions=1))
+
+    return describe
+
+
+rejected(expecting("letter", sends=["kept"]))
+planned(expecting("letter"))
+planned(expecting("warn"))
+rejected(expecting("letter", "Failed_Rule"))
+
+
+def unchecked(app, visits):
+    visits.expect("spent > 0", name="paid", on_fail="fail")
+    visits.send_to(app.output_stream("lake.sent", partitions=1))
+
+
+def failing_late(app, visits):
+    visits.send_to(app.output_stream("lake.sent", partitions=1))
+    visits.expect("spent > 0", name="paid", on_fail="fail")
+
+
+def failing_first(app, visits):
+    checked = visits.expect("spent > 0", name="paid", on_fail="fail")
+    checked.send_to(app.output_stream("lake.sent", partitions=1))
+
+
+rejected(unchecked)
+rejected(failing_late)
+planned(failing_first)
+
+
+def named_twice(name):
+    def describe(app, visits):
+        visits.expect("spent > 0", name="is-paid").expect("spent < 9", name=name)
+
+    return describe
+
+
+rejected(named_twice("is-paid"))
+rejected(named_twice("is_paid"))
+planned(named_twice("cheap"))
+rejected(lambda app, visits: visits.expect("spent > 0", name="paid").failed_records())
+rejected(lambda app, visits: visits.expect("spent", name="paid"))

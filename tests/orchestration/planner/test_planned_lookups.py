@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.lineage import find_output_joins, find_outputs
+from dagster_adjunct.orchestration.application.lineage import find_first_outputs, find_outputs
 from dagster_adjunct.orchestration.code_location.metadata import output_columns
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, LineageNode, StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -122,7 +122,7 @@ def test_lineage_names_the_table_and_its_columns() -> None:
     assert output_columns(app, planned(app))[output.node]["places"] == (
         (LineageNode("table", "planes"), "seats"),
     )
-    assert find_output_joins(app) == {"join-2-planes": output.node}
+    assert find_first_outputs(app) == {"join-2-planes": output.node}
 
 
 @pytest.mark.parametrize(
