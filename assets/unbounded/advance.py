@@ -74,8 +74,8 @@ from dagster_adjunct.resources.schemas.schema import (
     repeated_names,
     value_column,
 )
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
 from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import (

@@ -36,11 +36,7 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.operators.columns import (
-    check_duration,
-    validate_column_names,
-    validate_partition_count,
-)
+from dagster_adjunct.orchestration.operators.columns import check_duration, validate_column_names
 from dagster_adjunct.orchestration.operators.event_times import build_event_time
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.records import (
@@ -51,6 +47,7 @@ from dagster_adjunct.orchestration.operators.records import (
     OnLost,
     check_task_column,
 )
+from dagster_adjunct.orchestration.operators.stream_facts import validate_partition_count
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError

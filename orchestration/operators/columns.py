@@ -218,7 +218,6 @@ def _fold_case(name: str) -> str:
 
 DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
-_PARTITIONS = 100_000
 MAX_DURATION = timedelta(days=36_525)
 """A longer duration is taken for a mistake: with it, times would leave the range that Spark
 supports.
@@ -246,16 +245,6 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
         problem = f"{what} names column {double!r} twice."
         raise ConfigurationError(problem, "Name it once.", column=double)
     return names
-
-
-def validate_partition_count(what: str, value: int | None) -> int | None:
-    """Return the partition count, or None where none is given; raises ConfigurationError for an
-    invalid one.
-    """
-    if value is not None and not 1 <= value <= _PARTITIONS:
-        expected = f"a whole number from 1 to {_PARTITIONS:,}"
-        raise argument_error(f"{what} is {value!r}", expected, argument="partitions")
-    return value
 
 
 def validate_partition_by(

@@ -19,8 +19,8 @@ from dagster_adjunct.orchestration.operators.columns import (
     check_new_names,
     find_taken,
     is_own,
-    validate_partition_count,
 )
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.paths import (
@@ -32,8 +32,7 @@ from dagster_adjunct.resources.schemas.paths import (
     write_path,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.types import is_nested, is_storable
+from dagster_adjunct.resources.schemas.types import is_nested, is_storable, types_from_spark
 from dagster_adjunct.resources.sql.expression import NILADIC, did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
@@ -403,3 +402,16 @@ AS_OF: JoinVersions = "as-of"
 CURRENT: JoinVersions = "current"
 RECORDED: JoinVersions = "recorded"
 JOIN_VERSIONS: tuple[JoinVersions, ...] = (AS_OF, CURRENT, RECORDED)
+
+
+_PARTITIONS = 100_000
+
+
+def validate_partition_count(what: str, value: int | None) -> int | None:
+    """Return the partition count, or None where none is given; raises ConfigurationError for an
+    invalid one.
+    """
+    if value is not None and not 1 <= value <= _PARTITIONS:
+        expected = f"a whole number from 1 to {_PARTITIONS:,}"
+        raise argument_error(f"{what} is {value!r}", expected, argument="partitions")
+    return value

@@ -43,9 +43,9 @@ from dagster_adjunct.orchestration.step.planned_batch import (
     schema_of_dataset,
 )
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.paths import column_of, read_values
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.sql import arrow_nested
 from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression

@@ -34,7 +34,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table

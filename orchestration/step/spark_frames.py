@@ -37,7 +37,7 @@ from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.paths import column_of
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, value_column
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark, types_from_spark
+from dagster_adjunct.resources.schemas.types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.checked_reads import read_frame

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pt
-from dagster_adjunct.resources.schemas.arrow_types import (
-    arrow_type,
-    find_type_mismatch,
-    time_zone_advice,
-)
 from dagster_adjunct.resources.schemas.arrow_values import cast_values, find_misfit
 from dagster_adjunct.resources.schemas.exact_values import build_without_missing, to_exact_array
 from dagster_adjunct.resources.schemas.schema import Field, Schema, repeated_names
-from dagster_adjunct.resources.schemas.types import is_nested
+from dagster_adjunct.resources.schemas.types import (
+    arrow_type,
+    find_type_mismatch,
+    is_nested,
+    time_zone_advice,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 
 if TYPE_CHECKING:

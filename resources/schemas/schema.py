@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.models import columns_of_model
 from dagster_adjunct.resources.schemas.paths import (
     column_of,
@@ -23,7 +22,6 @@ from dagster_adjunct.resources.schemas.paths import (
     steps_among,
     write_path,
 )
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Member,
@@ -31,11 +29,14 @@ from dagster_adjunct.resources.schemas.types import (
     Type,
     TypeReader,
     TypeTextError,
+    arrow_type,
     decimal_digits,
     is_nested,
     nested_types,
     parse_type,
     path_column,
+    type_from_arrow,
+    type_from_spark,
     write_name,
 )
 from dagster_adjunct.resources.validation import validated, validated_methods

@@ -20,9 +20,15 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from dagster_adjunct.resources.lazy_modules import exp, pa, pc, pt
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.types import Array, Map, Struct, is_nested, is_storable
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Struct,
+    arrow_type,
+    is_nested,
+    is_storable,
+)
 from dagster_adjunct.resources.sql import arrow_nested
 from dagster_adjunct.resources.sql.expression import (
     QUOTED,

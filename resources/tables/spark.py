@@ -20,8 +20,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.equality import comparable_sql
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
-from dagster_adjunct.resources.schemas.types import is_storable
+from dagster_adjunct.resources.schemas.types import is_storable, type_from_spark
 from dagster_adjunct.resources.schemas.values import (
     first_unreadable,
     readable_value,

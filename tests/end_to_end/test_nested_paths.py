@@ -45,10 +45,9 @@ from dagster_adjunct.resources.files.formats import (
 from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.types import parse_type
+from dagster_adjunct.resources.schemas.types import arrow_type, parse_type
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings

@@ -86,8 +86,7 @@ from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.paths import column_of, flat_name, value_name
 from dagster_adjunct.resources.schemas.schema import named_column, value_column
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.types import is_nested, is_storable
+from dagster_adjunct.resources.schemas.types import is_nested, is_storable, types_from_spark
 from dagster_adjunct.resources.spark.tasks import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS

@@ -18,7 +18,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.arrow_files import read_json_lines
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import map_parts, split_parts, with_nulls
 from dagster_adjunct.resources.schemas.parsed_columns import (
     Converter,
@@ -37,6 +36,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    arrow_type,
     parse_type,
     write_name,
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.sql.arrow_expressions import (
     ArrowExpression,
     NeedsSpark,

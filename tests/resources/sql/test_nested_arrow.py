@@ -108,7 +108,7 @@ def test_what_is_left_to_spark(text: str) -> None:
 
 
 def test_spark_has_the_same_values(spark: SparkSession, tmp_path: Path) -> None:
-    from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+    from dagster_adjunct.resources.schemas.types import type_from_spark
 
     table = fit_to_schema(to_arrow_table(ROWS, "rows", SCHEMA), SCHEMA, "rows")
     pq.write_table(table, tmp_path / "rows.parquet")

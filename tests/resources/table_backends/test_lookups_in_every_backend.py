@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.table_backends.columns import (
     arrow_column_from_records,
     to_spark_type,
