@@ -102,11 +102,6 @@ def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
     return keep_present((TASK, BRANCH, ORDINAL), names)
 
 
-def keep_present(wanted: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """Return those of the wanted columns that are among these names."""
-    return tuple(name for name in wanted if name in names)
-
-
 def ordinal_column(frame: DataFrame, number: Column) -> Column:
     """Return the ORDINAL of records that are made of other records; `number` counts those of one
     record, from 0.
@@ -317,3 +312,8 @@ def find_taken(names: Iterable[str], others: Iterable[str]) -> str | None:
 def function_label(function: Callable[..., object]) -> str:
     """Return the label of a function in plans: "plus_one()"."""
     return f"{getattr(function, '__name__', type(function).__name__)}()"
+
+
+def keep_present(wanted: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return those of the wanted columns that are among these names."""
+    return tuple(name for name in wanted if name in names)

@@ -20,7 +20,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     split_alias,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookups import (
     ENTRY,
     AsOf,
@@ -41,6 +40,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     Catalog,
     ColumnFacts,
     Columns,
+    DeclaredApplication,
     LineageNode,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError

@@ -28,7 +28,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS
 from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
 from dagster_adjunct.orchestration.operators.made_records import (
@@ -49,11 +48,15 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     Requirement,
     Spec,
+    Watermarks,
     check_equal_types,
     merge_flows,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
-from dagster_adjunct.orchestration.operators.watermarks import Watermarks
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    ColumnFacts,
+    Columns,
+    DeclaredApplication,
+)
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name

@@ -16,7 +16,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     list_hidden_columns,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookup_join import (
     Problems,
     function_column_types,
@@ -37,6 +36,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnFacts,
     Columns,
     ColumnSources,
+    DeclaredApplication,
     LineageNode,
     add_sources,
     sources_from_sql,

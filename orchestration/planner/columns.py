@@ -33,7 +33,6 @@ from dagster_adjunct.assets.validation.validators import (
     iterate_sql_rules,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication, declared_changes
 from dagster_adjunct.orchestration.operators.joins import source_schema
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -46,7 +45,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     Catalog,
     Columns,
+    DeclaredApplication,
     StreamFacts,
+    declared_changes,
     new_stream_defaults,
     require_facts,
 )

@@ -24,10 +24,14 @@ from typing import Literal
 
 from dagster_adjunct.assets.declaration.dataset import UnboundedDataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
+from dagster_adjunct.orchestration.operators.operator import (
+    Flow,
+    Operator,
+    PlanContext,
+    watermark_inputs,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
-from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import (
     add_location,
     arriving_columns,

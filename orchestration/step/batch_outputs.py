@@ -17,8 +17,8 @@ from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
-from dagster_adjunct.orchestration.operators.declared import declared_changes
 from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, TableLookup
+from dagster_adjunct.orchestration.operators.stream_facts import declared_changes
 from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.step import lookups
 from dagster_adjunct.orchestration.step.event_times import number_by_partition

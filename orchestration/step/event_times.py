@@ -23,8 +23,11 @@ from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, Ti
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges, of_stream
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS
-from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.watermarks import Watermarks, required_retention
+from dagster_adjunct.orchestration.operators.operator import (
+    Operator,
+    Watermarks,
+    required_retention,
+)
 from dagster_adjunct.orchestration.startpoints.positions import check_same_stream
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import (

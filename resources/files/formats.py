@@ -51,8 +51,8 @@ from dagster_adjunct.resources.objects.arrow_files import (
     read_json_lines,
 )
 from dagster_adjunct.resources.schemas.arrow_values import cast_table
-from dagster_adjunct.resources.schemas.records import check_column_names, fit_to_schema
-from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.records import fit_to_schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema, check_column_names
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
 from dagster_adjunct.resources.schemas.types import (
     Type,

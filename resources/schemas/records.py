@@ -13,7 +13,12 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import pa, pt
 from dagster_adjunct.resources.schemas.arrow_values import cast_values, find_misfit
 from dagster_adjunct.resources.schemas.exact_values import build_without_missing, to_exact_array
-from dagster_adjunct.resources.schemas.schema import Field, Schema, repeated_names
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    check_column_names,
+    repeated_names,
+)
 from dagster_adjunct.resources.schemas.types import (
     arrow_type,
     find_type_mismatch,
@@ -31,29 +36,6 @@ RowLabel: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
 
 def _row_label(row: int) -> tuple[str, dict[str, Any]]:
     return f"row {row}", {"row": row}
-
-
-def check_column_names(
-    given: Sequence[str],
-    schema: Schema,
-    what: str,
-    also: Collection[str] = (),
-    next_step: str = "Send records with exactly these columns, each once.",
-) -> None:
-    """Raise SchemaMismatchError unless `given` has each of the schema's columns once, and others
-    only from `also`.
-    """
-    there = dict.fromkeys(given)
-    wrong = {name: "is missing" for name in schema.names if name not in there}
-    for name in there:
-        if name not in schema and name not in also:
-            wrong[name] = "is not declared"
-    wrong |= dict.fromkeys(repeated_names(given), "occurs twice")
-    if wrong:
-        listed = "; ".join(f"column {name!r} {problem}" for name, problem in wrong.items())
-        declared_columns = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
-        problem = f"{what}: {listed}. Declared are {declared_columns}."
-        raise SchemaMismatchError(problem, next_step, column=next(iter(wrong)))
 
 
 def fit_to_schema(

@@ -374,3 +374,26 @@ def check_flat_key(schema: Schema, key: Sequence[str], what: str, keyed: str) ->
         )
         raise SchemaMismatchError(problem, step, column=name)
     check_key_types(schema, key, what)
+
+
+def check_column_names(
+    given: Sequence[str],
+    schema: Schema,
+    what: str,
+    also: Collection[str] = (),
+    next_step: str = "Send records with exactly these columns, each once.",
+) -> None:
+    """Raise SchemaMismatchError unless `given` has each of the schema's columns once, and others
+    only from `also`.
+    """
+    there = dict.fromkeys(given)
+    wrong = {name: "is missing" for name in schema.names if name not in there}
+    for name in there:
+        if name not in schema and name not in also:
+            wrong[name] = "is not declared"
+    wrong |= dict.fromkeys(repeated_names(given), "occurs twice")
+    if wrong:
+        listed = "; ".join(f"column {name!r} {problem}" for name, problem in wrong.items())
+        declared_columns = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+        problem = f"{what}: {listed}. Declared are {declared_columns}."
+        raise SchemaMismatchError(problem, next_step, column=next(iter(wrong)))

@@ -15,7 +15,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import run_blocking, run_in_new_loop
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.equality import comparable_sql
@@ -54,6 +53,7 @@ from dagster_adjunct.resources.tables.operation import (
     first_cause,
 )
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable, error_from_outcomes
+from dagster_adjunct.resources.threads import run_blocking, run_in_new_loop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

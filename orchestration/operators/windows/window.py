@@ -27,7 +27,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     exclusion_conditions,
@@ -42,7 +41,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     Requirement,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, merge_sources
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    ColumnFacts,
+    Columns,
+    DeclaredApplication,
+    merge_sources,
+)
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
     WIDEST,
     Aggregate,

@@ -29,11 +29,15 @@ from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.schemas.records import (
     ArrowFrame,
     cast_column,
-    check_column_names,
     fit_to_schema,
     to_arrow_table,
 )
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    check_column_names,
+    named_column,
+    quote_name,
+)
 from dagster_adjunct.resources.schemas.stored_names import Steps
 from dagster_adjunct.resources.schemas.types import (
     Array,

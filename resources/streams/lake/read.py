@@ -46,8 +46,12 @@ from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
     POSITION,
+    READER,
     RECORD_META,
     RECORD_META_COLUMNS,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
     TIMESTAMP,
     TOMBSTONE,
     Epochs,
@@ -499,7 +503,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         frame = read_frame(
             spark, at.files, at.state.declaration, at.segments, at.spans, positions=wanted
         )
-        frame = lineage.filter_latest_frame(frame, at.replaced)
+        frame = filter_latest_frame(frame, at.replaced)
         if positions:
             return frame
         return frame.drop(*POSITION)
@@ -626,3 +630,24 @@ class LakeReads(StreamStates, NumberedOffsets):
             marked = (entry.version, entry.rows, entry.checksum, entry.counted, valid_from)
             found.append(Marker(ssps[entry.partition], str(entry.offset), *marked))
         return found
+
+
+def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:
+    """Return the records of the frame that are not replaced. It must have the columns of
+    POSITION.
+    """
+    if not replaced:
+        return frame
+    names = [f"__replaced_{name}" for name in SupersededRange._fields]
+    kinds = ("string", "string", "bigint", "bigint", "int")
+    ddl = ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True))
+    spans = frame.sparkSession.createDataFrame([tuple(span) for span in replaced], ddl)
+    reader, source, start, end, epoch = (F.col(name) for name in names)
+    condition = (
+        (F.col(READER) == reader)
+        & (F.col(SOURCE) == source)
+        & (F.col(SOURCE_OFFSET) >= start)
+        & (F.col(SOURCE_OFFSET) < end)
+        & (F.col(SOURCE_EPOCH) < epoch)
+    )
+    return frame.join(F.broadcast(spans), condition, "left_anti")

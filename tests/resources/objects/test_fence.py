@@ -24,8 +24,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import fence as module
-from dagster_adjunct.resources.objects.fence import Fence, FencedStore
-from dagster_adjunct.resources.objects.heartbeat import Heartbeat
+from dagster_adjunct.resources.objects.fence import Fence, FencedStore, Heartbeat
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
