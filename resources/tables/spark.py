@@ -111,9 +111,9 @@ class BulkReader:
             raise error
         records = outcomes.records or [None] * len(keys)
         present = len(records) - list(records).count(None)
-        return ReadResult(
-            records, replace(self._metrics() - before, reads=len(keys), found=present)
-        )
+        spent = self._metrics() - before
+        asked = replace(spent.records, reads=len(keys), found=present)
+        return ReadResult(records, replace(spent, records=asked))
 
     def ask(self, gets: Operation[Any]) -> Outcomes:
         """Send the gets to the table without looking into the cache, from this process or in

@@ -252,7 +252,7 @@ def test_a_column_that_a_stream_dropped_and_added_again_is_another_one(
     before = stored.version(first).get(1)
     assert before == {"k": 1, "note": "old", "home": {"city": "Oslo", "zip": "1"}}
     diff = stored.diff(first, second)
-    assert (diff.columns_added, diff.columns_removed) == (("note",), ("note",))
+    assert (diff.columns.added, diff.columns.removed) == (("note",), ("note",))
     assert steps.advance(declare()).sealed == ()
 
 
@@ -341,4 +341,4 @@ def test_a_column_that_a_version_lacks_is_the_same_one_when_it_is_back(steps: Wo
     assert first is not None
     assert third is not None
     diff = open_stored_versions(steps.lake, "planes").diff(first, third)
-    assert (diff.columns_added, diff.columns_removed, diff.changed) == ((), (), 1)
+    assert (diff.columns.added, diff.columns.removed, diff.changed) == ((), (), 1)

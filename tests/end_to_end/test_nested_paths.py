@@ -277,7 +277,7 @@ def test_entries_of_versions(drawn: Draw, engine: str, request: pytest.FixtureRe
 
 
 def found_rows(found: Any) -> Iterator[dict[str, Any]]:
-    for change in found.changed_sample:
+    for change in found.sample.changed:
         yield {"k": change.key["k"]} | change.new
 
 

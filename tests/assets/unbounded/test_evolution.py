@@ -164,8 +164,8 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     check_deeply(world)
     diff = store.diff(old, world.view(spec(WIDE)).version)
     assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (1, 0, 0, 3)
-    assert diff.columns_added == ("added", "more")
-    assert ("t", "tinyint", "int") in diff.columns_retyped
+    assert diff.columns.added == ("added", "more")
+    assert ("t", "tinyint", "int") in diff.columns.retyped
 
     for level in ("minor", "major"):
         compact_dataset(world.lake, "wide", spark=world.spark, by="test", level=level)
