@@ -18,11 +18,11 @@ stored as rejected and does not block the next one. Behaviour: SAMZA-1278, "Boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dagster_adjunct.assets.bounded.candidate import (
     AdvanceGroup,
@@ -39,7 +39,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     FileSource,
     QuerySource,
 )
-from dagster_adjunct.assets.generation import Runtime, open_runtime
+from dagster_adjunct.assets.generation import Runtime, RuntimeOptions, open_runtime
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions import switches as actions
@@ -71,11 +71,10 @@ from dagster_adjunct.resources.objects.commit_log import commit_with_rebase
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
-from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 _DROPPED = frozenset({"redelivered", "left_out"})
 """The counters of records that were dropped."""
@@ -326,11 +325,9 @@ def advance_bounded(
 def advance_version_set(
     specs: Sequence[AdjunctDataset],
     *,
-    lake: Lake | None = None,
-    systems: Mapping[str, StreamSystem] | None = None,
-    spark: SparkSession | Callable[[], SparkSession] | None = None,
     by: str | None = None,
     on_stage: OnStage = ignore_stage,
+    **where: Unpack[RuntimeOptions],
 ) -> list[AdvanceReport]:
     """Publish every version that all members of a version set have delivered, each in one commit.
 
@@ -338,9 +335,7 @@ def advance_version_set(
     Raises as `advance_bounded` does, and MarkerConflictError if the members' next versions have
     different names.
     """
-    with open_runtime(
-        specs, lake=lake, systems=systems, spark=spark, by=resolve_user(by)
-    ) as runtime:
+    with open_runtime(specs, by=resolve_user(by), **where) as runtime:
         return advance_members(runtime, specs, on_stage=on_stage)
 
 

@@ -13,11 +13,11 @@ that is served.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
@@ -28,7 +28,13 @@ from dagster_adjunct.assets.declaration.dataset import (
     UnboundedDataset,
 )
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
-from dagster_adjunct.assets.generation import SPARK, Runtime, open_runtime, write_generation
+from dagster_adjunct.assets.generation import (
+    SPARK,
+    Runtime,
+    RuntimeOptions,
+    open_runtime,
+    write_generation,
+)
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.sources.changes import add_order, add_read_paths, list_read_paths
 from dagster_adjunct.assets.sources.entries import (
@@ -83,7 +89,6 @@ from dagster_adjunct.resources.streams.system import (
     PARTITION,
     TIMESTAMP,
     TOMBSTONE,
-    StreamSystem,
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.validation import validated
@@ -543,12 +548,10 @@ def _commit_repartitioned(advance: Advance) -> Advance:
 def rebuild_dataset(
     spec: AdjunctDataset,
     *,
-    lake: Lake | None = None,
-    systems: Mapping[str, StreamSystem] | None = None,
-    spark: SparkSession | Callable[[], SparkSession] | None = None,
     reason: str,
     by: str,
     on_stage: OnStage = ignore_stage,
+    **where: Unpack[RuntimeOptions],
 ) -> AdvanceReport:
     """Rebuild an unbounded dataset from its stream's oldest offset, or from its bulk snapshot.
 
@@ -566,5 +569,5 @@ def rebuild_dataset(
         )
     require_audit_fields("rebuild", spec.name, reason, by)
     spec = require_changes(spec)
-    with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:
+    with open_runtime([spec], by=by, **where) as runtime:
         return advance_unbounded(runtime, spec, rebuild=reason, on_stage=on_stage)
