@@ -50,7 +50,7 @@ from dagster_adjunct.resources.schemas.values import (
 )
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.sql.checking import check_expression
-from dagster_adjunct.resources.sql.nested_types import type_of_elements
+from dagster_adjunct.resources.sql.result_types import type_of_elements
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import (
     check_plain_function,

@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.step.physical_plan import PhysicalProof
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote, resolve_session
 from dagster_adjunct.resources.spark.tuning import prewarm_workers
-from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.tables.shared_rate import list_budgets
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     parse_select,
 )
-from dagster_adjunct.resources.sql.nested_types import (
+from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName, Expression
+from dagster_adjunct.resources.sql.result_types import (
     describe_missing_field,
     field_names,
     known_type,
     type_of_field,
 )
-from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName, Expression
 from dagster_adjunct.resources.sql.types import (
     KnownTypes,
     expression_type,

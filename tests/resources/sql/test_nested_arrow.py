@@ -11,11 +11,8 @@ import pytest
 
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.arrow_expressions import (
-    ArrowExpression,
-    NeedsSpark,
-    compile_expression,
-)
+from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, compile_expression
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
