@@ -20,11 +20,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -38,9 +37,10 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.store import (
+    WRITES,
     ObjectStore,
     StoreDescriptor,
-    open_described,
+    guard_store,
     read_store_clock,
 )
 from dagster_adjunct.resources.times import Deadline, machine_id, read_clocks
@@ -431,47 +431,10 @@ def read_dated(store: ObjectStore, key: str) -> tuple[bytes, datetime] | None:
             return stored.data, info.modified
 
 
-class FencedStore:
-    """The store `inner`, whose writes raise RunLeaseLostError once the lease of the run is lost.
-    Reads pass through.
+def fenced_store(store: ObjectStore, fence: Fence) -> ObjectStore:
+    """Return the store with writes that raise RunLeaseLostError once the lease of the run is lost.
 
     What a run has sent before stays without effect, too: it commits by compare-and-swap, or under
-    names of its own. That also holds for files that its tasks upload, so it pickles as `inner`.
+    names of its own. That also holds for files that its tasks upload, so it pickles as `store`.
     """
-
-    def __init__(self, inner: ObjectStore, fence: Fence) -> None:
-        self._inner = inner
-        self._fence = fence
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_inner"], name)
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
-
-    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (open_described, (self._inner.descriptor,))
-
-    def put(self, key: str, data: bytes) -> str:
-        self._fence.check()
-        return self._inner.put(key, data)
-
-    def put_if_absent(self, key: str, data: bytes) -> str:
-        self._fence.check()
-        return self._inner.put_if_absent(key, data)
-
-    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        self._fence.check()
-        return self._inner.put_if_match(key, data, etag)
-
-    def delete(self, key: str) -> None:
-        self._fence.check()
-        self._inner.delete(key)
-
-    def delete_many(self, keys: Iterable[str]) -> None:
-        self._fence.check()
-        self._inner.delete_many(keys)
-
-    def upload(self, path: Path, key: str) -> str:
-        self._fence.check()
-        return self._inner.upload(path, key)
+    return guard_store(store, fence.check, WRITES)
