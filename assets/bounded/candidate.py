@@ -50,7 +50,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.column_changes import FixedColumns
-from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.schema import StoredNames
 from dagster_adjunct.resources.schemas.version_columns import (
     NamedColumns,
     adopt_columns,

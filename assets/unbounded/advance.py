@@ -76,11 +76,11 @@ from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
+    StoredNames,
     named_column,
     repeated_names,
     value_column,
 )
-from dagster_adjunct.resources.schemas.stored_names import StoredNames
 from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors

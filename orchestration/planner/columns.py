@@ -60,8 +60,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     FixedColumns,
     evolve,
 )
-from dagster_adjunct.resources.schemas.schema import Schema, check_flat_key
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, check_flat_key
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,

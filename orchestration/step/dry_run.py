@@ -64,8 +64,7 @@ from dagster_adjunct.orchestration.step.spark_state import (
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import evolve
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, named_column
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,

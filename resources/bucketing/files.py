@@ -21,8 +21,14 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.arrow_values import cast_to, rename_columns
 from dagster_adjunct.resources.schemas.evolution import holds_values_of
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.schema import (
+    AS_NAMED,
+    Schema,
+    StoredNames,
+    named_column,
+    quote_name,
+    quote_text,
+)
 from dagster_adjunct.resources.schemas.types import (
     arrow_type,
     is_nested,

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.schemas.stored_names import (
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
     Steps,
     StoredNames,
     schema_struct,

@@ -581,3 +581,15 @@ def has_maps(kind: pa.DataType) -> bool:
     return bool(pt.is_map(kind)) or any(
         has_maps(kind.field(place).type) for place in range(kind.num_fields)
     )
+
+
+def known_type(text: str | None) -> Type | None:
+    """Return the type with this text, None if it is unknown, known in part only, or one that only
+    Spark has.
+    """
+    if text is None or "…" in text:
+        return None
+    try:
+        return parse_type(text)
+    except TypeTextError:
+        return None

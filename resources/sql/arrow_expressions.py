@@ -27,6 +27,7 @@ from dagster_adjunct.resources.schemas.types import (
     arrow_type,
     is_nested,
     is_storable,
+    known_type,
 )
 from dagster_adjunct.resources.sql import arrow_kernels
 from dagster_adjunct.resources.sql.arrow_kernels import (
@@ -58,7 +59,6 @@ from dagster_adjunct.resources.sql.result_types import (
     arithmetic_type,
     describe_missing_field,
     digits_as_decimal,
-    known_type,
     struct_type,
     type_of_field,
     widest_decimal,

@@ -14,7 +14,15 @@ from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
-from dagster_adjunct.resources.schemas.types import Array, Map, Simple, Struct, Type, write_name
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Simple,
+    Struct,
+    Type,
+    known_type,
+    write_name,
+)
 from dagster_adjunct.resources.sql.expression import (
     NILADIC,
     calls,
@@ -28,7 +36,6 @@ from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName
 from dagster_adjunct.resources.sql.result_types import (
     describe_missing_field,
     field_names,
-    known_type,
     type_of_field,
 )
 from dagster_adjunct.resources.sql.types import (

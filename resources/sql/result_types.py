@@ -13,9 +13,8 @@ from dagster_adjunct.resources.schemas.types import (
     Map,
     Struct,
     Type,
-    TypeTextError,
     decimal_digits,
-    parse_type,
+    known_type,
     write_name,
 )
 
@@ -93,18 +92,6 @@ def _decimal(precision: int, scale: int) -> str | None:
     if precision <= _MAX_PRECISION:
         return f"decimal({precision},{scale})"
     return None
-
-
-def known_type(text: str | None) -> Type | None:
-    """Return the type with this text, None if it is unknown, known in part only, or one that only
-    Spark has.
-    """
-    if text is None or "…" in text:
-        return None
-    try:
-        return parse_type(text)
-    except TypeTextError:
-        return None
 
 
 def element_type(text: str | None) -> str | None:

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    known_type,
     write_name,
 )
 from dagster_adjunct.resources.sql.parsed import ColumnName, Expression
@@ -37,7 +38,6 @@ from dagster_adjunct.resources.sql.result_types import (
     element_type,
     field_type,
     key_type,
-    known_type,
     map_type,
     rounded_type,
     struct_type,

@@ -34,11 +34,11 @@ from dagster_adjunct.resources.schemas.records import (
 )
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
+    Steps,
     check_column_names,
     named_column,
     quote_name,
 )
-from dagster_adjunct.resources.schemas.stored_names import Steps
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,

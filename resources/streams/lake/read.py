@@ -23,8 +23,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
 from dagster_adjunct.resources.schemas.arrow_values import cast_table, rename_columns
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
-from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.schema import Schema, StoredNames, named_column
 from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import bigint_array

@@ -16,8 +16,15 @@ from dagster_adjunct.resources.schemas.arrow_values import (
 )
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.records import fit_to_schema
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
-from dagster_adjunct.resources.schemas.stored_names import Steps, keep_steps, list_steps
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    Steps,
+    keep_steps,
+    list_steps,
+    named_column,
+    quote_name,
+    quote_text,
+)
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,

@@ -24,8 +24,7 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import evolve_columns
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from tests.assets.conftest import World
 
