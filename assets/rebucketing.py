@@ -277,6 +277,7 @@ def repartition_table(
     made: dict[str, RewrittenGeneration] = {}
 
     def rewrite_once() -> RebucketReport:
+        """Rewrite the generations that have no usable replacement in `made`, and commit."""
         commit, stored = log.require()
         manifest = as_unbounded(stored)
         plan = _plan(log, manifest, partitions, reason, roots)
@@ -307,12 +308,12 @@ def repartition_table(
         )
         declared = _declare_partitions(manifest, partitions, new_version.id, reason)
         after = switch_version(declared, new_version, new_version.sealed_at)
-        requested = {**made}
-        made.clear()
+        used = {**made}
+        made.clear()  # if the outcome is unknown, the files may be in use
         try:
             log.commit(commit, after, by=by, commit_id=commit_id)
         except errors.CommitConflictError:
-            made.update(requested)
+            made.update(used)
             raise
         return replace(plan, versions={version.id: new_version.id}, dry_run=False)
 
@@ -388,6 +389,9 @@ def repartition_versions(
     made: dict[str, VersionReplacement] = {}
 
     def rewrite_once() -> tuple[RebucketReport, BoundedManifest]:
+        """Rewrite the versions that have no usable replacement in `made`, and commit; return the
+        plan and the manifest.
+        """
         commit, stored = log.require()
         manifest = as_bounded(stored)
         plan = _plan(log, manifest, partitions, reason, roots)
@@ -411,10 +415,10 @@ def repartition_versions(
         (generation,) = sealed.generations
         options = WriteOptions(f"dataset {dataset!r}, version {ref.id}")
         new = _rebucket_generation(log, sealed, generation, partitions, attempt, options)
-        made = sealed.after(
+        rewritten = sealed.after(
             id=version_id(sealed.number, attempt.id), partitions=partitions, generations=(new,)
         )
-        return VersionReplacement.write(log, ref, made, attempt, rows=0)
+        return VersionReplacement.write(log, ref, rewritten, attempt, rows=0)
 
     if dry_run:
         return _plan(log, as_bounded(log.require()[1]), partitions, reason, roots)

@@ -37,6 +37,7 @@ from benchmarks import (
     streams_over_time,
     tables,
     time_joins,
+    waiting,
 )
 
 CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
@@ -69,6 +70,7 @@ CHOICES: dict[str, Callable[[argparse.Namespace], None]] = {
     "streams-over-time": lambda chosen: streams_over_time.run(chosen.rounds),
     "tables": lambda chosen: tables.run(chosen.rounds),
     "time-joins": lambda chosen: time_joins.run(chosen.rounds),
+    "waiting": lambda chosen: waiting.run(chosen.rounds),
 }
 parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
 parser.add_argument(

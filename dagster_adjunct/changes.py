@@ -1,5 +1,5 @@
-"""Formats of change streams, extractors, dead letters, and compaction of deltas, for unbounded
-datasets.
+"""Formats of change streams, extractors, dead letters, compaction of deltas and watermarks, for
+unbounded datasets.
 """
 
 from dagster_adjunct.assets.declaration.change_formats import ArrowChangeFormat as ArrowChangeFormat
@@ -15,3 +15,4 @@ from dagster_adjunct.assets.declaration.extractors import Projection as Projecti
 from dagster_adjunct.assets.declaration.extractors import PythonExtractor as PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeadLetters as DeadLetters
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction as DeltaCompaction
+from dagster_adjunct.assets.declaration.policies import Watermark as Watermark

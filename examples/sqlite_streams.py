@@ -13,20 +13,17 @@ from contextlib import closing, contextmanager
 import pyarrow as pa  # noqa: TID253
 
 from dagster_adjunct import Schema
-from dagster_adjunct.errors import (
-    OffsetOutOfRangeError,
-    ProducerConflictError,
-    StreamExistsError,
-    StreamNotFoundError,
-)
+from dagster_adjunct.errors import ProducerConflictError, StreamExistsError, StreamNotFoundError
 from dagster_adjunct.streams import (
     RECORD_META,
     AppendOptions,
     AppendResult,
+    DriverReads,
     NumberedOffsets,
     StreamCapabilities,
     StreamInfo,
     StreamWriter,
+    check_range,
     register_system,
 )
 
@@ -40,10 +37,10 @@ CREATE TABLE IF NOT EXISTS records (stream, part, offset, time_ms, deleted, epoc
 KINDS = (pa.int32(), pa.int64(), pa.timestamp("us", tz="UTC"), pa.bool_(), pa.int32())
 
 
-class SqliteStreams(NumberedOffsets, StreamWriter):
+class SqliteStreams(NumberedOffsets, DriverReads, StreamWriter):
     name = "sqlite"
     default_offset = "oldest"
-    capabilities = StreamCapabilities(finds_times=True)
+    capabilities = StreamCapabilities(reads_arrow=True, finds_times=True)
 
     def __init__(self, path):
         self._path = path
@@ -70,7 +67,9 @@ class SqliteStreams(NumberedOffsets, StreamWriter):
         rows = self._rows("SELECT columns, key, partitions FROM streams WHERE name = ?", stream)
         if not rows:
             raise StreamNotFoundError(
-                f"{self._path} has no stream {stream!r}.", "Check the name, or create it."
+                f"{self._path} has no stream {stream!r}.",
+                "Check the name, or create it.",
+                stream=f"{self.name}.{stream}",
             )
         columns, key, partitions = rows[0]
         return StreamInfo(
@@ -78,32 +77,34 @@ class SqliteStreams(NumberedOffsets, StreamWriter):
         )
 
     def oldest(self, ssps):
-        return dict.fromkeys(ssps, "0")
+        return dict.fromkeys(self.upcoming(ssps), "0")
 
     def upcoming(self, ssps):
         last = "SELECT coalesce(max(offset) + 1, 0) FROM records WHERE stream = ? AND part = ?"
-        return {ssp: str(self._rows(last, ssp.stream, ssp.partition)[0][0]) for ssp in ssps}
+        ends = {}
+        for ssp in ssps:
+            self.info(ssp.stream)  # raises StreamNotFoundError
+            ends[ssp] = str(self._rows(last, ssp.stream, ssp.partition)[0][0])
+        return ends
 
     def offset_for_timestamp(self, ssp, timestamp_ms):
         first = "SELECT min(offset) FROM records WHERE stream = ? AND part = ? AND time_ms >= ?"
         first_offset = self._rows(first, ssp.stream, ssp.partition, timestamp_ms)[0][0]
         return self.upcoming([ssp])[ssp] if first_offset is None else str(first_offset)
 
-    def read(self, spark, ranges):
-        own = self.info(next(iter(ranges)).stream).schema.to_arrow()
-        ends, rows = self.upcoming(ranges), []
+    def read_arrow(self, ranges, columns=None):
+        schema = self.info(next(iter(ranges)).stream).schema
         some = "SELECT body, part, offset, time_ms * 1000, deleted = 1, epoch FROM records "
-        some += "WHERE stream = ? AND part = ? AND offset >= ? AND offset < ?"
-        for ssp, span in ranges.items():
-            if not 0 <= int(span.start) <= int(span.end) <= int(ends[ssp]):
-                raise OffsetOutOfRangeError(
-                    f"{ssp} holds 0 to {ends[ssp]}, not {span}.", "Read what is there."
-                )
-            rows += self._rows(some, ssp.stream, ssp.partition, int(span.start), int(span.end))
-        table = pa.Table.from_pylist([json.loads(row[0]) for row in rows], own)
+        some += "WHERE stream = ? AND part = ? AND offset >= ? AND offset < ? ORDER BY offset"
+        rows, ends = [], self.upcoming(ranges)
+        for ssp in sorted(ranges):
+            start, end = int(ranges[ssp].start), int(ranges[ssp].end)
+            check_range(ssp, start, end, oldest=0, upcoming=int(ends[ssp]))
+            rows += self._rows(some, ssp.stream, ssp.partition, start, end)
+        table = pa.Table.from_pylist([json.loads(row[0]) for row in rows], schema.to_arrow())
         for at, (name, kind) in enumerate(zip(RECORD_META, KINDS, strict=True), start=1):
             table = table.append_column(name, pa.array([row[at] for row in rows]).cast(kind))
-        return spark.createDataFrame(table)
+        return table.select([*(columns or schema.names), *RECORD_META])
 
     def append(self, stream, data, *, producer, sequence, options=AppendOptions()):
         info = self.info(stream)

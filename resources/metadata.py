@@ -87,7 +87,7 @@ def rewrite_pages(
     if not touched:
         return None
     pages: list[DocumentPage] = []
-    for run in _runs(document, touched, read):
+    for run in _pages_and_runs(document, touched, read):
         if isinstance(run, DocumentPage):
             pages.append(run)
         else:
@@ -95,15 +95,16 @@ def rewrite_pages(
     return NamespaceDocument(pages=tuple(pages))
 
 
-def _runs(
+def _pages_and_runs(
     document: NamespaceDocument,
     touched: Mapping[int, Entries],
     read: Callable[[DocumentPage], Entries],
 ) -> Iterator[DocumentPage | list[tuple[str, Any]]]:
-    """Yield, in key order, pages that stay as they are, and lists of entries of adjacent pages to
-    write anew.
+    """Yield, in key order, pages that stay as they are, and runs: the entries of adjacent pages,
+    to be written again.
 
-    `touched` has the new entries of changed pages, by the number of the page.
+    `touched` has the new entries of changed pages, by the number of the page. A run takes in the
+    next page, too, while it is too small for a page of its own.
     """
     number = 0
     count = max(1, len(document.pages))
@@ -115,9 +116,8 @@ def _runs(
         run: list[tuple[str, Any]] = []
         size = 0
         while number < count and (number in touched or size < PAGE_BYTES // 4):
-            added = sorted(
-                (touched[number] if number in touched else read(document.pages[number])).items()
-            )
+            entries = touched[number] if number in touched else read(document.pages[number])
+            added = sorted(entries.items())
             run += added
             size += sum(map(_size, added))
             number += 1

@@ -335,6 +335,7 @@ def reject_revoked_content(candidates: Sequence[CandidateVersion]) -> list[Candi
 
 
 def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersion:
+    """Write the entries of a delivery, and return them as a version, which nobody can read yet."""
     source = member.source
     spec = member.spec
     valid_from = None

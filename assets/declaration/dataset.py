@@ -26,6 +26,7 @@ from dagster_adjunct.assets.declaration.policies import (
     OnLostOffset,
     Validator,
     VersionPartitions,
+    Watermark,
     check_positive,
     check_valid_from,
     check_validators,
@@ -529,6 +530,11 @@ class AdjunctDataset:
         return False
 
     @property
+    def has_watermark(self) -> bool:
+        """Whether it declares up to when it is complete, so that joins can wait for it."""
+        return False
+
+    @property
     def by_offset(self) -> bool:
         """Whether the key is the record's position on its stream, which makes keys unique."""
         return self.key == BY_OFFSET
@@ -563,7 +569,8 @@ class BoundedDataset(AdjunctDataset):
     is published. Members of one `version_set` switch together. `versions` makes versions partitions
     in Dagster. `on_damage="previous"` lets readers fall back to the previous sealed version if a
     file is damaged. `valid_from` says what determines since when a version is valid (see
-    `bounded_dataset`), None if nothing does.
+    `bounded_dataset`), None if nothing does. For joins that wait, the newest version is complete
+    for `valid_for` after that; None if no join can wait.
     """
 
     kind = "bounded"
@@ -575,19 +582,28 @@ class BoundedDataset(AdjunctDataset):
     versions: VersionPartitions | None = None
     on_damage: Literal["fail", "previous"] = "fail"
     valid_from: str | None = None
+    valid_for: timedelta | None = None
 
     def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
         if self.valid_from is not None:
             check_valid_from(self.name, self.valid_from)
+        check_positive("valid_for", self.valid_for)
+        if self.valid_for is not None and self.valid_from is None:
+            problem = "has valid_for without valid_from: its versions have no times"
+            yield "valid_for", problem, "Declare valid_from=…, or remove valid_for."
         check_validators(f"dataset {self.name!r}", self.validators)
         if not isinstance(self.input, str):
             _check_source_columns(self, self.input.schema)
-        return iter(())
 
     @property
     def over_time(self) -> bool:
         """Whether versions are valid from a time on."""
         return self.valid_from is not None
+
+    @property
+    def has_watermark(self) -> bool:
+        """Whether it declares for how long a version is complete."""
+        return self.valid_for is not None
 
 
 @validated
@@ -649,6 +665,11 @@ class UnboundedDataset(AdjunctDataset):
     def over_time(self) -> bool:
         """Whether it keeps the entries of each key over time."""
         return self.following.history is not None
+
+    @property
+    def has_watermark(self) -> bool:
+        """Whether it declares up to when its changes are complete."""
+        return self.following.watermark is not None
 
 
 @validated
@@ -749,20 +770,24 @@ def _check_known(what: str, columns: Sequence[str], known: Sequence[str]) -> Non
 
 
 def _name_problems(
-    what: str, columns: tuple[str, ...], paths: tuple[NamedPath, ...] = ()
+    argument: str, columns: tuple[str, ...], paths: tuple[NamedPath, ...] = ()
 ) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong with the names in this argument, as `_problems` does; `paths` are the
+    columns that are made of paths.
+    """
     for column in columns:
         if not column or column.startswith("__"):
             problem = (
-                f"names {column!r} in {what}: expected a column name that does not begin with '__'"
+                f"names {column!r} in {argument}: expected a column name that does not begin with"
+                " '__'"
             )
-            yield what, problem, "Rename the column."
-    folded = repeated_names(map(str.lower, columns))
-    steps = {path.name: _other_name_step(path) for path in paths}
+            yield argument, problem, "Rename the column."
+    repeated = repeated_names(map(str.lower, columns))
+    other_names = {path.name: _other_name_step(path) for path in paths}
     for column in columns:
-        if column.lower() in folded[:1]:
-            step = steps.get(column, "Name it once.")
-            yield what, f"names column {column!r} twice in {what}", step
+        if column.lower() in repeated:
+            step = other_names.get(column, "Name it once.")
+            yield argument, f"names column {column!r} twice in {argument}", step
 
 
 @validated
@@ -785,6 +810,7 @@ def bounded_dataset(  # noqa: PLR0913
     discard: DiscardPolicy | None = None,
     on_damage: Literal["fail", "previous"] = "fail",
     valid_from: str | None = None,
+    valid_for: timedelta | None = None,
     **shown: Unpack[DescriptionOptions],
 ) -> BoundedDataset:
     """Return a dataset that arrives in versions: on a stream ("lake.planes"), as files, or from a
@@ -793,8 +819,9 @@ def bounded_dataset(  # noqa: PLR0913
     By default, `discard` retains the newest three versions, or all that are partitions in Dagster
     or valid over time. `valid_from` says what determines since when a version is valid: "name" (its
     name is a date or time), "marker" (its end-of-dataset markers), or a pattern of its name such as
-    "%Y-%m-%d". Give exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole
-    key by default. See AdjunctDataset for the other arguments.
+    "%Y-%m-%d". For joins that wait, the newest version is complete for `valid_for` after that. Give
+    exactly one of `partitions` and `broadcast=True`. `partition_by` is the whole key by default.
+    See AdjunctDataset for the other arguments.
     """
     named = _name_columns(name, input, key, columns)
     spread = bucket_columns(name, named.key, partitions, partition_by, broadcast)
@@ -820,6 +847,7 @@ def bounded_dataset(  # noqa: PLR0913
         discard=discard,
         on_damage=on_damage,
         valid_from=valid_from,
+        valid_for=valid_for,
         presentation=_presentation(shown),
     )
 
@@ -851,6 +879,7 @@ def unbounded_dataset(  # noqa: PLR0913
     freshness: timedelta | None = None,
     history: History | None = None,
     valid_from: str | None = None,
+    watermark: Watermark | None = None,
     discard: DiscardPolicy | None = None,
     **shown: Unpack[DescriptionOptions],
 ) -> UnboundedDataset:
@@ -860,7 +889,8 @@ def unbounded_dataset(  # noqa: PLR0913
     default. For the format of changes and the recovery of the table see `ChangeStreamOptions`.
     `discard` says how long earlier commits can be read (its grace period, and at least the newest
     `keep` commits). With `history` the table keeps the entries of each key over time, each valid
-    from the time in its column `valid_from`, or from its record's time.
+    from the time in its column `valid_from`, or from its record's time. `watermark` says up to when
+    its changes are taken as complete, for joins that wait.
     """
     named = _name_columns(name, input, key, columns)
     spread = bucket_columns(name, named.key, partitions, partition_by, broadcast)
@@ -877,6 +907,7 @@ def unbounded_dataset(  # noqa: PLR0913
             persistent=persistent,
             history=history,
             valid_from=valid_from,
+            watermark=watermark,
             chunk=CHUNK_RECORDS if chunk is None else chunk,
         )
         presentation = _presentation(shown, freshness)

@@ -214,6 +214,31 @@ class DeadLetters:
         split_stream_name(self.stream)
 
 
+@validated
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Up to when a change stream is taken as complete, for joins that wait (`wait=`).
+
+    The watermark of a partition is the newest time of its changes so far minus `delay`, and that of
+    the dataset the lowest of all partitions. A partition that has sent nothing for `idle_after`, by
+    the clock of the advances, is taken as complete up to `idle_after` before the last advance that
+    found it so; with None it holds the watermark back until its next change. Times later than the
+    clock count as the clock's.
+    """
+
+    delay: timedelta = timedelta(0)
+    idle_after: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.delay < timedelta(0):
+            raise argument_error(
+                f"a watermark has delay={describe_span(self.delay)}",
+                "timedelta(0) or more",
+                argument="delay",
+            )
+        check_positive("idle_after", self.idle_after)
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeStreamOptions:
     """How a change stream becomes a table.
@@ -236,6 +261,8 @@ class ChangeStreamOptions:
       newest only
     - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for
       the record's time
+    - `watermark`: up to when the changes are taken as complete, for joins that wait; None if no
+      join can wait
     """
 
     changes: ChangeFormat = field(default_factory=Upserts)
@@ -250,6 +277,7 @@ class ChangeStreamOptions:
     chunk: int = CHUNK_RECORDS
     history: History | None = None
     valid_from: str | None = None
+    watermark: Watermark | None = None
 
     def __post_init__(self) -> None:
         if self.order_by is not None:
@@ -271,6 +299,10 @@ class ChangeStreamOptions:
                 yield argument, problem, "Declare persistent=True, or leave it out."
         if self.valid_from is not None:
             yield from self._valid_from_problems(self.valid_from)
+        if self.watermark is not None and self.history is None:
+            problem = "watermark has no effect without a history: changes have no times."
+            step = 'Declare history=timedelta(…) or "all", or remove watermark.'
+            yield "watermark", problem, step
         if self.completes:
             yield from self._completion_problems()
 

@@ -242,6 +242,10 @@ def _register(
     may_replace: MayReplace,
     properties: dict[str, str],
 ) -> IcebergSnapshot:
+    """Make the files the table's current snapshot unless they are, and return it.
+
+    They are retained from before the commit on; versions that the table no longer has are released.
+    """
     view = files.view
     paths = tuple(files.paths)
     lake = lake_in(view.store)
@@ -463,6 +467,9 @@ def _check_sealed(view: Held, lake: Lake) -> None:
 
 
 def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -> Table:
+    """Return the table, created if it is missing. Raises DatasetError if it has other data, and
+    ConfigurationError without its namespace.
+    """
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, TableAlreadyExistsError
 
     view = files.view
@@ -589,6 +596,10 @@ def _commit(
     identifier: str,
     properties: dict[str, str],
 ) -> None:
+    """Commit one snapshot that consists of these files, without the rows that `deletes` mark.
+
+    Raises CommitConflictError and CommitStateUnknownError.
+    """
     from pyiceberg.exceptions import (
         CommitFailedException,
         CommitStateUnknownException,
@@ -715,8 +726,10 @@ def _name_mapping(files: ViewFiles, metadata: TableMetadata, before: NameMapping
 
 
 def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetadata:
-    """Return the table's metadata with the names that files have, and the hidden columns added. It
-    is only for reading files, and never committed.
+    """Return the table's metadata as PyIceberg needs it to describe files: with the names that
+    files have, and with the hidden columns, of which no statistics are kept. It is never committed.
+
+    `hidden` has the type of each hidden column.
     """
     from pyiceberg.schema import Schema
     from pyiceberg.types import (
@@ -741,9 +754,9 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
         for name, kind in hidden.items()
     ]
     wide = Schema(*fields_in_files(metadata), *fields, schema_id=schema.schema_id)
-    unseen = {f"write.metadata.metrics.column.{name}": "none" for name in hidden}
+    without_statistics = {f"write.metadata.metrics.column.{name}": "none" for name in hidden}
     return metadata.model_copy(
-        update={"schemas": [wide], "properties": {**metadata.properties, **unseen}}
+        update={"schemas": [wide], "properties": {**metadata.properties, **without_statistics}}
     )
 
 

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersio
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
     VersionOperations,
-    current_readers,
+    current_manifests,
 )
 from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.verification import VerifyReport, verify_version
@@ -365,10 +365,13 @@ def current_versions(
         versions.name: versions
         for versions in (StoredVersions(lake, dataset) for dataset in datasets)
     }
-    return {
-        name: None if reader is None else Dataset(stored[name], ServedVersion(stored[name], reader))
-        for name, reader in current_readers(stored).items()
-    }
+    opened: dict[str, Dataset | None] = {}
+    for name, manifest in current_manifests(stored).items():
+        reader = stored[name].reader_of(manifest)
+        opened[name] = None
+        if reader is not None:
+            opened[name] = Dataset(stored[name], ServedVersion(stored[name], reader))
+    return opened
 
 
 @validated

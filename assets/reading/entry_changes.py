@@ -26,6 +26,7 @@ from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.arrow_values import cast_to
 from dagster_adjunct.resources.schemas.equality import comparable_value
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.values import python_rows
@@ -159,7 +160,7 @@ class EntryChanges:
         """Return all changes as a DataFrame with the columns of `schema`; this process reads
         them.
         """
-        return resolve_session(spark).createDataFrame(self.to_arrow())
+        return frame_from_arrow(resolve_session(spark), self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())

@@ -408,10 +408,12 @@ class VersionOperations(VersionActions, ABC):
         Each entry names the version served after it, and whether that is still readable.
         """
         commits = list(islice(self._log.history(), limit))
+        newest = next((manifest for _, manifest in commits), None)
         entries = []
         for commit, manifest in commits:
             change = manifest.change or Change(action="commit")
             served = manifest.served_id
+            is_readable = served is not None and newest is not None and newest.retains(served)
             entries.append(
                 HistoryEntry(
                     number=commit.number,
@@ -421,7 +423,7 @@ class VersionOperations(VersionActions, ABC):
                     version=change.version,
                     reason=change.reason,
                     served=served,
-                    readable=served is not None and commits[0][1].retains(served),
+                    readable=is_readable,
                 )
             )
         return entries
@@ -653,8 +655,8 @@ def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
     return stored
 
 
-def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
-    """Return a reader of each dataset's served version; members of one version set come from one
+def current_manifests(datasets: Mapping[str, StoredVersions]) -> dict[str, DatasetManifest | None]:
+    """Return each dataset's newest manifest; those of members of one version set come from one
     snapshot of it.
     """
     alone = [
@@ -668,7 +670,7 @@ def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, Version
         if name not in manifests:
             snapshot = snapshots[name] if name in snapshots else stored.log.read_all()[1]
             manifests = {name: snapshot.get(name), **snapshot, **manifests}
-    return {name: stored.reader_of(manifests[name]) for name, stored in datasets.items()}
+    return {name: manifests[name] for name in datasets}
 
 
 @dataclass(frozen=True, slots=True)

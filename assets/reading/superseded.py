@@ -33,6 +33,7 @@ from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_F
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.spark.in_process import identify_session
 from dagster_adjunct.resources.threads import map_in_threads
@@ -213,7 +214,7 @@ class Mask:
             if found is None:
                 words, starts = self._words(sealed)
                 table = pa.table({"words": pa.array([words], pa.list_(pa.int64()))})
-                self.frames[session] = found = spark.createDataFrame(table).coalesce(1), starts
+                self.frames[session] = found = frame_from_arrow(spark, table).coalesce(1), starts
         return found
 
     def _words(self, sealed: SealedVersion) -> tuple[Any, dict[int, int]]:

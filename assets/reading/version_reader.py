@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
 from itertools import groupby, zip_longest
-from operator import and_, itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import and_, attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dagster_adjunct.assets.reading.key_lookup import (
     FileCache,
@@ -96,10 +96,28 @@ class Validity:
         return self.valid_from <= moment and (self.valid_to is None or moment < self.valid_to)
 
 
-_Placed = tuple[tuple[datetime, int, int], RowGroup, int]
-"""A stored row: what decides its order (valid_from, position, generation), its row group, and
-its number there.
-"""
+class _StoredRow(NamedTuple):
+    """A row of a key: the number `row` in the row group `rows`.
+
+    The newest row has the highest `order`: valid_from, position and generation.
+    """
+
+    order: tuple[datetime, int, int]
+    rows: RowGroup
+    row: int
+
+    @property
+    def valid_from(self) -> datetime:
+        return self.order[0]
+
+    def entry(self, names: tuple[str, ...]) -> dict[str, Any] | None:
+        """Return the entry in the row, None for a deletion."""
+        if self.rows.value(TOMBSTONE, self.row):
+            return None
+        return self.rows.entry(names, self.row)
+
+
+_by_order = attrgetter("order")
 
 
 def no_history_error(dataset: str) -> DatasetError:
@@ -120,12 +138,12 @@ def find_newest_entry(
 
     None for a key without rows, and if that row is a deletion.
     """
-    newest: _Placed | None = None
+    newest: _StoredRow | None = None
     for files in generations:
         for rows, _, after in deque(files.scan(bucket, key, end_of_prefix(key)), maxlen=1):
-            last = _place_row(files, rows, after - 1)
-            newest = max(newest or last, last, key=itemgetter(0))
-    return None if newest is None else _entry_of(newest, names)
+            last = _stored_row(files, rows, after - 1)
+            newest = max(newest or last, last, key=_by_order)
+    return None if newest is None else newest.entry(names)
 
 
 def read_key_history(
@@ -140,18 +158,18 @@ def read_key_history(
     assert sealed.history is not None
     names = sealed.columns.names
     edge = None if sealed.edge is None else datetime_from_micros(sealed.edge)
-    at: dict[datetime, _Placed] = {}
+    newest: dict[datetime, _StoredRow] = {}  # by valid_from
     for files in generations:
         for rows, first, after in files.scan(bucket, key, end_of_prefix(key)):
             for row in range(first, after):
-                placed = _place_row(files, rows, row)
-                valid_from = placed[0][0]
-                at[valid_from] = max(at.get(valid_from, placed), placed, key=itemgetter(0))
-    begins = sorted(at)
+                stored = _stored_row(files, rows, row)
+                other = newest.get(stored.valid_from, stored)
+                newest[stored.valid_from] = max(other, stored, key=_by_order)
+    begins = sorted(newest)
     exact = []
     for begin, end in zip_longest(begins, begins[1:]):
         if edge is None or end is None or end > edge:
-            exact.append(Validity(begin, end, _entry_of(at[begin], names)))
+            exact.append(Validity(begin, end, newest[begin].entry(names)))
     return list(merge_equal_neighbours(exact, sealed.history.valid_from))
 
 
@@ -191,15 +209,9 @@ def _without(value: Any, steps: Sequence[str]) -> Any:
     return rest
 
 
-def _place_row(files: KeyFiles, rows: RowGroup, row: int) -> _Placed:
-    return (rows.value(VALID_FROM, row), rows.value(POSITION, row), files.id), rows, row
-
-
-def _entry_of(placed: _Placed, names: tuple[str, ...]) -> dict[str, Any] | None:
-    _, rows, row = placed
-    if rows.value(TOMBSTONE, row):
-        return None
-    return rows.entry(names, row)
+def _stored_row(files: KeyFiles, rows: RowGroup, row: int) -> _StoredRow:
+    order = (rows.value(VALID_FROM, row), rows.value(POSITION, row), files.id)
+    return _StoredRow(order, rows, row)
 
 
 _AT = "__at"
@@ -719,15 +731,17 @@ class VersionReader:
             return find_newest_entry(self._generations, bucket, key, names)
         matches = []
         for files in self._generations:
-            if match := files.find(bucket, key):
-                matches.append((*match, files.id))
+            match = files.find(bucket, key)
+            if match is None:
+                continue
+            rows, row = match
+            if not self.sealed.positioned:  # there is one generation
+                return rows.entry(names, row)
+            order = (rows.value(POSITION, row), files.id)
+            matches.append((order, rows, row))
         if not matches:
             return None
-        if not self.sealed.positioned:
-            return matches[0][0].entry(names, matches[0][1])
-        rows, row, _ = max(
-            matches, key=lambda match: (match[0].value(POSITION, match[1]), match[2])
-        )
+        _, rows, row = max(matches, key=itemgetter(0))
         if rows.value(TOMBSTONE, row):
             return None
         return rows.entry(names, row)

@@ -117,6 +117,20 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
             )
 
 
+def _check_valid_from(name: str, rows: Schema, what: str) -> None:
+    """Raise SchemaMismatchError unless the column that valid_from names is a time or a date."""
+    kind = require_value(
+        name, rows.types, f"{what}: valid_from names {name!r}, and the record"
+    ).type
+    if kind not in ("date", "timestamp"):
+        raise errors.SchemaMismatchError(
+            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
+            " or a date.",
+            "Name another column, or leave valid_from out to use the record's time.",
+            column=name,
+        )
+
+
 def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     """Return the columns that a dataset stores if the records of its input have these columns.
 
@@ -138,19 +152,8 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
     what = describe_input(spec)
     following = spec.following
     rows = following.changes.schema(stream_schema, what)
-    name = following.valid_from
-    kind = "timestamp"
-    if name is not None:
-        kind = require_value(
-            name, rows.types, f"{what}: valid_from names {name!r}, and the record"
-        ).type
-    if kind not in ("date", "timestamp"):
-        raise errors.SchemaMismatchError(
-            f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp"
-            " or a date.",
-            "Name another column, or leave valid_from out to use the record's time.",
-            column=name,
-        )
+    if following.valid_from is not None:
+        _check_valid_from(following.valid_from, rows, what)
     for name in following.ordering:
         _check_ordering(spec, rows, name, what)
     ordering = with_read_paths(spec, rows)
@@ -165,7 +168,7 @@ def derive_row_schema(spec: UnboundedDataset, stream_schema: Schema) -> Schema:
             dataset=spec.name,
             argument="keep_tombstones",
         )
-    if spec.extractor is None:  # else they may be columns of its entries
+    if spec.extractor is None:  # else sensitive columns may be those of its entries
         _check_sensitive(spec, stream_schema, rows, what)
     return rows
 
@@ -221,8 +224,8 @@ def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) 
             " their like."
         )
     elif (found := find_path_problem(order, name)) is not None:
-        problem = f"order_by names {name!r}: {found[0]}."
-        step = found[1]
+        why, step = found
+        problem = f"order_by names {name!r}: {why}."
     else:
         return
     raise errors.SchemaMismatchError(f"{what}: {problem}", step, dataset=spec.name, column=name)
@@ -701,14 +704,16 @@ def check_changes_ordered(
     keyed = "not keyed"
     if key:
         keyed = f"keyed by ({', '.join(key)})"
-    key_step = f"Key the stream by columns of ({', '.join(spec.key_sources)})"
+    next_step = f"Key the stream by columns of ({', '.join(spec.key_sources)}), give it"
     if spec.key_columns != spec.key_sources:
-        key_step = "Key the stream and the dataset by a column with that value"
+        next_step = "Key the stream and the dataset by a column with that value, give the stream"
+    elif partitioner == "unknown" and key and set(key) <= set(spec.key_sources):
+        next_step = "Give the stream"  # its key is right
     raise errors.DatasetError(
         f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no"
         f" defined order. Its key is ({', '.join(spec.key_sources)}), but its input {spec.input} is"
         f" {keyed}, in {partitions} partitions (partitioner: {partitioner}).",
-        f"{key_step}, give it one partition, or declare order_by=COLUMN.",
+        f"{next_step} one partition, or declare order_by=COLUMN.",
         dataset=spec.name,
     )
 

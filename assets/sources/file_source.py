@@ -465,6 +465,10 @@ class FileVersions(VersionSource):
         return Awaiting(None, (self._marker(folder),), idle=True, copies=copies)
 
     def _next_in_place(self, manifest: BoundedManifest, folder: Folder) -> Delivery | Awaiting:
+        """Return the version in the one folder that is rewritten in place, or what it waits for.
+
+        The version is named by the time of completion and the completion object's content.
+        """
         complete = folder.marker
         marker = self._marker(folder)
         last = manifest.delivered[-1] if manifest.delivered else None
@@ -635,6 +639,11 @@ class FileVersions(VersionSource):
         )
 
     def _delivery(self, name: str, folder: Folder) -> Delivery:
+        """Return the version that is in a complete folder, and don't offer it again (`_given`).
+
+        Other deliveries are compared with it by the digest of its contents in the marker facts. Its
+        `identity` is narrower, exactly these files as listed: only their build is reused.
+        """
         self._given.add(name)
         promise = Promise()
         if folder.marker.size:

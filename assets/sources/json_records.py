@@ -58,7 +58,7 @@ def _objects(names: list[str] | tuple[str, ...], columns: list[list[str]]) -> li
 
 
 def _texts(values: pa.Array, type_: Type) -> list[str]:
-    """Return each value as JSON."""
+    """Return each value as JSON; text with invalid bytes has replacement characters, as Spark's."""
     if isinstance(type_, Struct):
         names = [member.name for member in type_.members]
         parts = []
@@ -73,13 +73,18 @@ def _texts(values: pa.Array, type_: Type) -> list[str]:
         keys, items = entries.flatten().flatten()
         names = [f"{key}:" for key in _texts(keys, Simple("string"))]
         return _joined(entries, list(map(add, names, _texts(items, type_.value))), "{{{}}}")
-    if type_.name in ("date", "timestamp"):
-        values = values.cast("int32" if type_.name == "date" else "int64")
+    # Times are written from numbers: Python's own end with the year 9999.
+    if type_.name == "date":
+        values = values.cast("int32")  # days since 1970
+    elif type_.name == "timestamp":
+        values = values.cast("int64")  # microseconds since 1970
     return [_text(value, type_.name) for value in readable_values(values, "replace")]
 
 
 def _joined(lists: pa.Array, parts: list[str], brackets: str) -> list[str]:
-    """Return each list as JSON; `parts` are the elements of all lists."""
+    """Return each list (or map) as JSON: its `parts` between these brackets, a format string.
+    `parts` are the elements of all lists, one after the other.
+    """
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_pylist()
     texts = []
     for start, end in pairwise(accumulate(lengths, initial=0)):
@@ -94,6 +99,7 @@ def _with_nulls(values: pa.Array, texts: list[str]) -> list[str]:
 
 
 def _text(value: Any, kind: str) -> str:
+    """Return a value of this simple type as JSON; a date or timestamp is given as a number."""
     if value is None:
         return "null"
     if kind == "boolean":

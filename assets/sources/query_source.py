@@ -175,21 +175,22 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
     any order.
     """
     types = dict(columns)
-    parts = [(name, "is missing") for name in declared.names if name not in types]
+    problems = [(name, "is missing") for name in declared.names if name not in types]
     for name, kind in types.items():
         if name not in declared:
-            parts.append((name, f"({kind}) is not declared"))
+            problems.append((name, f"({kind}) is not declared"))
     for field in declared.fields:
         found = types.get(field.name, field.type)
         if found != field.type:
-            parts.append((field.name, f"is {found}, declared {field.type}"))
-    parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
-    if parts:
+            problems.append((field.name, f"is {found}, declared {field.type}"))
+    problems += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
+    if problems:
+        first, _ = problems[0]
         raise DatasetError(
             f"{what} returns other columns than declared:"
-            f" {'; '.join(' '.join(part) for part in parts)}.",
+            f" {'; '.join(' '.join(problem) for problem in problems)}.",
             "Select, name and cast them in the query, or declare the columns that it returns.",
-            column=parts[0][0],
+            column=first,
         )
 
 

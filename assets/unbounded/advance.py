@@ -420,6 +420,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         first_ordered=samples,
         quarantining=None,
         applied=first.with_applied(applied),
+        times={},
         decision=decision,
         change=commit.change_from_decision(decision),
     )

@@ -17,8 +17,8 @@ both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ from dagster_adjunct.assets.sources.entries import (
 from dagster_adjunct.assets.sources.json_records import find_fractions
 from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded import commit
+from dagster_adjunct.assets.unbounded.change_times import list_partitions_read, observe_times
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.dead_letters import (
@@ -59,6 +60,7 @@ from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
+from dagster_adjunct.assets.versions.watermark import after_changes
 from dagster_adjunct.resources.bucketing.files import (
     VALID_FROM,
     BucketFile,
@@ -210,13 +212,15 @@ class _WrittenChanges:
 
     `advance` is the one to continue with: if the ranges had to be committed before their dead
     letters were sent, it is the one after that commit. `samples` are the first values of the
-    ordering columns.
+    ordering columns. `newest` are the newest times of the changes, by partition, if the dataset has
+    a watermark.
     """
 
     advance: Advance
     generation: Generation
     counters: dict[str, int]
     samples: Samples | None
+    newest: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +333,7 @@ def _write_changes(
     ahead = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
     samples = find_order_samples(source, chunk.ranges, spark, manifest.first_ordered, ahead)
     changes = read_changes(source, chunk.ranges, spark, samples, manifest.positions_from)
+    changes, measure_times = observe_times(changes, spec, manifest)
     count_late = None
     if plan.late_from is not None:
         changes, count_late = drop_late(changes, plan.late_from, set_aside=set_aside)
@@ -361,7 +366,10 @@ def _write_changes(
         counters["late"] = count_late()
     elif plan.replaced_from is not None and not set_aside:
         counters["late"] = writer.late
-    return _WrittenChanges(advance, generation, counters, samples)
+    measured = measure_times()
+    if measured.late and not again:
+        counters["late_changes"] = measured.late
+    return _WrittenChanges(advance, generation, counters, samples, measured.newest)
 
 
 def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> DatasetError:
@@ -586,6 +594,10 @@ def _manifest_with_changes(
     )
     if offsets == offsets_to_json(advance.ends):
         after = after.after(confirmed_at=advance.snapshot.at)
+    if advance.spec.has_watermark:
+        read = list_partitions_read(source.system, chunk.ranges)
+        times = after_changes(manifest.times, written.newest, read, advance.context.now())
+        after = after.after(times=times)
     if chunk.rewinding is not None:
         after = chunk.rewinding.record_in_manifest(after, source.system)
     if running:

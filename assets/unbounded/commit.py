@@ -219,10 +219,13 @@ def commit_decision(advance: Advance) -> Advance:
 def confirm_caught_up(advance: Advance) -> Advance:
     """Commit that the table is caught up now. Does nothing while changes are unread.
 
-    That is needed only where `effective_max_age` limits how old this knowledge may be, and at most
-    once in a tenth of that time.
+    That is needed only where something limits how old this knowledge may be: `effective_max_age`,
+    or the time after which partitions are idle; and at most once in a tenth of that time.
     """
     limit = effective_max_age(advance.source)
+    watermark = advance.spec.following.watermark
+    if watermark is not None and watermark.idle_after is not None:
+        limit = min(limit or watermark.idle_after, watermark.idle_after)
     confirmed = advance.manifest.confirmed_at
     now = advance.snapshot.at
     if advance.manifest.offsets != offsets_to_json(advance.ends):

@@ -449,6 +449,9 @@ class _LateChanges(Exception):
 def _compact(
     context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction, level: Level | None
 ) -> tuple[CompactionReport, _Current | None]:
+    """Do one compaction, if one is due (or possible, at a `level` that was asked for); return its
+    report and what is current after it, None if nothing was changed.
+    """
     began = time.perf_counter()
     version = manifest.version
     if version is None:

@@ -85,6 +85,11 @@ def build_dead_letters(
 def _build_arrow_dead_letters(
     changes: pa.Table, spec: UnboundedDataset, incomplete: Sequence[tuple[int, int, str]]
 ) -> pa.Table | None:
+    """Return a dead letter for each of these changes that can't be applied, with its first reason;
+    None if there is none.
+
+    `incomplete` are further ones: partition, offset and reason.
+    """
     if incomplete:
         reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
         places = zip(

@@ -139,7 +139,7 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
             dataset=spec.name,
         )
     check_declaration(spec.name, stored.declaration, declared)
-    _evolve_names(spec, stored.version)
+    _evolve_names(spec, stored.version)  # raises for columns that can't follow the stored ones
     return as_unbounded(stored)
 
 
@@ -514,6 +514,9 @@ class LocalTableWriter:
         attempt = self._log.attempt()
 
         def prepare(current: _StoredTable) -> Callable[[], tuple[str | None, bool]]:
+            """Return the function that commits on top of `current`, and returns what this method
+            does; if `current` has the batch already, it commits nothing.
+            """
             stored = current.manifest
             if stored is not None and self._is_committed(stored):
                 return lambda: (stored.served_id, True)

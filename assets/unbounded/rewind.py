@@ -341,6 +341,9 @@ def _rewind(
     force: Force,
     stages: Stages,
 ) -> AdvanceReport:
+    """Rewind the table as it is now, or rebuild it where that is needed; raises CommitConflictError
+    if another writer commits first.
+    """
     with stages("collect"):
         snapshot = inspect_table(context, spec)
         rewind = resolve_rewind(snapshot, positions, force)

@@ -426,10 +426,16 @@ class TransientTable:
             self._source.schema, spec.key, spec.partition_by, spec.partitions, positioned=True
         )
         ties = find_tie_rule(self._source, layout)
-        if KEPT not in rows.columns and ties is None:
+        has_missing_columns = KEPT in rows.columns
+        if not has_missing_columns and ties is None:
             return rows
         completion = RowCompletion(
-            spec.name, layout, (), spec.following.order is None, set_aside=False, ties=ties
+            spec.name,
+            layout,
+            generations=(),  # the earlier rows are among `rows`
+            by_offset=spec.following.order is None,
+            set_aside=False,
+            ties=ties,
         )
         order = named_columns((*spec.key, POSITION, OFFSET, PARTITION))
         return complete_frame(self._repartition(rows).sortWithinPartitions(*order), completion)

@@ -235,6 +235,15 @@ class Bootstrap(ManifestPart):
     why: str = ""
 
 
+class ChangeTimes(ManifestPart):
+    """The times of the changes of one partition: the `newest`, None before a change that has one,
+    and when changes were last read, by the clock.
+    """
+
+    newest: AwareDatetime | None = None
+    read_at: AwareDatetime
+
+
 class Retired(ManifestPart):
     """A generation replaced by a compaction or rebuild; versions before number `until` still
     need it.
@@ -532,7 +541,8 @@ class UnboundedManifest(CommonManifest):
     `first_ordered` are the ordering values of the first change, whose formats later ones must have;
     None before it. `quarantining` are the ranges whose bad changes are being sent to the dead
     letters: after a crash the same ranges are read again. `applied` are the ids of the last applied
-    startpoints, by stream partition, newest last. `decision` is the last recovery decision.
+    startpoints, by stream partition, newest last. `decision` is the last recovery decision. `times`
+    are those of the changes, by partition, if the dataset declares a watermark.
     `numbers` are the numbers of its versions so far, as ranges (first, last), newest last.
     """
 
@@ -545,6 +555,7 @@ class UnboundedManifest(CommonManifest):
     quarantining: dict[str, tuple[Offset, Offset]] | None = None
     applied: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     decision: Decision | None = None
+    times: dict[str, ChangeTimes] = Field(default_factory=dict)
     numbers: tuple[tuple[int, int], ...] = ()
     written: Written | None = None
 
@@ -628,8 +639,18 @@ class UnboundedManifest(CommonManifest):
         these offsets.
         """
         return {
-            "bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets})
+            "bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets}),
+            "times": self._times_after_repartition(offsets),
         }
+
+    def _times_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, ChangeTimes]:
+        """Return the times of the new partitions: each may continue the slowest one."""
+        newest = [times.newest for times in self.times.values()]
+        known = [time for time in newest if time is not None]
+        if not known or len(known) < self.declaration.input_partitions:
+            return {}
+        read_at = max(times.read_at for times in self.times.values())
+        return dict.fromkeys(offsets, ChangeTimes(newest=min(known), read_at=read_at))
 
     def kept_elsewhere(self) -> list[str]:
         declared = self.declaration

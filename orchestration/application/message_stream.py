@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.operators.join_arguments import (
 )
 from dagster_adjunct.orchestration.operators.joins import Join, On
 from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
-from dagster_adjunct.orchestration.operators.lookups import BeforeHistory, How, OnNullTime
+from dagster_adjunct.orchestration.operators.lookups import BeforeHistory, How, OnNullTime, Wait
 from dagster_adjunct.orchestration.operators.made_records import LateRecords
 from dagster_adjunct.orchestration.operators.operator import Spec
 from dagster_adjunct.orchestration.operators.stream_join import (
@@ -87,6 +87,24 @@ def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
                 " stream."
             )
             raise PlanningError(problem, step, operator=above.id, stream=above.spec.reads)
+
+
+def check_waiting_records(graph: OperatorGraph, operator: str, what: str) -> None:
+    """Raise PlanningError if records that reach `operator` can't wait in the stream that they are
+    read from: if it has no event time, or if windows and stream joins make them; `what` waits.
+    """
+    check_event_times(graph, operator, what)
+    above_it = [operator]
+    while above_it:
+        above = graph.operators[above_it.pop()]
+        above_it += above.inputs
+        if above.spec.over_time is not None:
+            problem = f"{what} has wait=, and {above.id} makes the records that it joins."
+            step = (
+                "Join the records before it; or send its results to a stream, and join them in"
+                " another application, which reads this stream with an event time."
+            )
+            raise PlanningError(problem, step, operator=above.id)
 
 
 # By what a method takes: how to declare it, and what to do with a stream instead.
@@ -249,6 +267,7 @@ class MessageStream:
         as_of: str | None = None,
         before_history: BeforeHistory = "null",
         on_null_time: OnNullTime = "null",
+        wait: timedelta | Wait | None = None,
     ) -> MessageStream:
         """Return the records with the columns of the entry for their key, from a dataset or a
         remote table.
@@ -270,7 +289,9 @@ class MessageStream:
         versions). A record from before the history of its key has no entry, or the key's first one
         with before_history="oldest" (of a bounded dataset the one in the oldest version, if any),
         or fails the batch ("error"); a record whose time is null has no entry, or fails the batch
-        with on_null_time="fail".
+        with on_null_time="fail". With `wait`, records wait at most this long, in their stream,
+        until the watermark of the dataset (`watermark=`, or `valid_for=` of versions) has passed
+        their event time; a `Wait` also says by which time, and can mark those that come too early.
 
         A remote table is asked once for each key of a batch. `select` may give types of columns
         that the table does not declare, {"seats": "int"}; `args` are passed to the table's
@@ -282,12 +303,16 @@ class MessageStream:
         if name is not None:
             self.graph.check_join_name(name, operator)
         given = JoinArguments(operator, on, how, select, prefix, min_match_rate)
-        options = JoinOptions(function, schema, as_of, before_history, on_null_time, tuple(args))
+        options = JoinOptions(
+            function, schema, as_of, before_history, on_null_time, wait, tuple(args)
+        )
         spec: Join | LookupJoin
         if isinstance(table, RemoteTableHandle):
             spec = build_lookup_join(given, options, table.table)
         else:
             spec = build_dataset_join(given, options, table.dataset)
+        if wait is not None:
+            check_waiting_records(self.graph, self.operator, operator)
         return self.apply(spec, name=name or table.name)
 
     def join_stream(

@@ -174,7 +174,9 @@ class OffsetState(StoredDocument):
 
     def with_applied(self, startpoints: Offsets, batch: int | None, at: datetime) -> OffsetState:
         """Return the state after a commit of offsets that applied these startpoints (id by
-        partition).
+        partition): each opens an epoch of its partition.
+
+        One that is no longer the resolved startpoint of its partition changes nothing.
         """
         applied = dict(self.applied)
         epochs = dict(self.epochs)
@@ -187,9 +189,11 @@ class OffsetState(StoredDocument):
                 continue
             del resolved[ssp]
             taken.append((ssp, start.id))
-            epochs[ssp] = opened[ssp] = self.next_epoch(ssp)
+            epoch = self.next_epoch(ssp)
+            epochs[ssp] = epoch
+            opened[ssp] = epoch
             about = start.model_dump(include={"id", "position", "offset", "by", "reason"})
-            applied[ssp] = AppliedStartpoint(**about, epoch=epochs[ssp], batch=batch, applied_at=at)
+            applied[ssp] = AppliedStartpoint(**about, epoch=epoch, batch=batch, applied_at=at)
         update = {"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened}
         return self.model_copy(update={**update, "taken": self._add_taken(taken)})
 
@@ -250,6 +254,7 @@ class OffsetState(StoredDocument):
     def _add_taken(
         self, ids: Iterable[tuple[SystemStreamPartition, str]]
     ) -> dict[SystemStreamPartition, tuple[str, ...]]:
+        """Return `taken` with these ids, only the latest ones of each partition."""
         taken = dict(self.taken)
         for ssp, newest in ids:
             taken[ssp] = (*taken.get(ssp, ()), newest)[-_MAX_TAKEN:]

@@ -227,6 +227,7 @@ def _describe_change(
 def _iter_replay_changes(
     before: ApplicationState, after: ApplicationState
 ) -> Iterator[ReplayChange]:
+    """Yield what a commit, from one state to the next, has done to replays."""
     # The commit that ends a replay closes or skips a batch of it; a cancelled replay is in no open
     # batch.
     read = set(before.open.replays.values()) if before.open is not None else set()

@@ -66,11 +66,13 @@ class JoinedVersions(StoredDocument):
     - `versions`: the version of each dataset; None if there is none to read.
     - `over_time`: all versions of each bounded dataset that is joined by time.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
+    - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)
     over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
+    known: dict[str, datetime | None] = Default(default_factory=dict)
 
     def list_all(self) -> dict[str, tuple[str, ...]]:
         """Return all versions that are read, by dataset; () for one without a version."""

@@ -154,14 +154,17 @@ def _write_csv(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table]
     if nested:
         problem = f"column {nested[0]!r} has arrays, structs or maps, which CSV does not hold."
         raise ConfigurationError(problem, "Give --format json or parquet.", setting="--format")
-    count = 0
-    for table in tables:
-        options = csv.WriteOptions(
-            include_header=count == 0 and table.num_rows == 0, quoting_style="needed"
-        )
+
+    def write(table: arrow.Table, *, with_header: bool) -> None:
         sink = pa.BufferOutputStream()
+        options = csv.WriteOptions(include_header=with_header, quoting_style="needed")
         csv.write_csv(table, sink, options)
         file.write(sink.getvalue().to_pybytes().decode())
+
+    write(schema.empty_table(), with_header=True)
+    count = 0
+    for table in tables:
+        write(table, with_header=False)
         count += table.num_rows
     return count
 

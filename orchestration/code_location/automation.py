@@ -249,6 +249,9 @@ class _Asking(dg.AutomationCondition[Any]):
         return dg.AutomationResult(context, wanted, cursor=answer.cursor)
 
     def _ask(self, context: dg.AutomationContext[Any]) -> Answer:
+        """Return what the launcher decides now; within a tick of `AutomationSensor` (`_CURRENT`),
+        its answer and error are also added to the tick.
+        """
         current = _CURRENT.get()
         launcher = self._launcher
         tick = Tick(
@@ -380,7 +383,9 @@ class _Launch:
 
 
 def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, _Launch]:
-    """Return, by job, what the launchers request that one of the requested assets has asked."""
+    """Return, by job, what launchers decided to launch when conditions of the requested assets
+    asked them.
+    """
     launches: dict[str, _Launch] = defaultdict(_Launch)
     for answer in answers:
         launcher = answer.launcher

@@ -209,7 +209,11 @@ def _bootstrap_metadata(
     return metadata
 
 
-_BY_TIME = {"before_history": "were older than its history", "null_times": "had no time"}
+_BY_TIME = {
+    "before_history": "were older than its history",
+    "null_times": "had no time",
+    "early": "had waited long enough, before it was complete up to their time",
+}
 
 
 def join_check_specs(

@@ -600,7 +600,7 @@ class _PartitionBuild:
                 by_check.setdefault(result.check_name, {})[partition] = result
         for check, by_partition in by_check.items():
             failed = {name: result for name, result in by_partition.items() if not result.passed}
-            shown = [*failed.values(), *reversed(by_partition.values())][0]
+            shown = next(iter(failed.values()), list(by_partition.values())[-1])
             description = shown.description
             if len(by_partition) > 1:
                 description = "; ".join(

@@ -305,7 +305,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "adjunct/joins": json(joins),
     }
     for name, counts in joins.items():
-        for what in ("unmatched", "before_history", "null_times"):
+        for what in ("unmatched", "before_history", "null_times", "early"):
             facts[f"adjunct/{what}/{name}"] = counts.get(what)
     facts |= _timing_metadata(report.seconds)
     facts["adjunct/lost_offsets"] = lost or None
@@ -324,6 +324,7 @@ def _list_metadata(report: StepReport) -> dict[str, Any]:
     marks = {name: mark.isoformat() for name, mark in state.times.operators.items()}
     lists: dict[str, Any] = {
         "startpoints": list(report.startpoints),
+        "held": [record.describe() for record in report.held],
         "epochs": {str(ssp): epoch for ssp, epoch in offsets.epochs.items()},
         "replays": [replay.model_dump(mode="json") for replay in offsets.replays.values()],
         "watermarks": [times.to_json() for times in report.watermarks],

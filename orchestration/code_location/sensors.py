@@ -42,6 +42,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
+from dagster_adjunct.orchestration.operators.waiting import waits_by_input
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
@@ -240,6 +241,7 @@ def _request_for_records(
     from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
     from dagster_adjunct.orchestration.planner.planner import systems_for
     from dagster_adjunct.orchestration.step import progress
+    from dagster_adjunct.orchestration.step.waiting import describe_held
 
     lake = tick.lake
     now = lake.now()
@@ -260,8 +262,16 @@ def _request_for_records(
             f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues there."
         )
     tick.remember(scan=None)
-    waiting = partial(progress.describe_waiting_datasets, lake, systems, app)
-    what = decide_launch(backlog, rule, progress.describe_unfinished(state), waiting)
+
+    unfinished = progress.describe_unfinished(state)
+
+    def waiting() -> tuple[str, ...]:
+        delayed = progress.describe_waiting_datasets(lake, systems, app)
+        if delayed or unfinished or scan.due:
+            return delayed
+        return describe_held(systems, lake, app, _list_unread(systems, app, state))
+
+    what = decide_launch(backlog, rule, unfinished, waiting)
     if isinstance(what, Skip):
         return what
     failed = wait_after_failure(tick, app, _application_runs(tick, outputs, now - _LONGEST_WAIT))
@@ -277,6 +287,23 @@ def _request_for_records(
         tags=tags,
         run_config=rule.run_config(app.name),
     )
+
+
+def _list_unread(
+    systems: Mapping[str, StreamSystem], app: Application, state: "ApplicationState"
+) -> dict[SystemStreamPartition, str]:
+    """Return the next offset of each partition with unread records, if records of the application
+    wait for datasets.
+    """
+    from dagster_adjunct.orchestration.step import progress
+
+    unread: dict[SystemStreamPartition, str] = {}
+    if not waits_by_input(app.operators):
+        return unread
+    for name, source in app.inputs.items():
+        system = progress.snapshot_system(systems, name)
+        unread |= progress.measure_stream_progress(system, source, state).unread
+    return unread
 
 
 def _selects(run: dg.DagsterRun, assets: Collection[dg.AssetKey]) -> bool:

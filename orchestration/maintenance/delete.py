@@ -253,8 +253,12 @@ def _delete(
     require_reason(reason, f"{kind} {name!r}", "deleted")
     about: dict[str, Any] = {kind: f"lake.{name}" if kind == "stream" else name}
 
-    # called again after a conflict, because there may be a new reader
     def decide() -> Callable[[], DeletionReport]:
+        """Return the function that deletes what exists now, or only reports it in a dry run.
+
+        Raises StillReadError for readers. Called again after a conflict, because there may be new
+        ones.
+        """
         seen = target.read_commit()
         if seen is None:
             raise _not_found_error(lake, target, about)

@@ -36,7 +36,7 @@ class AsOfJoin(Join):
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, as_of=self.as_of)
+        return Match(self.dataset, self.min_match_rate, as_of=self.as_of, wait=self.wait)
 
     def summary(self) -> str:
         return f"{Join.summary(self)} as of {self.as_of.column}"

@@ -59,6 +59,11 @@ class Planned(Protocol):
         nothing relies on it.
         """
 
+    def known_until(self, operator: str) -> datetime | None:
+        """Return the watermark of the dataset that the records of a join wait for; None for
+        none.
+        """
+
     def has_consumers(self, operator: str) -> bool:
         """Whether another operator uses the records of this one."""
 
@@ -147,10 +152,10 @@ class Records(Protocol[Frame]):
         """
 
     def keep_matches(self, operator: str, frame: Frame, how: How) -> Frame:
-        """Return joined records without MATCHED, BEFORE_HISTORY and NO_TIME; those of an inner
-        join that have no entry are dropped.
+        """Return joined records without MATCHED, BEFORE_HISTORY, NO_TIME and EARLY; those of an
+        inner join that have no entry are dropped.
 
-        Counts the records, those without an entry, and those that BEFORE_HISTORY and NO_TIME mark.
+        Counts the records, those without an entry, and those that the other columns mark.
         """
 
 

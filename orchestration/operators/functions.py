@@ -365,8 +365,8 @@ def check_readable_records(
     if found is None:
         return
     record = {name: readable_value(records.column(name)[found.row]) for name in names}
-    hidden = find_taken((found.column,), sensitive) is not None
-    problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
+    is_sensitive = find_taken((found.column,), sensitive) is not None
+    problem = f"{operator}: {found.problem(f'a record for {function}', hidden=is_sensitive)}"
     place = record_position(records, found.row, stream)
     error = operator_failed_error(problem, None, record, sensitive, operator=operator, **place)
     step = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -18,9 +19,15 @@ from dagster_adjunct.orchestration.operators.joins import (
     parse_selection,
 )
 from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
-from dagster_adjunct.orchestration.operators.lookups import AsOf, BeforeHistory, How, OnNullTime
+from dagster_adjunct.orchestration.operators.lookups import (
+    AsOf,
+    BeforeHistory,
+    How,
+    OnNullTime,
+    Wait,
+)
 from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import AnyTable
 
@@ -63,6 +70,7 @@ class JoinOptions:
     as_of: str | None
     before_history: BeforeHistory
     on_null_time: OnNullTime
+    wait: timedelta | Wait | None
     args: tuple[object, ...]
 
     @property
@@ -90,6 +98,8 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
         )
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
     by_time = options.by_time
+    if options.wait is not None:
+        by_time = "wait"
     if by_time is not None:
         problem = (
             f"{given.operator}: {by_time}= is for datasets; {table.name!r} is a remote table"
@@ -105,6 +115,17 @@ def build_lookup_join(given: JoinArguments, options: JoinOptions, table: AnyTabl
 
 def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset) -> Join:
     """Return the join with a dataset; raises ConfigurationError for options of other joins."""
+    join = _build_dataset_join(given, options, dataset)
+    wait = options.wait
+    if wait is None:
+        return join
+    check_wait(given.operator, dataset)
+    return replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
+
+
+def _build_dataset_join(
+    given: JoinArguments, options: JoinOptions, dataset: AdjunctDataset
+) -> Join:
     if options.args or isinstance(given.select, Mapping):
         problem = (
             f"{given.operator}: args= and types in select= are for remote tables;"
@@ -152,5 +173,19 @@ def _build_function_join(
         )
         raise ConfigurationError(problem, step, argument="select", operator=given.operator)
     validate_record_function(given.operator, options.function, options.schema, "record", "entry")
-    given = replace(given, select=())
+    given = replace(given, select=())  # None would add all columns of the entry
     return given.build(JoinFunction, dataset, function=options.function, schema=options.schema)
+
+
+def check_wait(operator: str, dataset: AdjunctDataset) -> None:
+    """Raise PlanningError for a dataset that does not say up to when it is complete."""
+    if dataset.has_watermark:
+        return
+    step = "Declare it: watermark=Watermark(delay=…, idle_after=…)."
+    if not dataset.follows_changes:
+        step = "Declare for how long a version is complete: valid_for=timedelta(days=1)."
+    problem = (
+        f"{operator} has wait=, but dataset {dataset.name!r} does not declare up to when it is"
+        " complete."
+    )
+    raise PlanningError(problem, step, dataset=dataset.name, operator=operator)

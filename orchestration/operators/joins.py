@@ -13,6 +13,7 @@ from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame
 from dagster_adjunct.orchestration.operators.calls import RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.columns import (
+    EVENT_TIME,
     first_duplicate,
     function_label,
     plain_column,
@@ -21,12 +22,14 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.lookups import (
+    EARLY,
     ENTRY,
     AsOf,
     EntryLookup,
     How,
     Pairs,
     SelectedColumn,
+    Wait,
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -46,6 +49,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.paths import column_of
 from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.times import to_microseconds
 
 # Types of keys whose values are equal in Arrow exactly if they are equal in Spark.
 _EXACT = frozenset(
@@ -190,7 +194,8 @@ class Join(PassThroughSpec):
 
     `on` has pairs (stream column, dataset column) in the order of the dataset's key. `select` None
     means all columns of the dataset except its key, with `prefix` before their names.
-    `min_match_rate` is the fraction of records that must have an entry, or None.
+    `min_match_rate` is the fraction of records that must have an entry, or None. `wait` says how
+    long records wait for the dataset, None if they don't.
     """
 
     kind: ClassVar[str] = "join"
@@ -201,6 +206,7 @@ class Join(PassThroughSpec):
     select: tuple[SelectedColumn, ...] | None
     prefix: str = ""
     min_match_rate: float | None = None
+    wait: Wait | None = field(default=None, kw_only=True)
 
     def selection(self, dataset_columns: Iterable[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a dataset with these columns."""
@@ -208,7 +214,7 @@ class Join(PassThroughSpec):
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate)
+        return Match(self.dataset, self.min_match_rate, wait=self.wait)
 
     def summary(self) -> str:
         return f"{self.how} join {self.dataset} on {describe_on(self.on)}"
@@ -255,7 +261,12 @@ class Join(PassThroughSpec):
             more[item.name] = ColumnFacts(kind, ((node, column),))
         stream.check_added(operator, more, f"dataset {name}", name, dataset=name)
         check_equal_types(operator, self._compare(stream, entries), dataset=name)
-        return stream.add(more, typed=entries.types is not None)
+        joined = stream.add(more, typed=entries.types is not None)
+        if self.wait is None or self.wait.mark is None:
+            return joined
+        mark = self.wait.mark
+        joined.check_not_taken(operator, (mark,), "wait", "Choose another name: Wait(mark=…).")
+        return joined.add({mark: ColumnFacts("boolean")})
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         (frame,) = frames
@@ -275,7 +286,17 @@ class Join(PassThroughSpec):
         arriving = batch.records.columns(frame)
         self._join_columns(operator, arriving, Columns.of_schema(schema), declared)
         lookup = EntryLookup(self.dataset, self.on, self._added(schema), as_of)
-        return batch.datasets.match(operator, frame, lookup)
+        matched = batch.datasets.match(operator, frame, lookup)
+        if self.wait is None:
+            return matched
+        early = f"{EVENT_TIME} is not null"
+        known = batch.planned.known_until(operator)
+        if known is not None:
+            early += f" and {EVENT_TIME} >= timestamp_micros({to_microseconds(known)})"
+        matched = batch.records.with_columns(matched, [(EARLY, early)])
+        if self.wait.mark is None:
+            return matched
+        return batch.records.with_columns(matched, [(self.wait.mark, EARLY)])
 
     def _added(self, schema: Schema) -> tuple[SelectedColumn, ...] | None:
         """Return the columns to take of entries with this schema; None for whole entries."""

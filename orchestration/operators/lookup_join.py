@@ -50,7 +50,9 @@ def declared_column_types(table: AnyTable) -> dict[str, str] | None:
 
 
 Problems: TypeAlias = Iterator[tuple[str, str]]
-"""Pairs (what a table can't do, the next step), for errors."""
+"""Pairs (what a table can't do, the next step), for errors. The first text follows the name of the
+table: " has no read function."
+"""
 
 
 def raise_first_problem(

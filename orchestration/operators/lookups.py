@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal, TypeAlias
 
+from dagster_adjunct.orchestration.operators.columns import check_duration, validate_column_names
 from dagster_adjunct.resources.schemas.paths import Path
+from dagster_adjunct.resources.validation import validated
 
 BeforeHistory = Literal["null", "oldest", "error"]
 
 
 OnNullTime = Literal["null", "fail"]
+
+
+WaitBy = Literal["clock", "event time"]
+
+
+@validated
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long records of an input wait, in their stream, until the watermark of the dataset that
+    they join has passed their event time.
+
+    A record waits at most for `at_most`: since it was written, by the clock of batches, or by
+    "event time", until the input has a record that much newer in the same partition. Then it is
+    joined with what is known, and counted as `early`; with `mark`, a column of this name is true
+    for such records.
+    """
+
+    at_most: timedelta
+    by: WaitBy = "clock"
+    mark: str | None = None
+
+    def __post_init__(self) -> None:
+        check_duration(self.at_most, "a join has wait", argument="wait")
+        if self.mark is not None:
+            validate_column_names("wait: mark=", self.mark)
+
+    def describe(self) -> str:
+        """Return a description for plans."""
+        return f"at most {self.at_most} by the {self.by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +126,7 @@ class TableLookup:
 
 BEFORE_HISTORY = "__before_history"
 NO_TIME = "__no_time"
-"""Hidden columns of joined records: whether the time is before the history of the key, and
-whether it is null.
+EARLY = "__early"
+"""Hidden columns of joined records: whether the time is before the history of the key, whether it
+is null, and whether the dataset was incomplete at the event time (only in joins that wait).
 """

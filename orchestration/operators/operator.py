@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.columns import is_sure_name
 from dagster_adjunct.orchestration.operators.event_times import EventTime
-from dagster_adjunct.orchestration.operators.lookups import AsOf
+from dagster_adjunct.orchestration.operators.lookups import AsOf, Wait
 from dagster_adjunct.orchestration.operators.stream_facts import (
     UNKNOWN,
     Catalog,
@@ -65,13 +65,14 @@ class Match:
     """A lookup of each record in a dataset, or else in a remote table.
 
     `min_rate` is the fraction of records that must have an entry. With `as_of` None, the current
-    entry is looked up.
+    entry is looked up. `wait` says how long records wait for the dataset, None if they don't.
     """
 
     dataset: str | None
     min_rate: float | None = None
     table: str | None = None
     as_of: AsOf | None = None
+    wait: Wait | None = None
 
     @property
     def node(self) -> LineageNode:
@@ -652,7 +653,7 @@ def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timed
     The delay is how much the operators in between hold back the stream's watermark on its way to
     the operator.
     """
-    arriving = _sum_on_the_way(operators, lambda spec: spec.watermark_delay)
+    arriving = sum_along_paths(operators, lambda spec: spec.watermark_delay)
     inputs = {}
     for operator, spans in arriving:
         if operator.spec.over_time is not None:
@@ -665,19 +666,19 @@ def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
     operator.
     """
     needed: dict[str, timedelta] = {}
-    for operator, spans in _sum_on_the_way(operators, lambda spec: spec.max_result_delay):
+    for operator, spans in sum_along_paths(operators, lambda spec: spec.max_result_delay):
         for stream, span in spans.items():
             needed[stream] = max(needed.get(stream, _ZERO), span + operator.spec.record_retention)
     return needed
 
 
-def _sum_on_the_way(
+def sum_along_paths(
     operators: Iterable[Operator], own: Callable[[Spec], timedelta]
 ) -> list[tuple[Operator, dict[str, timedelta]]]:
-    """Return each operator with {input stream: sum} of what `own` returns for the operators between
-    the two.
+    """Return each operator with {input stream: sum}, for the input streams that it depends on.
 
-    If there are several ways from the stream to the operator, the largest sum counts.
+    The sum is over the operators between the stream and the operator, of what `own` returns for
+    each. If there are several paths, the largest sum counts.
     """
     leaving: dict[str, dict[str, timedelta]] = {}
     found = []

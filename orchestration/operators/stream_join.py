@@ -545,6 +545,7 @@ def build_stream_join(
         expected = "the columns that are equal in both streams"
         raise argument_error(found, expected, argument="on", operator=operator)
     validate_column_names(f"{operator}: on=", [right for _, right in pairs])
-    by = validate_partition_by(operator, partition_by, tuple(dict(pairs)), "on")
+    own_columns = tuple(left for left, _ in pairs)
+    by = validate_partition_by(operator, partition_by, own_columns, "on")
     selected = joins.parse_selection(operator, select, prefix)
     return StreamJoin(name, pairs, by, *bound, how, selected, prefix)

@@ -295,20 +295,18 @@ def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str,
     """Return the most frequent partition count, leaving out inferred ones, and the node ids that
     have it.
 
-    None if no count is more frequent than all others.
+    None if only one node has it, or if another count is as frequent.
     """
     by_count: dict[int, list[str]] = {}
     for node in nodes:
         if node not in counts.inferred:
             by_count.setdefault(counts.partitions[node], []).append(node)
-    ranked = sorted(by_count.items(), key=lambda item: len(item[1]), reverse=True)
-    if not ranked:
+    most = max(map(len, by_count.values()), default=0)
+    leading = [count for count, having in by_count.items() if len(having) == most]
+    if most < 2 or len(leading) > 1:
         return None
-    count, having = ranked[0]
-    is_tie = len(ranked) > 1 and len(ranked[1][1]) == len(having)
-    if len(having) < 2 or is_tie:
-        return None
-    return count, tuple(having)
+    (count,) = leading
+    return count, tuple(by_count[count])
 
 
 _MAX_TRIED = 10
@@ -408,20 +406,19 @@ class FixFinder:
         """
         if fix.at not in self._tried:
             return True
-        inserted = {(item.operator, item.input): item for item in fix.moved}
-        changed = (*map(dataset_node, fix.datasets), *fix.given, *(item.node for item in fix.moved))
         draft = self._draft
-        flows = self._draft.flows
-        if inserted:
+        flows = draft.flows
+        if fix.moved:
+            inserted = {(item.operator, item.input): item for item in fix.moved}
             flows = trace_flows(
                 draft.app, draft.catalog, draft.columns, apply_insertions(inserted), earlier=flows
             )
         groups = find_join_groups(draft.app, draft.needs, flows)
-        left = set(
-            assign_counts(
-                self._declared | dict.fromkeys(changed, fix.partitions), groups, 1
-            ).conflicts
-        )
+        changed = [*map(dataset_node, fix.datasets), *fix.given]
+        changed += [item.node for item in fix.moved]
+        counts = self._declared | dict.fromkeys(changed, fix.partitions)
+        # The default is for streams that are in no group, or in one without a known count.
+        left = set(assign_counts(counts, groups, default=1).conflicts)
         return fix.at not in left and left <= set(draft.counts.conflicts)
 
     def _build(self, at: str, target: int, *, at_sources: bool) -> Fix:
@@ -540,9 +537,8 @@ def check_co_partitioning(draft: Draft) -> None:
     about: dict[str, Any] = {"application": app.name, "operator": operator, "declared_at": line}
     if differing:
         every = tuple((conflict.join, _list_counts(conflict, draft)) for conflict in differing)
-        raise PartitionCountMismatchError(
-            problem, step, **about, counts=every[0][1], conflicts=every
-        )
+        _, counts = every[0]
+        raise PartitionCountMismatchError(problem, step, **about, counts=counts, conflicts=every)
     datasets = [needed.dataset for needed in draft.needs[operator].values()]
     raise PlanningError(problem, step, **about, dataset=next(filter(None, datasets), None))
 

@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
+from dagster_adjunct.orchestration.operators.waiting import waits_by_input
 from dagster_adjunct.orchestration.planner.columns import (
     add_location,
     arriving_columns,
@@ -43,6 +44,7 @@ from dagster_adjunct.orchestration.planner.planned import (
     JoinByTime,
     PlannedState,
     PlannedTable,
+    PlannedWait,
 )
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.tables.table import AnyTable
@@ -70,6 +72,24 @@ def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
             )
         )
     return tuple(joins)
+
+
+def plan_waits(app: Application) -> tuple[PlannedWait, ...]:
+    """Return the joins whose records wait for their dataset, by input."""
+    waits = []
+    for stream, of_input in waits_by_input(app.operators).items():
+        declared = app.inputs[stream].event_time
+        assert declared is not None, "records without event times can't wait"
+        for one in of_input:
+            known = "its newest version" if one.over_time else "its current version"
+            if app.dataset(one.dataset).follows_changes:
+                known = "its changes"
+            waits.append(
+                PlannedWait(
+                    one.join, one.dataset, known, stream, declared.expression, one.wait.describe()
+                )
+            )
+    return tuple(waits)
 
 
 STATE_REPLAY = (

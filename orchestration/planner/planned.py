@@ -120,6 +120,22 @@ class JoinByTime:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedWait:
+    """Records of `stream` wait until the dataset of a join knows everything up to their event time,
+    the expression `time`.
+
+    `known_by` says by what the dataset knows it, `wait` how long a record waits.
+    """
+
+    join: str
+    dataset: str
+    known_by: str
+    stream: str
+    time: str
+    wait: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedState:
     """A local table that the application writes at the operators `sends`; for one key, the later
     send wins.
@@ -196,6 +212,7 @@ class PlannedApplication(PlannedPartitions):
     state: tuple[PlannedState, ...]
     fed_joins: tuple[FedJoin, ...]
     by_time: tuple[JoinByTime, ...]
+    waits: tuple[PlannedWait, ...]
     columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
     engine: str = "spark"
     needs_spark: tuple[SparkNeed, ...] = ()

@@ -230,6 +230,7 @@ def build_plan(
         state=notes.plan_state(app),
         fed_joins=notes.plan_fed_joins(app),
         by_time=notes.plan_joins_by_time(app),
+        waits=notes.plan_waits(app),
         columns=columns,
         engine=app.engine,
         needs_spark=tuple(needs_spark),

@@ -454,6 +454,7 @@ def render_text(plan: PlannedApplication) -> str:
     if plan.by_time:
         rows = _table(_BY_TIME, plan.by_time)
         lines += _section("Joins by the records' own times", [*rows, f"  {AS_OF_NOTE}"])
+    lines += _section("Waits for datasets", _table(_WAITS, plan.waits))
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
     lines += _describe_engine(plan)
     lines += _section("Notes", [f"  - {note}" for note in (*plan.notes, *plan.stored_notes)])
@@ -544,6 +545,12 @@ _BY_TIME: _Table = {
     "without a time": lambda item: _WITHOUT_ENTRY[item.on_null_time],
     "before the history": lambda item: _WITHOUT_ENTRY[item.before_history],
     "dataset": lambda item: f"{item.dataset}: {item.known}",
+}
+_WAITS: _Table = {
+    "input": "stream",
+    "join": "join",
+    "waits until": lambda item: f"{item.dataset} knows {item.time}, by {item.known_by}",
+    "how long": "wait",
 }
 
 

@@ -141,8 +141,8 @@ def _unreadable_error(dataset: AdjunctDataset, handed: FanOut) -> errors.Malform
     ssps = handed.held[task]
     why = ""
     for entry in handed.unreadable:
-        is_in_any_task = entry.at and entry.ssp in ssps
-        if entry.at == task or is_in_any_task:
+        was_handed_out = bool(entry.at)
+        if entry.at == task or (was_handed_out and entry.ssp in ssps):
             why = entry.error
             break
     stream = min(ssps).qualified_stream

@@ -38,7 +38,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     application_state,
 )
-from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions, Offsets, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import Intent, JoinedVersions, Ranges
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import AskedApplication, offset_error
@@ -58,6 +58,9 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo, read_store_clock
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.times import add_span
+
+Problems = dict[SystemStreamPartition, str]
+"""Why offsets of these partitions can't be read again."""
 
 # How long a plan is live without a request that names it: long enough to write the requests.
 _GRACE = timedelta(minutes=10)
@@ -236,7 +239,7 @@ _NEXT = (
 
 def plan_recorded(
     application: AskedApplication, spans: Mapping[SystemStreamPartition, Span]
-) -> tuple[Offsets, RecordedPlan | None]:
+) -> tuple[Problems, RecordedPlan | None]:
     """Return the problems by partition, and the plan to read these offsets again (None if there are
     problems).
 
@@ -423,7 +426,7 @@ def _list_ends(
     return tuple((span[1], number) for span, number in in_order)
 
 
-def explain_unread(asked: AskedOffsets, reads: FirstReads, history: MainBatches) -> Offsets:
+def explain_unread(asked: AskedOffsets, reads: FirstReads, history: MainBatches) -> Problems:
     """Return, by partition with such offsets, an error text on why no batch is known that has read
     them first.
     """
@@ -460,7 +463,7 @@ def _explain_hole(
 
 def explain_cut(
     asked: AskedOffsets, reads: FirstReads, joined_after_sends: AbstractSet[str]
-) -> Offsets:
+) -> Problems:
     """Return, by partition, an error text on why a batch can't be replayed in part; empty if that
     is possible.
 

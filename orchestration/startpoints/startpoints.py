@@ -476,9 +476,9 @@ class StartOptions(TypedDict, total=False):
 class Startpoints:
     """The startpoints of one application in one lake: preview, request, list and take back.
 
-        startpoints = Startpoints(app) startpoints.preview("lake.orders.1,3", StartpointOldest())
-        startpoints.request("lake.orders.1,3", StartpointOldest(), by="ada", reason="discounts were
-        wrong")
+        startpoints = Startpoints(app)
+        startpoints.preview("lake.orders.1,3", StartpointOldest())
+        startpoints.request("lake.orders.1,3", StartpointOldest(), by="ada", reason="a mistake")
 
     Requests go to the tasks of the application's plan, and expire as it says. None of these methods
     reads records: the next run of the application applies the requests.

@@ -214,6 +214,9 @@ class SparkCompiler:
         return sources[0] if aside else leaving
 
     def _compile(self, operator: Operator) -> DataFrame:
+        """Return the records that leave an operator whose inputs are in `arrived`. A failed job, as
+        compiling an output runs one, is explained; `compile` explains an AnalysisException.
+        """
         from pyspark.errors import AnalysisException
 
         try:

@@ -17,7 +17,12 @@ from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
-from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, TableLookup
+from dagster_adjunct.orchestration.operators.lookups import (
+    BEFORE_HISTORY,
+    EARLY,
+    NO_TIME,
+    TableLookup,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import declared_changes
 from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.step import lookups
@@ -63,7 +68,7 @@ Letters = Sequence[dict[str, Any]]
 """Dead letters: rejected records, each with DEAD_LETTER_COLUMNS and the position of the
 original.
 """
-TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
+TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times", EARLY: "early"}
 """The counters of records by the columns that joins by time mark them with."""
 _LETTER_IDENTITY = ("table", "kind", "key", "record")
 

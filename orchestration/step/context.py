@@ -328,14 +328,15 @@ class RunHooks:
     - `on_event`: receives each event.
     - `on_report`: receives the report after each batch.
     - `between_batches`: called before each batch but the first.
-    - `wait`: called when there is nothing to read; waits, and returns whether the step goes on.
+    - `wait`: called when there is nothing to read; waits, and returns whether the step goes on. Its
+      argument says whether records wait for a dataset.
     - `go_on`: called after each batch; returns whether the step goes on, without waiting.
     """
 
     on_event: Callable[[StepEvent], None] = lambda event: None
     on_report: Callable[[StepReport], None] = lambda report: None
     between_batches: Callable[[], None] = lambda: None
-    wait: Callable[[], bool] = lambda: False
+    wait: Callable[[bool], bool] = lambda held: False
     go_on: Callable[[], bool] = lambda: True
 
 

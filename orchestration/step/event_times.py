@@ -37,6 +37,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
@@ -289,7 +290,7 @@ def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.T
 
     spark = times.sparkSession
     times = times.withColumn("block", F.col(OFFSET) - F.pmod(F.col(OFFSET), F.lit(BLOCK_LENGTH)))
-    rechecked = times.join(F.broadcast(spark.createDataFrame(blocks)), [PARTITION, "block"])
+    rechecked = times.join(F.broadcast(frame_from_arrow(spark, blocks)), [PARTITION, "block"])
     earlier = (
         Window.partitionBy(PARTITION, "block")
         .orderBy(OFFSET)
@@ -621,7 +622,7 @@ class BatchTimes:
                 # Not a constant: Spark would drop the branch for records that are behind.
                 none = F.when(F.col(OFFSET) < 0, F.col(TIMESTAMP))
             return records.withColumn(BEHIND, none)
-        behind = F.broadcast(self._context.spark().createDataFrame(marks))
+        behind = F.broadcast(frame_from_arrow(self._context.spark(), marks))
         return records.join(behind, [PARTITION, OFFSET], "left").select(*records.columns, BEHIND)
 
 

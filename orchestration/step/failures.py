@@ -269,6 +269,7 @@ def _filter_range(frame: DataFrame, places: Sequence[tuple[int, int]]) -> DataFr
 
 
 def _fails(frame: DataFrame, same: Callable[[Exception], bool]) -> bool:
+    """Whether computing the records raises the `same` error; raises any other one."""
     try:
         frame.write.format("noop").mode("overwrite").save()
     except Exception as error:
@@ -370,32 +371,40 @@ def _explain_broken_promise(
 def _find_failing_operator(
     batch: FailedBatch, likely: list[Operator], failure: Failure
 ) -> Operator | None:
-    """Return the first of these operators that fails in the same way when it runs alone over its
-    records.
+    """Return the first of these operators that fails in the same way when it is computed alone;
+    None if none is found in time.
 
-    Spark's error quotes the failed expression only if Spark has not rewritten it.
+    This is for errors that do not name it: Spark quotes the failed expression only if it has not
+    rewritten it.
     """
-    ends = time.monotonic() + SEARCH_SECONDS
-    wanted = {suspect.id for suspect in likely}
-
-    def same(error: Exception) -> bool:
-        return _is_alike(parse_failure(error), failure)
-
-    def fails(candidate: Operator, arriving: DataFrame, _: float) -> bool:
-        return _fails(probe_operator(batch, candidate, arriving), same)
-
-    for candidate in batch.planned.app.operators:  # if one fails, those before it did not
-        if candidate.id not in wanted or len(candidate.inputs) != 1:
+    deadline = time.monotonic() + SEARCH_SECONDS
+    likely_ids = {operator.id for operator in likely}
+    # In the order of definition: if an operator fails, all before it succeed.
+    for candidate in batch.planned.app.operators:
+        has_user_code = bool(candidate.spec.sql or _functions(candidate.spec))
+        if candidate.id not in likely_ids or not has_user_code or len(candidate.inputs) != 1:
             continue
-        if not candidate.spec.sql and not _functions(candidate.spec):
-            continue
-        (arriving,) = batch.arrived[candidate.id]
-        left = ends - time.monotonic()
-        if left <= 0:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
             return None
-        if _run_with_timeout(arriving, partial(fails, candidate, arriving), left):
+        if _fails_alone(batch, candidate, failure, seconds):
             return candidate
     return None
+
+
+def _fails_alone(batch: FailedBatch, operator: Operator, failure: Failure, seconds: float) -> bool:
+    """Whether the operator of one input fails in the same way when it is computed over the records
+    that arrive; False if that takes longer.
+    """
+    (arriving,) = batch.arrived[operator.id]
+
+    def is_same(error: Exception) -> bool:
+        return _is_alike(parse_failure(error), failure)
+
+    def compute(ends: float) -> bool:
+        return _fails(probe_operator(batch, operator, arriving), is_same)
+
+    return bool(_run_with_timeout(arriving, compute, seconds))
 
 
 def _is_alike(other: Failure | None, failure: Failure) -> bool:
@@ -446,6 +455,7 @@ _WITHOUT_EFFECT = frozenset(
     [
         "call_frame",
         "columns",
+        "explode",
         "filter",
         "names",
         "repartition",
@@ -454,7 +464,9 @@ _WITHOUT_EFFECT = frozenset(
         "with_columns",
     ]
 )
-"""What an operator may do with records while it is probed."""
+"""The methods of `Records` that an operator may call while it is probed: they make other records of
+these, and have no other effect.
+"""
 
 
 class _Probed:

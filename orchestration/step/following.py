@@ -46,6 +46,8 @@ _TURNS = 4
 # Seconds between two looks at datasets that are read from files or queries, which take several
 # requests.
 _SOURCES_EVERY = 30.0
+# Seconds between two looks at records that wait for a dataset, which is advanced before.
+_HELD_EVERY = 5.0
 # Seconds after which a run that does not wait advances its datasets again.
 _BUSY_EVERY = 10.0
 # For how many seconds datasets may fail to advance, because a store does not answer, before the run
@@ -142,18 +144,25 @@ class Following:
         self._next_sources = self._clock() + _SOURCES_EVERY
         self._next_busy = self._clock() + _BUSY_EVERY
 
-    def wait(self) -> bool:
-        """Wait for something new.
+    def wait(self, held: bool = False) -> bool:
+        """Wait for something new; while records are `held` because they wait for a dataset, at most
+        for some seconds.
 
         Returns whether the step goes on; if not, it begins again, or `ended` says why the run is
         over.
         """
+        retry_at = self._clock() + _HELD_EVERY
         if not self._said:
             self._said = True
             self._say(f"caught up; staying for {self._lasts} from the start of the run")
         while not self._is_over():
             self._tick()
             now = self._clock()
+            if held and now >= retry_at:
+                holds = self._try_refresh()
+                if holds is not None:
+                    return holds
+                retry_at = now + _HELD_EVERY
             if now < self._next:
                 self._machine.sleep(min(self._next - now, max(0.0, self._end - now)))
                 continue

@@ -192,12 +192,14 @@ def inspect_spark_plan(
     reader = _PlanReader(joins, {operator: []})
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
     while waiting:
-        node, owner, sides = reader.visit(*waiting.pop())
-        if sides:
-            children = node.children()
-            for index in range(children.size()):
-                side = sides[min(index, len(sides) - 1)]
-                waiting.append((children.apply(index), owner, side))
+        node, owner, side = waiting.pop()
+        owner_below, sides_below = reader.visit(node, owner, side)
+        if not sides_below:
+            continue
+        children = node.children()
+        for index in range(children.size()):
+            side_below = sides_below[min(index, len(sides_below) - 1)]
+            waiting.append((children.apply(index), owner_below, side_below))
     return SparkPlan(reader.found, reader.exchanges, _partitioning_text(top.outputPartitioning()))
 
 
@@ -213,28 +215,28 @@ class _PlanReader:
 
     def visit(
         self, node: Any, owner: str, side: Side | None
-    ) -> tuple[Any, str, tuple[Side | None, ...]]:
+    ) -> tuple[str, tuple[Side | None, ...]]:
         """Record what a node does for the operator `owner`, on a side of its join.
 
-        Returns the node, whose the nodes below are, and their sides, the last of which is that of
-        all further ones; none if they are not to be visited.
+        Returns the owner of the nodes below, and the side of each of them; the last side is that of
+        all further ones. Without a side they are not visited.
         """
         name = node.nodeName()
         if name.startswith("CollectMetrics") and node.name().startswith(_MARK):
             owner = node.name().removeprefix(_MARK)
             self.exchanges.setdefault(owner, [])
-            return node, owner, (None,)
+            return owner, (None,)
         if name.startswith(("BroadcastExchange", "ReusedExchange")):
             self._note_broadcast(name, node, owner, side)
-            return node, owner, ()
+            return owner, ()
         if name.startswith(("Exchange", "ShuffleExchange")):
             self.exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
         elif "Join" in name and owner in self.joins and owner not in self.found:
             self.found[owner] = SparkJoin(name.partition("(")[0])
-            return node, owner, ("stream", "dataset")
+            return owner, ("stream", "dataset")
         else:
             self._note_buckets(name, node, owner, side)
-        return node, owner, (side,)
+        return owner, (side,)
 
     def _note_broadcast(self, name: str, node: Any, owner: str, side: Side | None) -> None:
         join = self.found.get(owner)

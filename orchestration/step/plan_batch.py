@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
-from dagster_adjunct.assets.reading.stored_versions import current_readers
+from dagster_adjunct.assets.reading.stored_versions import current_manifests
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import (
     maintain_state,
@@ -22,12 +23,14 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
-from dagster_adjunct.orchestration.application.application import list_own_tables
+from dagster_adjunct.assets.versions.watermark import known_until
+from dagster_adjunct.orchestration.application.application import Application, list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, JoinedVersions, Ranges
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
+from dagster_adjunct.orchestration.operators.waiting import HeldRecord, waits_by_input
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import (
@@ -45,6 +48,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
+from dagster_adjunct.orchestration.step.waiting import Waiting
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -57,12 +61,13 @@ class BatchSnapshot:
 
     The id is None where there is no version. `limited` has the manifests of datasets with a maximum
     staleness: version and offsets of one commit, so that the batch reads exactly what was found
-    fresh. `handed` is the part of this run's fan-out that is still stored at its start; None after
-    the start.
+    fresh. `known` are the watermarks of datasets that records wait for, by join. `handed` is the
+    part of this run's fan-out that is still stored at its start; None after the start.
     """
 
     versions: dict[str, str | None]
     limited: Mapping[str, DatasetManifest | None]
+    known: Mapping[str, datetime | None]
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
 
@@ -83,11 +88,12 @@ class PlannedBatch:
 @dataclass(frozen=True, slots=True)
 class NothingToRead:
     """The inputs have been read up to these positions; `losses` describes what retention deleted
-    before them.
+    before them, and `held` has the records that wait for a dataset.
     """
 
     positions: InputPositions
     losses: Sequence[str]
+    held: tuple[HeldRecord, ...] = ()
 
 
 def maintain_local_tables(context: StepContext, state: ApplicationState) -> None:
@@ -127,27 +133,33 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
             return None
         return context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
 
-    _, (readers, limited), handed, streams = call_in_threads(
+    _, opened, handed, streams = call_in_threads(
         context.check,
         partial(_open_versions, context),
         read_handed,
         partial(snapshot_streams, context.systems, context.app.inputs, context.at_once),
         at_once=context.at_once,
     )
-    context.versions.keep(readers)
-    versions = dict.fromkeys(readers)
-    for name, reader in readers.items():
-        if reader is not None:
-            versions[name] = reader.version
-    return BatchSnapshot(versions, limited, handed, streams)
+    context.versions.keep(opened.readers)
+    versions: dict[str, str | None] = {}
+    for name, reader in opened.readers.items():
+        versions[name] = None if reader is None else reader.version
+    return BatchSnapshot(versions, opened.limited, opened.known, handed, streams)
 
 
-def _open_versions(
-    context: StepContext,
-) -> tuple[dict[str, VersionReader | None], dict[str, DatasetManifest | None]]:
-    """Return readers of the served versions, by dataset and state table, and the manifests of
-    datasets with a maximum staleness. Members of a version set are read in one snapshot.
+@dataclass(frozen=True, slots=True)
+class _OpenVersions:
+    """Readers of the served versions, by dataset and state table, the manifests of datasets with a
+    maximum staleness, and the watermarks of the datasets that records wait for, by join.
     """
+
+    readers: dict[str, VersionReader | None]
+    limited: dict[str, DatasetManifest | None]
+    known: dict[str, datetime | None]
+
+
+def _open_versions(context: StepContext) -> _OpenVersions:
+    """Return the served versions. Members of a version set are read in one snapshot."""
     app = context.app
     stored = context.versions.stored
     readers: dict[str, VersionReader | None] = {}
@@ -168,13 +180,37 @@ def _open_versions(
         if manifest is not None:
             manifest = require_local_manifest(manifest, table)
         readers[table.name] = stored(table.name).reader_of(manifest)
-    readers |= current_readers(together)
-    for name, reader in readers.items():
-        if reader is None and app.dataset(name).bootstrap:
-            stored(name).require_current(context.systems)  # says what the dataset waits for
+    manifests = current_manifests(together)
+    for name, found in manifests.items():
+        readers[name] = together[name].reader_of(found)
+    _require_bootstrapped(context, readers)
     for name in context.states:
         readers[name] = stored(name).current()
-    return readers, limited
+    return _OpenVersions(readers, limited, _find_watermarks(app, {**manifests, **limited}))
+
+
+def _require_bootstrapped(
+    context: StepContext, readers: Mapping[str, VersionReader | None]
+) -> None:
+    """Raise NoSealedVersionError, which says what it waits for, for a dataset with `bootstrap` that
+    has no version.
+    """
+    for name, reader in readers.items():
+        if reader is None and context.app.dataset(name).bootstrap:
+            context.versions.stored(name).require_current(context.systems)
+
+
+def _find_watermarks(
+    app: Application, manifests: Mapping[str, DatasetManifest | None]
+) -> dict[str, datetime | None]:
+    """Return, by join, the watermarks of the datasets that records wait for."""
+    known = {}
+    for waits in waits_by_input(app.operators).values():
+        for one in waits:
+            manifest = manifests[one.dataset]
+            dataset = app.dataset(one.dataset)
+            known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
+    return known
 
 
 def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
@@ -216,9 +252,14 @@ def plan_batch(
     intent = _plan_replay_batch(context, state, positions)
     if intent is not None:
         return PlannedBatch(intent, seen.streams)
-    intent = _plan_main_batch(context, state, positions)
+    unread = dict(sorted(positions.unread.items()))
+    limited = _limit_ranges(context, unread)
+    now = context.lake.now()
+    waiting = Waiting(context.app, seen.streams, seen.known, now, context.spark)
+    readable = waiting.hold_back(limited, unread)
+    intent = _plan_main_batch(context, state, positions, readable.ranges)
     if intent is None:
-        return NothingToRead(positions, losses)
+        return NothingToRead(positions, losses, readable.held)
     return PlannedBatch(intent, seen.streams, losses)
 
 
@@ -274,13 +315,12 @@ def _plan_recorded_batch(
 
 
 def _plan_main_batch(
-    context: StepContext, state: ApplicationState, positions: InputPositions
+    context: StepContext, state: ApplicationState, positions: InputPositions, ranges: Ranges
 ) -> Intent | None:
-    """Return the intent of a batch of the main input, with its startpoints; None if there is
-    nothing to read.
+    """Return the intent of a batch of these ranges of the main input, with its startpoints; None if
+    they are empty.
     """
-    unread = dict(sorted(positions.unread.items()))
-    ranges = _limit_ranges(context, unread)
+    unread = positions.unread
     if _are_all_empty(context, ranges):
         return None
     startpoints = {ssp: start.id for ssp, start in positions.startpoints.items()}
@@ -496,7 +536,9 @@ def _lease_served(
             versions[dataset.name] = _advance_transient(context, state, dataset.name)
     for name in context.states:
         versions[name] = seen.versions[name]
-    return joined.model_copy(update={"versions": versions, "over_time": over_time})
+    return joined.model_copy(
+        update={"versions": versions, "over_time": over_time, "known": dict(seen.known)}
+    )
 
 
 def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | None) -> None:

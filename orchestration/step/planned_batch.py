@@ -189,6 +189,9 @@ class PlannedBatch:
     def stream_of(self, operator: str) -> str | None:
         return self.origins[operator].positions
 
+    def known_until(self, operator: str) -> datetime | None:
+        return self.inputs.intent.joined.known.get(operator)
+
     def has_consumers(self, operator: str) -> bool:
         return self.consumers.get(operator, 0) > 0
 

@@ -33,6 +33,7 @@ from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets, of_s
 from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.operator import watermark_inputs
 from dagster_adjunct.orchestration.operators.records import InputSpec
+from dagster_adjunct.orchestration.operators.waiting import HeldRecord
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name
@@ -366,7 +367,8 @@ class StepReport(Report):
     began and ended (the last lines). `measured` has the metrics of each remote table in this run's
     tasks, `seconds` the time by stage. `few_batches` took one task a stage, `in_process_batches`
     were computed without Spark. `watermarks` has the event times of each input that declares them,
-    `state_sizes` the size of each state table.
+    `state_sizes` the size of each state table. `held` are the first records of partitions that wait
+    for a dataset, as the run last found them.
     """
 
     batches: int
@@ -381,6 +383,7 @@ class StepReport(Report):
     in_process_batches: int = 0
     watermarks: tuple[InputTimes, ...] = ()
     state_sizes: Mapping[str, StateSize] = field(default_factory=dict)
+    held: tuple[HeldRecord, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -26,6 +26,7 @@ from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.arrow_values import cast_values
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.types import arrow_type, is_nested, is_same_family
 from dagster_adjunct.resources.schemas.values import first_unreadable, python_rows
@@ -135,7 +136,7 @@ def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | N
     With `partitions`, the number of Spark partitions, each result is in the partition that its
     record was in.
     """
-    frame = spark.createDataFrame(table.replace_schema_metadata(None))
+    frame = frame_from_arrow(spark, table.replace_schema_metadata(None))
     if partitions is not None:
         frame = frame.repartitionById(partitions, PLACE)
     return frame.drop(PLACE)
@@ -153,6 +154,9 @@ def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -
 
 
 def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
+    """Call a sink's function with each batch of records of a task. Yields the number of its records
+    or, with `returns=`, the results, with the columns `kept` of the records and the call's place.
+    """
     from pyspark import TaskContext
 
     operator = call.operator

@@ -143,7 +143,12 @@ class SparkDatasets:
         # no version yet: no rows, in its buckets
         schema = schema_of_dataset(self.planned, dataset, over_time=True)
         layout = build_layout(
-            schema, declared.key, declared.partition_by, declared.partitions, True, over_time=True
+            schema,
+            declared.key,
+            declared.partition_by,
+            declared.partitions,
+            positioned=True,
+            over_time=True,
         )
         store = self.planned.context.lake.store
         return TimedRows(bucketed_frame(self._session, store, dataset, layout, []), schema, None)

@@ -20,13 +20,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     tie_breakers,
 )
 from dagster_adjunct.orchestration.operators.functions import call_in_tasks, no_elements_error
-from dagster_adjunct.orchestration.operators.lookups import (
-    BEFORE_HISTORY,
-    MATCHED,
-    NO_TIME,
-    How,
-    TableLookup,
-)
+from dagster_adjunct.orchestration.operators.lookups import MATCHED, How, TableLookup
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.operators.updates import Update
 from dagster_adjunct.orchestration.step import lookups
@@ -36,6 +30,7 @@ from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.paths import column_of
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, value_column
 from dagster_adjunct.resources.schemas.types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
@@ -219,7 +214,7 @@ class SparkFrames:
                 conditions[name] = F.col(flag)
         counted = self.count_records(operator, frame, conditions)
         kept = counted.filter(MATCHED) if how == "inner" else counted
-        return kept.drop(MATCHED, BEFORE_HISTORY, NO_TIME)
+        return kept.drop(MATCHED, *TIME_COUNTS)
 
     def observed(self) -> Counters:
         """Return what `count_records` has counted, by operator, once the records are computed."""
@@ -255,7 +250,7 @@ class SparkFrames:
     ) -> DataFrame:
         names = [answer.name for answer in lookup.answers]
         named = answers.rename_columns([*lookups.key_columns(lookup), lookups.FOUND, *names])
-        answered = self.session.createDataFrame(named)
+        answered = frame_from_arrow(self.session, named)
         return lookups.join_answers(operator, frame, lookup, answered)
 
     def add_unknown_answers(

@@ -191,7 +191,9 @@ class _RunningStep:
                 batch = self._prepare_batch()
                 if isinstance(batch, NothingToRead):
                     self._commit_positions(batch)
-                    if not hooks.wait():
+                    report = replace(self.state.report, held=batch.held)
+                    self.state = replace(self.state, report=report)
+                    if not hooks.wait(bool(batch.held)):
                         return self.state.finish(self.context, caught_up=True)
                 elif self._run_batch(batch, began) and not hooks.go_on():
                     break

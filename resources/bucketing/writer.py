@@ -529,10 +529,11 @@ class _ScatteredKeys:
         """Add a batch; `differs` says for each row but the last whether the next one is of
         another key.
         """
+        # By row but the last: whether the next row, of the same key, differs in this.
         count = batch.num_rows - 1
         moves = key_changes(batch, [self._scatters]) & ~differs
         varies = key_changes(batch, [DIGEST, TOMBSTONE]) & ~differs
-        # Number the keys: the last row of each is where the next one differs.
+        # By key: whether any of its rows does. The first key may continue the last batch.
         numbers = np.concatenate([[0], np.cumsum(differs)])
         keys = int(numbers[-1]) + 1
         moved = np.bincount(numbers[:count], moves, keys) > 0
@@ -543,6 +544,7 @@ class _ScatteredKeys:
         if self._moves and self._varies:  # counted with an earlier batch
             found[0] = False
         self.count += int(found.sum())
+        # The last row of each key.
         ends = np.concatenate([np.nonzero(differs)[0], [count]])
         room = max(0, _NAMED_KEYS - len(self.named))
         self.named += map(_show_key, batch.select(self._key).take(ends[found][:room]).to_pylist())
@@ -799,6 +801,10 @@ def _task(
     *,
     all_buckets: bool,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of a Spark task that writes the rows of its bucket, or of `all_buckets`,
+    and yields the facts of the files as JSON; if it fails for good, the error instead.
+    """
+
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         # Transient errors are raised, so that Spark retries the task.
         yield from tasks.encode_task_errors(written(batches))

@@ -740,7 +740,8 @@ def _check_types(stored: pa.Schema, schema: Schema, where: str) -> None:
             raise error.reworded(f"{where}: {error.problem}", error.next_step) from error
         found = find_difference(stored_type, parse_type(field.type), field.name, _are_equal)
         if found is not None:
-            wrong[field.name] = f"column {found[0]!r} is {found[1]}, declared {found[2]}"
+            path, there, declared = found
+            wrong[field.name] = f"column {path!r} is {there}, declared {declared}"
     if wrong:
         step = "Write the files with the declared types, or change the declared types."
         raise SchemaMismatchError(

@@ -457,6 +457,7 @@ def _family_of(prefix: bytes) -> str | None:
 
 
 def _smallest(*limits: int | None) -> int | None:
+    """Return the smallest limit, None if none is set."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 

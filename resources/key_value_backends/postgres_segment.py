@@ -192,7 +192,7 @@ def _batch(rows: str, token: str) -> str:
     a key to be removed or guarded does not exist, nothing would detect its insertion. If such a key
     occurs together with other changes, nothing is applied, and its place is returned as a negative
     number. The caller then creates and locks all keys by `lock`, with an empty version, and repeats
-    the statement.
+    the statement, which removes such a key if it is guarded.
     """
     one = (
         f"{rows}.address = ANY ($1) AND {rows}.address = seen.address AND EXISTS (SELECT FROM fine)"

@@ -394,9 +394,12 @@ class CommitLog:
         newest MANIFESTS_KEPT.
         """
         found = self._read_pointer()
-        if found is None or found[0].number <= MANIFESTS_KEPT:
+        if found is None:
             return []
-        oldest = self.manifest_key(found[0].number - MANIFESTS_KEPT, "0")
+        pointer, _ = found
+        if pointer.number <= MANIFESTS_KEPT:
+            return []
+        oldest = self.manifest_key(pointer.number - MANIFESTS_KEPT, "0")
         # Oldest first: of a long history, only the beginning is listed.
         listed = self.store.list(f"{self.prefix}/manifests/")
         return list(takewhile(lambda item: item.key < oldest and item.modified <= limit, listed))
@@ -443,6 +446,11 @@ class CommitLog:
         commit_id: str | None = None,
         checks: Sequence[Callable[[], object]] = (),
     ) -> Commit:
+        """Store a manifest that follows `parent`, and let the pointer name it if the pointer's ETag
+        is still `expected` (None: there is no pointer).
+
+        `checks` run while the manifest is stored; if one raises, nothing is committed.
+        """
         at = self.now()
         number = 1
         parent_id = None
@@ -603,6 +611,7 @@ class CommitLog:
         return errors.CommitStateUnknownError(problem, step, prefix=self.prefix)
 
     def _read_pointer(self) -> tuple[Pointer, str] | None:
+        """Return the pointer and its ETag, None before the first commit."""
         try:
             stored = self.store.get(self.pointer_key)
         except errors.ObjectNotFoundError:
@@ -626,10 +635,11 @@ class CommitLog:
         try:
             commit = self.read(pointer.manifest)
         except errors.ObjectNotFoundError:
-            now = self._read_pointer()
-            if now is not None and now[0] != pointer:
-                # Others have committed, and the old manifest was deleted.
-                return self._read_current(*now)
+            found = self._read_pointer()
+            if found is not None:
+                now, etag_now = found
+                if now != pointer:  # others have committed, and the old manifest was deleted
+                    return self._read_current(now, etag_now)
             problem = (
                 f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r},"
                 " which is missing."
@@ -650,8 +660,8 @@ class CommitLog:
             return None
 
     def _etag_of(self, parent: Commit | None) -> str | None:
-        """Return the ETag of the pointer to `parent`, None without a parent. Reads it if the commit
-        has no ETag.
+        """Return the ETag of the pointer to `parent`, None without a parent; reads the pointer if
+        the commit has no ETag.
 
         Raises CommitConflictError if `parent` is no longer the current commit.
         """
@@ -660,15 +670,16 @@ class CommitLog:
         if parent.etag is not None:
             return parent.etag
         found = self._read_pointer()
-        if found is None or (found[0].commit, found[0].number) != (parent.id, parent.number):
-            problem = (
-                f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current"
-                " one."
-            )
-            raise errors.CommitConflictError(
-                problem, "Read the current commit and try again.", prefix=self.prefix
-            )
-        return found[1]
+        if found is not None:
+            pointer, etag = found
+            if (pointer.commit, pointer.number) == (parent.id, parent.number):
+                return etag
+        problem = (
+            f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one."
+        )
+        raise errors.CommitConflictError(
+            problem, "Read the current commit and try again.", prefix=self.prefix
+        )
 
     def manifest_key(self, number: int, commit_id: str) -> str:
         """Return the key of this commit's manifest."""

@@ -268,6 +268,9 @@ def _find_url_problem(url: str, schemes: Sequence[str]) -> tuple[str, str] | Non
 def _find_scheme_problem(
     url: str, schemes: Sequence[str], named: re.Match[str], right: str
 ) -> tuple[str, str] | None:
+    """Return what is wrong with a URL's scheme or the slashes after it, and a right form; None if
+    nothing is. `right` has all right forms.
+    """
     scheme = named["scheme"]
     slashes = named["slashes"]
     if scheme not in schemes:

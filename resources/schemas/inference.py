@@ -232,7 +232,7 @@ class Inference:
         elif kind == "decimal":
             _observe_decimal(seen, value)
         elif kind == "text":
-            seen.looks[_look(value)] += 1
+            seen.looks[_classify_text(value)] += 1
 
     def _kind_of(self, value: Any, path: str) -> str:
         if isinstance(value, Mapping):
@@ -392,8 +392,8 @@ _LOOKS = {
 }
 
 
-def _look(text: str) -> str:
-    """Return as what a text could be read, "" if only as a text."""
+def _classify_text(text: str) -> str:
+    """Return what a text can be read as, a key of `_LOOKS`; "" if it is only a text."""
     if _WHOLE.fullmatch(text) or _FRACTION.fullmatch(text):
         return "number"
     try:

@@ -217,12 +217,22 @@ def _is_one_column(frame: ArrowFrame) -> bool:
         return False
 
 
+def frame_from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """Return an Arrow table as a Spark frame, with all its rows.
+
+    `createDataFrame` alone loses rows: within a partition, Spark stops at a record batch without
+    rows, unless it is the first one. Tables that were concatenated or filtered have such batches.
+    """
+    filled = [batch for batch in table.to_batches() if batch.num_rows]
+    return spark.createDataFrame(pa.Table.from_batches(filled, table.schema))
+
+
 def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
     """Return the result of a user's function as a Spark frame, None if it is not a frame of any
     kind.
     """
     if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
-        return spark.createDataFrame(to_arrow_table(answer, what))
+        return frame_from_arrow(spark, to_arrow_table(answer, what))
     return answer if hasattr(answer, "mapInArrow") else None
 
 

@@ -28,6 +28,7 @@ from dagster_adjunct.resources.errors import (
     file_error,
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
 from dagster_adjunct.resources.schemas.types import type_from_spark
 from dagster_adjunct.resources.spark.jvm import spark_type_of
@@ -466,7 +467,7 @@ def _by_position(names: Sequence[object]) -> list[str]:
 def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
     """Return a small Arrow table as a frame of one partition."""
     if rows.num_rows:
-        return session.createDataFrame(rows).coalesce(1)
+        return frame_from_arrow(session, rows).coalesce(1)
     # Connect rejects empty tables.
     return session.createDataFrame([], spark_type_of(rows.schema)).coalesce(1)
 

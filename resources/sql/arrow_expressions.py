@@ -774,10 +774,11 @@ def _column(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _field(value: _Value, name: str) -> _Value:
     """Return `value.name` of a struct, an array of structs or a map."""
     type_ = known_type(value.type)
-    found = type_of_field(type_, name) if type_ is not None else None
-    if type_ is None or found is None:
-        missing = describe_missing_field(type_, name) if type_ is not None else None
-        raise _NotCompiled(missing or f"a field of {value.type}")
+    if type_ is None:
+        raise _NotCompiled(f"a field of {value.type}")
+    found = type_of_field(type_, name)
+    if found is None:
+        raise _NotCompiled(describe_missing_field(type_, name))
     if isinstance(type_, Map):
         return _call(arrow_kernels.value_of(name), str(found), value)
     owner = type_.element if isinstance(type_, Array) else type_

@@ -247,9 +247,9 @@ class _Scope:
             )
             raise self.error(f"{problem} and has no fields.", step, column)
         for field in name.parts[1:]:
-            missing = describe_missing_field(type_, field)
             found = type_of_field(type_, field)
-            if missing is not None or found is None:
+            if found is None:
+                missing = describe_missing_field(type_, field)
                 step = did_you_mean(field, field_names(type_)) + self.next_step
                 problem = f"{expression.text!r}{expression.place(name)}: {name}: {missing}."
                 raise self.error(problem, step, column)
@@ -545,9 +545,9 @@ def _find_missing_field_of_variable(operands: Operands, node: exp.Expr) -> tuple
 
 def _describe_field(node: exp.Expr, type_: Type, field: str, path: str) -> tuple[str, str] | None:
     """Return the mistake if a value of this type, with this path, has no such field."""
-    missing = describe_missing_field(type_, field)
-    if missing is None:
+    if type_of_field(type_, field) is not None:
         return None
+    missing = describe_missing_field(type_, field)
     place = node.sql("spark")
     if path and node.find_ancestor(exp.Lambda) is not None:
         place += f" ({path}.{write_name(field)})"

@@ -137,10 +137,10 @@ def type_of_field(type_: Type, field: str) -> Type | None:
     if isinstance(type_, Map):
         return type_.value
     if isinstance(type_, Array) and isinstance(type_.element, Struct):
-        of_one = type_of_field(type_.element, field)
-        if of_one is None:
+        in_element = type_of_field(type_.element, field)
+        if in_element is None:
             return None
-        return Array(of_one)
+        return Array(in_element)
     if not isinstance(type_, Struct):
         return None
     for member in type_.members:
@@ -149,12 +149,10 @@ def type_of_field(type_: Type, field: str) -> Type | None:
     return None
 
 
-def describe_missing_field(type_: Type, field: str) -> str | None:
-    """Return why `value.field` is not possible for a type ("struct has no field 'adress', it has
-    address, id"); None if it is.
+def describe_missing_field(type_: Type, field: str) -> str:
+    """Return why `value.field` is not possible for a type for which `type_of_field` is None:
+    "struct has no field 'adress', it has address, id".
     """
-    if type_of_field(type_, field) is not None:
-        return None
     if isinstance(type_, Struct):
         return f"struct has no field {field!r}, it has {', '.join(field_names(type_))}"
     if isinstance(type_, Array) and isinstance(type_.element, Struct):

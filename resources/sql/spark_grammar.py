@@ -173,6 +173,9 @@ def find_calls(text: str) -> tuple[Call, ...]:
 
 
 def _count_arguments(tokens: list[Token], start: int) -> int | None:
+    """Return the number of arguments of a call, whose first token after "(" is at `start`; None if
+    it is not closed, or if `*` may stand for several.
+    """
     depth = 0
     commas = 0
     stars = False

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
+from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, check_flat_key
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
@@ -412,7 +413,8 @@ class StreamInfo:
     `partitioner` is the hash that assigns records to partitions: streams are only partitioned alike
     if it is equal too. `schema` is None for raw records. `default_offset` is where a reader without
     a checkpoint begins; None leaves that to the system. A `compacted` stream keeps the newest
-    record of every key, and deletions for `tombstones_kept`. `identity`, if the system has one,
+    record of every key, and deletions for `tombstones_kept` (None: forever); its oldest offset
+    stays, so that ranges have fewer records than offsets. `identity`, if the system has one,
     changes when the stream is deleted and recreated, or `repartitioned`. `former` says what became
     of columns that it had before, by name or path: "renamed to email", "dropped". `names` are the
     stored names of its columns, for a system that renames columns.
@@ -529,7 +531,7 @@ class Marker:
 @dataclass(frozen=True, slots=True)
 class AppendResult:
     """The result of an append: by partition number, its `first` offset and the `next` one after its
-    last.
+    last. A partition that got no records has the same offset in both, or is in neither.
 
     The offsets include markers; `rows`, the number of records, does not. `duplicate` means that
     this producer's sequence was appended before and nothing was added; the offsets are those of the
@@ -600,8 +602,8 @@ class StreamSystem(ABC):
 
     Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods
     raise StreamNotFoundError for a missing stream. What is optional is declared in `capabilities`;
-    a system whose streams can be written is a `StreamWriter`, and one whose offsets are growing
-    numbers extends `NumberedOffsets`.
+    a system whose streams can be written is a `StreamWriter`, one whose offsets are growing numbers
+    extends `NumberedOffsets`, and one that is read by this process only `DriverReads`.
 
     `name` is the name that it is registered with. `default_offset` is where a partition without a
     checkpoint begins, if neither the input nor the stream says so; None is "upcoming".
@@ -812,8 +814,8 @@ class StreamWriter(StreamSystem):
 
         Returns the first result for a repeated append, as a `duplicate`. Raises
         ProducerConflictError for other records under a sequence, or a sequence that is so old that
-        it is no longer known. `end_of_dataset` adds a marker, if the system has markers;
-        applications never pass it.
+        it is no longer known. `end_of_dataset` adds a marker; applications never pass it, and a
+        system without markers raises ConfigurationError for it.
         """
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
@@ -834,6 +836,17 @@ def require_writer(system: StreamSystem) -> StreamWriter:
     raise errors.ConfigurationError(
         problem, "Send to a stream of another system.", system=system.name
     )
+
+
+class DriverReads(StreamSystem):
+    """A stream system that declares `reads_arrow`, and whose `read` gives Spark what `read_arrow`
+    reads in this process.
+    """
+
+    def read(
+        self, spark: SparkSession, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> DataFrame:
+        return frame_from_arrow(spark, self.read_arrow(ranges))
 
 
 # One form for each number, within 64 bits: "0003" is not an offset.

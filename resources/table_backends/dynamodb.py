@@ -21,7 +21,11 @@ from pydantic import PositiveInt
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import dynamodb_requests
-from dagster_adjunct.resources.table_backends.columns import check_not_reserved, parse_known_column
+from dagster_adjunct.resources.table_backends.columns import (
+    Column,
+    check_not_reserved,
+    parse_known_column,
+)
 from dagster_adjunct.resources.table_backends.dynamodb_bookkeeping import (
     NAME,
     FencedWrites,
@@ -529,43 +533,26 @@ class DynamoDbTable(StoreTable):
                 future.cancel()
 
     def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:
-        """The attribute type of each column of the key, None if only the table knows it.
+        """Return the attribute type of each column of the key, None if only the table knows it.
 
-        `typed` are the types of a key that is declared as a mapping. Raises for an invalid key.
+        `typed` are the types of a key that is declared as a mapping. Raises ConfigurationError or
+        SchemaMismatchError for an invalid key.
         """
         if len(self.key) > 2:
             text = f"{self._label} declares {len(self.key)} key columns; DynamoDB takes one or two."
             raise errors.ConfigurationError(
                 text, "Combine some of them into one column.", argument="key"
             )
-        known = {column.name: column for column in self._declared}
         check_not_reserved(self._label, self._declared)
-        for name, word in typed.items():
-            column = parse_known_column(name, word)
-            if key_attribute_type(column) != key_attribute_type(known.get(name, column)):
-                problem = (
-                    f"{self._label} has the key {name!r} as {word} and the column {name!r} as"
-                    f" {known[name].type}."
-                )
-                raise errors.ConfigurationError(
-                    problem, "Declare both with the same type.", argument="key", table=self.table
-                )
-            known[name] = column
+        declared = self._declared_columns(typed)
         types: dict[str, str | None] = dict.fromkeys(self.key)
         for name in self.key:
-            if name in known:
-                types[name] = key_attribute_type(known[name])
-                if types[name] is None:
-                    raise errors.ConfigurationError(
-                        f"{self._label}: its key {name!r} is {known[name].type}; expected text, a"
-                        " number, bytes or a time.",
-                        "Use another column as the key.",
-                        argument="key",
-                    )
+            if name in declared:
+                types[name] = self._type_of_key_column(declared[name])
             elif self.columns is not None:
                 what = (
                     f"{self._label} has the key column {name!r}, which is not among its columns"
-                    f" {', '.join(known)}."
+                    f" {', '.join(declared)}."
                 )
                 raise errors.SchemaMismatchError(
                     what, "Correct the key, or the columns.", column=name
@@ -575,6 +562,36 @@ class DynamoDbTable(StoreTable):
             step = 'Declare columns={"name": "type", …}, or the key as {"id": "string"}.'
             raise errors.ConfigurationError(problem, step, argument="columns", table=self.table)
         return types
+
+    def _declared_columns(self, typed: Mapping[str, str]) -> dict[str, Column]:
+        """Return the columns whose types are declared, by columns= or by the key; raises
+        ConfigurationError if both declare one, and differ.
+        """
+        declared = {column.name: column for column in self._declared}
+        for name, kind in typed.items():
+            column = parse_known_column(name, kind)
+            other = declared.get(name)
+            if other is not None and key_attribute_type(column) != key_attribute_type(other):
+                problem = (
+                    f"{self._label} has the key {name!r} as {kind} and the column {name!r} as"
+                    f" {other.type}."
+                )
+                raise errors.ConfigurationError(
+                    problem, "Declare both with the same type.", argument="key", table=self.table
+                )
+            declared[name] = column
+        return declared
+
+    def _type_of_key_column(self, column: Column) -> str:
+        kind = key_attribute_type(column)
+        if kind is None:
+            raise errors.ConfigurationError(
+                f"{self._label}: its key {column.name!r} is {column.type}; expected text, a number,"
+                " bytes or a time.",
+                "Use another column as the key.",
+                argument="key",
+            )
+        return kind
 
 
 def _group_by_key(entries: Sequence[Entry]) -> list[list[Entry]]:

@@ -743,14 +743,12 @@ def is_default_redundant(default: Item, changes: EncodedChanges) -> bool:
 
     Then one UpdateItem, without a condition, updates the record or creates it.
     """
-    return (
-        not changes.merge
-        and not changes.inside
-        and all(
-            name in changes.set
-            or name in changes.remove
-            or (name in changes.add and "N" in stored and not Decimal(stored["N"]))
-            or (name in changes.append and stored == {"L": []})
-            for name, stored in default.items()
-        )
-    )
+    if changes.merge or changes.inside:
+        return False
+    for name, stored in default.items():
+        is_replaced = name in changes.set or name in changes.remove
+        is_added_to_zero = name in changes.add and "N" in stored and not Decimal(stored["N"])
+        is_appended_to_nothing = name in changes.append and stored == {"L": []}
+        if not (is_replaced or is_added_to_zero or is_appended_to_nothing):
+            return False
+    return True

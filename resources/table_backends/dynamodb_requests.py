@@ -318,7 +318,8 @@ def update_item(
     merged = {}
     for name, members in changes.merge.items():
         short = expression.name(name)
-        if item and name not in item:
+        is_missing = bool(item) and name not in item
+        if is_missing:
             clauses.append(f"attribute_not_exists({short})")
             merged[short] = members
         else:
@@ -328,14 +329,19 @@ def update_item(
                 for member, value in members["M"].items()
             }
     inside = _InsideParts()
-    paths: dict[str, list[InnerName]] = {}
+    by_column: dict[str, list[InnerName]] = {}
     for path in changes.inside:
-        paths.setdefault(path.root, []).append(path)
-    for root, of_root in paths.items():
-        level = _MapLevel(codec, expression, changes, expression.name(root), 0)
-        known = item.get(root) if item else {"M": None}
-        level.change(of_root, known, inside)
-    return expression.update(clauses, changes.set, changes.remove, changes, merged, inside)
+        by_column.setdefault(path.root, []).append(path)
+    for column, paths in by_column.items():
+        level = _MapLevel(codec, expression, changes, expression.name(column), depth=0)
+        known = item.get(column) if item else _ASSUMED_MAP
+        level.change(paths, known, inside)
+    return expression.update(
+        clauses, changes.set, changes.remove, changes, merged=merged, inside=inside
+    )
+
+
+_ASSUMED_MAP: AttributeValue = {"M": None}  # before an attempt has found the item
 
 
 class _MapLevel(NamedTuple):
@@ -377,7 +383,7 @@ class _MapLevel(NamedTuple):
             else:
                 deeper.setdefault(name, []).append(path)
         for name, inner in deeper.items():
-            found = {"M": None} if members is None else members.get(name)
+            found = _ASSUMED_MAP if members is None else members.get(name)
             level = self._replace(path=f"{self.path}.{expression.name(name)}", depth=self.depth + 1)
             level.change(inner, found, parts)
 
@@ -621,7 +627,7 @@ class TableRequests:
         place_of = dict(zip(map(self._identity_in, requests), places, strict=True))
         left = set(map(self._identity_in, unprocessed))
         if not left <= place_of.keys():
-            left = set(place_of)  # it names what was not sent, so any of these may be meant
+            left = set(place_of)  # items that were not sent are named: any of these may be meant
         problem = throttled_problem(
             self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed"
         )
@@ -726,6 +732,9 @@ class TableRequests:
     def _update(
         self, key: KeyItem, operation: Operation[Any], entry: Entry, guard: Guard
     ) -> tuple[bool, Problem | None]:
+        """Update the record, or put its default with the changes if there is none; return whether
+        it put one, and the problem of the entry, if any.
+        """
         codec = self.codec
         changes = codec.encode_changes(entry.value)
         default = self._default_of(key, operation.entries, entry)

@@ -877,7 +877,7 @@ class KeyValueRows(StoreTable):
         return await purge_marks(await self._opened(make=self.create), time.time() - older_than)
 
     async def _get(self, opened: Table, operation: Operation[Any]) -> Outcomes:
-        table_keys, parts, problems = self._placed(opened, operation)
+        table_keys, parts, problems = self._place_entries(opened, operation)
         records: list[Any] = [None] * len(operation)
 
         async def read(number: int, entries: list[Entry]) -> None:
@@ -901,7 +901,7 @@ class KeyValueRows(StoreTable):
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, opened: Table, operation: Operation[Any]) -> Outcomes:
-        table_keys, parts, problems = self._placed(opened, operation)
+        table_keys, parts, problems = self._place_entries(opened, operation)
         fences = self._fences_of(opened)
         writes = [
             OptimisticWrites(self, opened, fences, number, operation, entries, table_keys)
@@ -919,7 +919,7 @@ class KeyValueRows(StoreTable):
             defaults_put=sum(write.defaults_put for write in writes),
         )
 
-    def _placed(
+    def _place_entries(
         self, opened: Table, operation: Operation[Any]
     ) -> tuple[dict[Row, bytes], dict[int, list[Entry]], dict[int, Problem]]:
         """Return the table key of each valid key, valid entries by partition, and the problems

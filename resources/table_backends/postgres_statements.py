@@ -152,8 +152,10 @@ class StagingStatements(NamedTuple):
     """The name of the staging table for batches of one shape, and the statements that create, fill
     and use it.
 
-    `write` has the values that all rows share as parameters (`StagedBatch.constants`). `settings`
-    must be executed once per connection.
+    `write` has the values that all rows share as parameters (`StagedBatch.constants`). It returns
+    one row: how many records were written, how many of these were created from defaults, and the
+    places of those that were skipped by a condition. `settings` must be executed once per
+    connection.
     """
 
     name: str
@@ -293,6 +295,7 @@ class Statements:
         return arrays
 
     def _stage(self, shape: StagingShape) -> StagingStatements:
+        """Compose the statements for staged batches of this shape."""
         name = "adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16]
         given = {*shape.columns, *shape.constants}
         staged = [quote_name(column) for column in shape.columns if column in self._names]
@@ -335,7 +338,9 @@ class Statements:
         )
 
     def _plain(self, shape: StagingShape) -> str:
-        """The statement for a batch without conditions."""
+        """The statement `write` (`StagingStatements`) for a batch without conditions, which skip no
+        record. The caller fills in what is in braces.
+        """
         if not shape.inserts:
             return (
                 "WITH written AS (UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same}"
@@ -353,7 +358,7 @@ class Statements:
         )
 
     def _conditional(self, shape: StagingShape) -> str:
-        """The statement for a batch with conditions."""
+        """The statement `write` (`StagingStatements`) for a batch with conditions."""
         steps = ["staged AS NOT MATERIALIZED (SELECT * FROM {rows} AS s)", *self._marked(shape)]
         done = []
         begun = "0"

@@ -174,9 +174,9 @@ class RedisServer:
             self.pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
                 url,
                 max_connections=connections,
-                timeout=None,
+                timeout=None,  # waits for a connection: more requests than connections are fine
                 protocol=2,
-                retry=Retry(NoBackoff(), 0),
+                retry=Retry(NoBackoff(), 0),  # requests are retried by layers above
                 socket_connect_timeout=timeout,
                 socket_timeout=None,  # `ask` limits the time of a whole request
                 redis_connect_func=self._log_in,
@@ -188,6 +188,7 @@ class RedisServer:
             raise errors.ConfigurationError(problem, step, setting=source) from None
         self.policy: str | None = None  # the server's eviction policy, once it was read
         self.reading_policy = asyncio.Lock()
+        # `close` waits until no request is under way.
         self._busy = 0
         self._idle = asyncio.Event()
         self._idle.set()

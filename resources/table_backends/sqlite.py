@@ -195,8 +195,10 @@ def _unique_column_sets(
     """
     unique_sets = []
     primary = [(name, type_) for name, type_, place in info if place]
-    if len(primary) == 1 and primary[0][1].upper() == "INTEGER":
-        unique_sets.append({primary[0][0]})
+    if len(primary) == 1:
+        ((name, type_),) = primary
+        if type_.upper() == "INTEGER":
+            unique_sets.append({name})
     indexes = connection.execute(
         'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial', (table,)
     ).fetchall()

@@ -492,7 +492,6 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
     held: dict[int, Problem] = {}
     if blocked:
         places = enumerate(_keys_and_sources(operation))
-        held = {}
         for place, each in places:
             if each in blocked:
                 held[place] = blocked[each].unsent
@@ -503,6 +502,9 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
 
 
 def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
+    """Block the keys and sources of the entries that were given up, in all requests that wait for
+    this one, also those that wait for such a request; in a rerun, in all later requests too.
+    """
     of_entries = _keys_and_sources(operation)
     given_up = {}
     for place, problem in outcomes.problems.items():
@@ -510,14 +512,16 @@ def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcom
             given_up[of_entries[place]] = problem
     if operation.rerun:
         ticket.order.blocked.update(given_up)
-    waiting = list(ticket.behind) if given_up else []
+    if not given_up:
+        return
     seen = set[Ticket]()
-    while waiting:
-        behind = waiting.pop()
-        if behind not in seen:
-            seen.add(behind)
-            waiting.extend(behind.behind)
-            behind.blocked.update(given_up)
+    to_visit = list(ticket.behind)
+    while to_visit:
+        follower = to_visit.pop()
+        if follower not in seen:
+            seen.add(follower)
+            follower.blocked.update(given_up)
+            to_visit.extend(follower.behind)
 
 
 def _keys_and_sources(operation: Operation[Any]) -> Sequence[_KeyAndSource]:

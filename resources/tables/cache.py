@@ -293,25 +293,34 @@ class CacheLayer:
             self._keep(keys, records, args)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
+        """Send a write. What is kept of its keys is forgotten at its begin and at its end, because
+        a get in between may have read the record before or after it.
+        """
         keys = operation.entries.keys
         token = object()
         with self._lock:
             self._forget(keys)
             self._writing.update(dict.fromkeys(keys, token))
-            before = self._kept.keep_calls
+            keep_calls = self._kept.keep_calls
         outcomes: Outcomes | None = None
         try:
             outcomes = await self._inner.send(operation)
             return outcomes
         finally:
-            self._end_write(operation, outcomes, token, before)
+            self._end_write(operation, outcomes, token, keep_calls)
 
     def _end_write(
-        self, operation: Operation[Any], outcomes: Outcomes | None, token: object, before: int
+        self, operation: Operation[Any], outcomes: Outcomes | None, token: object, keep_calls: int
     ) -> None:
+        """Keep the written records of keys that no later write has begun to change, if the cache
+        keeps what is written.
+
+        `keep_calls` is the number of calls of `keep` when the write began.
+        """
         keys = operation.entries.keys
         with self._lock:
-            if self._reads or before != self._kept.keep_calls:
+            # Else nothing of the keys was kept since, and no get is under way that may keep it.
+            if self._reads or keep_calls != self._kept.keep_calls:
                 self._forget(keys)
             last = {key for key in keys if self._writing.get(key) is token}
             for key in last:

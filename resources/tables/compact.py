@@ -231,7 +231,8 @@ class CompactLayer:
             else:
                 problems.update(dict.fromkeys(one.places, problem))
         whole = Outcomes(len(operation), problems=problems, defaults_put=outcomes.defaults_put)
-        self._count(len(operation) - len(misfits) - len(sent) - len(apart))
+        entries_sent = len(sent) + len(apart)
+        self._count(len(operation) - len(misfits) - entries_sent)
         if not apart:
             return whole
         apart.sort()

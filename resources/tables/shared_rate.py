@@ -138,6 +138,9 @@ class CreditServer:
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: dict[str, Any]
     ) -> None:
+        """Answer a task's demand for credits once they are granted. Until then, regular messages
+        show the task that this server lives.
+        """
         server = self._budgets.get((str(message.get("budget")), str(message.get("tag"))))
         credits = message.get("credits")
         if not isinstance(credits, int | float) or not 0 < credits < float("inf"):

@@ -96,7 +96,7 @@ class ByTasks(BatchEngine):
 
 @dataclass
 class StepWorld:
-    """One lake in a folder; `spark` is the shared session. `run_by_all` is from all_engines.py,
+    """One lake, in the folder `lake` of `folder`; `spark` is the shared session. `run_by_all` is from all_engines.py,
     None in `make test`.
     """
 

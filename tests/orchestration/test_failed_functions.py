@@ -145,6 +145,11 @@ CASES: list[tuple[Callable[[Any, Application], Any], str, str]] = [
         "k23",
     ),
     (
+        lambda s, app: s.flat_map("array(100 div (v - 23)) as w"),
+        r"flat-map-2: 100 div \(v - 23\): \[DIVIDE_BY_ZERO\] .*for \{k: 'k23'",
+        "k23",
+    ),
+    (
         lambda s, app: s.with_columns(
             w="from_json(if(v = 23, '{', '{}'), 'a int', map('mode', 'FAILFAST')).a"
         ),
@@ -161,7 +166,7 @@ CASES: list[tuple[Callable[[Any, Application], Any], str, str]] = [
     ),
 ]
 AT_LENGTH = {
-    case[1] for case in CASES if re.search("OVERFLOW|INVALID|MALFORMED|map-3: 100", case[1])
+    case[1] for case in CASES if re.search("OVERFLOW|INVALID|MALFORMED|map-[23]: 100", case[1])
 }
 SINK = (lambda s, app: s.sink(together), "", "")
 

@@ -185,6 +185,16 @@ def test_a_change_between_its_first_look_and_its_reading_is_not_missed() -> None
     assert world.now <= 2
 
 
+def test_records_that_wait_for_a_dataset_are_looked_at_every_five_seconds() -> None:
+    world = World()
+    following = world.following()
+    assert following.wait(True)
+    assert world.refreshed == [pytest.approx(5, abs=0.6)]
+    world.holds = False
+    assert not following.wait(True)
+    assert following.ended == ""
+
+
 def test_it_sends_at_most_two_requests_a_second_and_looks_at_everything() -> None:
     world = World()
     following = world.following(timedelta(minutes=10))

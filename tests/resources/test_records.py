@@ -29,7 +29,8 @@ from dagster_adjunct import (
 from dagster_adjunct.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from dagster_adjunct.resources.schemas.records import to_arrow_table
+from dagster_adjunct.resources.schemas.records import to_arrow_table, to_spark_frame
+from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.sources import QuerySource
 from dagster_adjunct.tables import BlockingTable, MemoryTable, RemoteTable
 
@@ -300,3 +301,14 @@ def test_a_query_that_gives_half_a_character_is_rejected(tmp_path: Path) -> None
         advance_dataset(dataset, lake=lake, systems={}, spark=IN_PROCESS, by="test").action
         == "rejected"
     )
+
+
+@pytest.mark.parametrize("sizes", [(1, 0, 1), (0, 0, 2), (0, 1, 0, 1)])
+def test_a_frame_has_all_rows_of_a_table_with_empty_batches(
+    sizes: tuple[int, ...], spark: SparkSession
+) -> None:
+    rows = pa.table({"k": ["a", "b"]})
+    table = pa.concat_tables(rows.slice(0, size) for size in sizes)
+    frame = to_spark_frame(table, spark, "rows")
+    assert frame is not None
+    assert (frame.count(), small_frame(spark, table).count()) == (2, 2)

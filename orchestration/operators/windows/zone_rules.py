@@ -224,8 +224,10 @@ def _package_version(rules: str) -> str | None:
 
 
 def _find_differences(zone: str, moments: Any, offsets: Any) -> tuple[tuple[int, int], ...]:
-    """Return the spans of these moments at which Java's offsets are not Python's; each begins a
-    day early.
+    """Return the spans of time in which Java's offsets, given for these moments, are not Python's.
+
+    Moments are at most a day apart, so a span begins a day before its first wrong moment, and ends
+    a day after its last one.
     """
     changes = clock_changes(zone)
     known = np.array([_first_offset(zone), *(after for _, _, after in changes)])

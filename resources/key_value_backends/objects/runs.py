@@ -144,8 +144,11 @@ def read_block(data: bytes) -> Columns:
         values = []
         at = bounds[-1]
         for length in lengths:
-            values.append(None if length == REMOVED else data[at : at + length])
-            at += 0 if length == REMOVED else length
+            if length == REMOVED:
+                values.append(None)
+            else:
+                values.append(data[at : at + length])
+                at += length
     else:
         values = [
             data[start:end] for start, end in pairwise(accumulate(lengths, initial=bounds[-1]))
@@ -436,7 +439,12 @@ class RunObjects:
 
     def fetch_at_once(self, wanted: Sequence[tuple[RunRef, RunIndex, int]]) -> list[Columns]:
         """Return one block for each (run, index, number of the block), fetched concurrently."""
-        return _at_once(lambda one: self.blocks(one[0], one[1], one[2], one[2])[0], wanted)
+
+        def fetch(block: tuple[RunRef, RunIndex, int]) -> Columns:
+            run, index, number = block
+            return self.blocks(run, index, number, number)[0]
+
+        return _at_once(fetch, wanted)
 
     def _fetch(self, key: str, index: RunIndex, numbers: range) -> dict[int, Columns]:
         start = index.offsets[numbers[0]]

@@ -268,10 +268,11 @@ class GroupCommit:
         if state.status is Status.SEALED:
             self._refuse_sealed(group, before)
         conditional = {key for request in group for key in request.conditional_keys}
-        entries = SegmentView(state, self.core.objects).find(conditional)
-        return decide_commit(
-            group, {key: entry and entry[0] for key, entry in entries.items()}, before
-        )
+        versions: dict[bytes, bytes | None] = dict.fromkeys(conditional)
+        for key, entry in SegmentView(state, self.core.objects).find(conditional).items():
+            if entry is not None:
+                versions[key], _ = entry
+        return decide_commit(group, versions, before)
 
     def _check_reads(self, reads: int, error: errors.ObjectNotFoundError) -> None:
         """Raise the error of a missing run if it was missing after each of so many reads."""

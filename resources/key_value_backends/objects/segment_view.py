@@ -119,9 +119,7 @@ class SegmentView:
             for search in sought:
                 entries[search.key] = blocks[search.run, search.block].get(search.key)
             sought = [search for search in sought if not entries[search.key]]
-        return {
-            key: entry if entry and entry[1] is not None else None for key, entry in entries.items()
-        }
+        return {key: None if _is_removed(entry) else entry for key, entry in entries.items()}
 
     def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
         """Yield the entries of a range, including those of removed keys, in consecutive parts
@@ -150,6 +148,13 @@ class SegmentView:
                 search.block = block
                 return True
         return False
+
+
+def _is_removed(entry: Versioned | None) -> bool:
+    if entry is None:
+        return False
+    _, value = entry
+    return value is None
 
 
 @dataclass(slots=True)
@@ -292,7 +297,8 @@ class SegmentCore:
             if entry is None:
                 entries.append(None)
             else:
-                entries.append(StoredEntry(key, entry[0], entry[1] if values else None))
+                version, value = entry
+                entries.append(StoredEntry(key, version, value if values else None))
         return entries
 
     def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:

@@ -472,7 +472,8 @@ class TransactionMark(StoredDocument):
     rows: int = 0
 
 
-# By partition: the mark, and the offset after the records of the append.
+# By partition: the mark, and the offset after the records of the append. Every append leaves a mark
+# in partition 0.
 ProducerMarks = Mapping[int, tuple[TransactionMark, int]]
 
 
@@ -492,8 +493,9 @@ def send_in_transaction(
     _retry_step(sender, sender.producer.init_transactions)
     marks = _read_marks(append.target, append.producer)
     last = None
+    offset_of_last = 0
     if 0 in marks:
-        last = marks[0][0]
+        last, offset_of_last = marks[0]
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
         raise stale_sequence_error(
@@ -516,7 +518,7 @@ def send_in_transaction(
         mark = TransactionMark(
             topic=append.target.identity, sequence=append.sequence, digest=digest.of(append)
         )
-        _commit_offsets(sender, append, spans, mark, marks[0][1] if 0 in marks else 0)
+        _commit_offsets(sender, append, spans, mark, before=offset_of_last)
         _retry_step(sender, sender.producer.commit_transaction)
     except BaseException:
         # If this fails too, the broker ends the transaction after its time-out.
@@ -611,17 +613,17 @@ def _commit_offsets(
     target = append.target
     marks = {0: TopicPartition(target.topic, 0, before, mark.model_dump_json(exclude_none=True))}
     for span in spans:
-        first = None if span.next is None else span.first
+        first = span.first
+        after = span.next
+        if after is None:  # unknown: a mark needs some offset, and without `first` it is not used
+            first = None
+            after = before
         own = mark.model_copy(update={"first": first, "rows": span.rows})
         text = own.model_dump_json(exclude_none=True)
-        marks[span.partition] = TopicPartition(
-            target.topic, span.partition, span.next or before, text
-        )
+        marks[span.partition] = TopicPartition(target.topic, span.partition, after, text)
     consumed = [TopicPartition(*position) for position in append.consumed]
-    for group, offsets in (
-        (_MARKS + append.producer, list(marks.values())),
-        (append.producer, consumed),
-    ):
+    by_group = {_MARKS + append.producer: list(marks.values()), append.producer: consumed}
+    for group, offsets in by_group.items():
         if offsets:
             # These groups have no members: committing in a transaction only needs their names.
             with closing(

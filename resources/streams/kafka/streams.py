@@ -482,10 +482,13 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if not facts.declared.transactional:
             return None
         marks = produce.read_marks(facts, producer)
-        if 0 not in marks or marks[0][0].sequence < sequence:
+        if 0 not in marks:
             return None
-        if marks[0][0].sequence > sequence:
-            raise system.stale_sequence_error(str(facts), producer, sequence, marks[0][0].sequence)
+        last, _ = marks[0]
+        if last.sequence < sequence:
+            return None
+        if last.sequence > sequence:
+            raise system.stale_sequence_error(str(facts), producer, sequence, last.sequence)
         return produce.result_from_spans(produce.spans_from_marks(marks, sequence), duplicate=True)
 
     def markers(

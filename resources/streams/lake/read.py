@@ -82,9 +82,9 @@ def read_tables(
     with `positions`).
 
     Files have the columns under their stored `names`. The records are ordered by partition and
-    offset, and come in parts of one row group, of which only one
-    is in memory. With `whole` all are in memory, and files are read concurrently. `segments` must
-    include all that overlap the spans. `finish` is applied to each part.
+    offset, and come in parts of one row group, of which only one is in memory. With `whole` all are
+    in memory, and files are read concurrently. `segments` must include all that overlap the spans.
+    `finish` is applied to each part.
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
     stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
@@ -302,13 +302,17 @@ def _merge_intervals(rows: Iterable[Span]) -> tuple[Span, ...]:
     """
     merged: list[Span] = []
     for low, high in sorted(rows):
-        if merged and low <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-        else:
-            merged.append((low, high))
+        if merged:
+            last_low, last_high = merged[-1]
+            if low <= last_high:
+                merged[-1] = (last_low, max(last_high, high))
+                continue
+        merged.append((low, high))
     if len(merged) <= _MAX_INTERVALS:
         return tuple(merged)
-    return ((merged[0][0], merged[-1][1]),)
+    lowest, _ = merged[0]
+    _, highest = merged[-1]
+    return ((lowest, highest),)
 
 
 def read_frame(
@@ -539,6 +543,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         whole: bool,
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
+        """Yield an empty table with the columns, then the records in parts (`read_tables`)."""
         at = self._locate(ranges, **options)
         declared = at.state.declaration.columns
         positions = options.get("positions", False)

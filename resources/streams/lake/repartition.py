@@ -148,7 +148,7 @@ def _check_same_versions(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -
     sequences = [[marker.version for marker in in_partition] for in_partition in marked]
     for p, versions in enumerate(sequences):
         if versions != sequences[0]:
-            raise _not_now_error(
+            raise _not_repartitionable_error(
                 stream,
                 f"partition 0 has the markers of {', '.join(sequences[0]) or 'no version'}, but"
                 f" partition {p} those of {', '.join(versions) or 'no version'}. Expected the same"
@@ -160,7 +160,7 @@ def _check_same_versions(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -
 def _check_checksums(stream: str, markers: Sequence[MarkerEntry]) -> None:
     checksums = {marker.checksum for marker in markers}
     if len(checksums) > 1 or any(map(parse_records_checksum, checksums)):
-        raise _not_now_error(
+        raise _not_repartitionable_error(
             stream,
             f"the markers of version {markers[0].version!r} have checksums of the records in each"
             " partition, which would not match other partitions",
@@ -172,25 +172,26 @@ def _find_valid_from(stream: str, markers: Sequence[MarkerEntry]) -> int | None:
     """Return the time from which the version of these markers is valid, None without one. Raises
     ConfigurationError if the markers differ in it.
     """
-    times: dict[int, int] = {}
+    partition_of: dict[int, int] = {}  # by time
     for marker in markers:
         if marker.valid_from is not None:
-            times[marker.valid_from] = marker.partition
-    if len(times) > 1:
+            partition_of[marker.valid_from] = marker.partition
+    if len(partition_of) > 1:
         listed = ", ".join(
-            f"{time_from_micros(time)} in partition {p}" for time, p in sorted(times.items())
+            f"{time_from_micros(time)} in partition {partition}"
+            for time, partition in sorted(partition_of.items())
         )
-        raise _not_now_error(
+        raise _not_repartitionable_error(
             stream,
             f"the markers of version {markers[0].version!r} have different valid_from times"
             f" ({listed}). Expected one time",
             "Let retention drop the version first, or deliver it with one time into a stream of"
             " another name.",
         )
-    return next(iter(times), None)
+    return next(iter(partition_of), None)
 
 
-def _not_now_error(stream: str, reason: str, next_step: str) -> ConfigurationError:
+def _not_repartitionable_error(stream: str, reason: str, next_step: str) -> ConfigurationError:
     problem = f"stream {stream!r} can't be repartitioned now: {reason}."
     return ConfigurationError(problem, next_step, stream=f"lake.{stream}")
 

@@ -120,10 +120,12 @@ def evolve_declaration(
     evolution = evolve(
         stored.columns, stored.names, wanted.columns, changes, _fixed_columns(stored)
     )
+    # Callers don't declare the columns' names in files, so these are no difference.
+    comparable = wanted.model_copy(update={"names": stored.names})
     system.check_same_declaration(
         f"lake.{name}",
         stored,
-        wanted.model_copy(update={"names": stored.names}),
+        comparable,
         list(evolution.problems),
         "Declare the stream as it exists, or use another name. Columns of a lake stream can be"
         " added and widened, and with renamed= and drop= also renamed and dropped. Change policies"

@@ -29,12 +29,13 @@ from dagster_adjunct import (
     LakeStreams,
     Schema,
     VersionPartitions,
+    Wait,
     bounded_dataset,
     open_lake,
     unbounded_dataset,
 )
 from dagster_adjunct.automation import new_records, new_version, stale
-from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
+from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction, Watermark
 from dagster_adjunct.components import AdjunctComponent
 from dagster_adjunct.errors import ComponentError, ConfigurationError
 from dagster_adjunct.orchestration.code_location.components import AdjunctScaffolder
@@ -63,6 +64,7 @@ unbounded_datasets:
     max_age: 2d
     history: all
     valid_from: time_hour
+    watermark: {{Watermark: {{delay: 5m, idle_after: 1h}}}}
     compaction: {{DeltaCompaction: {{deltas: 5}}}}
   customers:
     input: lake.changes
@@ -103,7 +105,7 @@ applications:
       - from: flights
         filter: dep_delay > 0
       - partition_by: [origin]
-      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour}}
+      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour, wait: {{Wait: {{at_most: 10m, mark: early}}}}}}
       - window:
           kind: {{Tumbling: {{size: 1h}}}}
           by: origin
@@ -168,6 +170,7 @@ def in_python() -> list[Application]:
         max_age=timedelta(days=2),
         history="all",
         valid_from="time_hour",
+        watermark=Watermark(timedelta(minutes=5), idle_after=timedelta(hours=1)),
         compaction=DeltaCompaction(deltas=5),
     )
     envelope = DebeziumEnvelope("id bigint, name string")
@@ -221,6 +224,7 @@ def in_python() -> list[Application]:
             app.table(weather, max_staleness=timedelta(hours=1)),
             on=["origin", "time_hour"],
             as_of="time_hour",
+            wait=Wait(timedelta(minutes=10), mark="early"),
         )
         .window(
             Tumbling(timedelta(hours=1)),

@@ -1,0 +1,114 @@
+"""Up to when a dataset is complete: its watermark, for joins that wait for it.
+
+    newest time of the changes of each partition, and when it last had any (`ChangeTimes`)
+    -> its watermark: newest - delay; or, if it is idle, when that was found - idle_after
+    -> the dataset's watermark: the lowest of all partitions
+
+A bounded dataset is complete up to the end of the version that is read, the newest one or the
+current one: its `valid_from` + `valid_for`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    UnboundedDataset,
+)
+from dagster_adjunct.assets.declaration.policies import Watermark
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    ChangeTimes,
+    DatasetManifest,
+    UnboundedManifest,
+)
+from dagster_adjunct.assets.versions.version import datetime_from_micros
+from dagster_adjunct.resources.times import add_span, subtract_span, to_microseconds
+
+_FIRST = to_microseconds(datetime(1, 1, 1, tzinfo=UTC))
+
+
+def known_until(
+    dataset: AdjunctDataset, manifest: DatasetManifest | None, *, over_time: bool = True
+) -> datetime | None:
+    """Return the watermark of the version that a manifest serves, or of all its versions
+    `over_time`; None if it has none.
+
+    While a table is rebuilt it has none: its manifest is ahead of what is served.
+    """
+    if isinstance(dataset, BoundedDataset) and isinstance(manifest, BoundedManifest):
+        read = {manifest.served_id}
+        if over_time:
+            read = {*manifest.versions_over_time}
+        return _versions_known_until(dataset.valid_for, manifest, read)
+    if isinstance(dataset, UnboundedDataset) and isinstance(manifest, UnboundedManifest):
+        return _changes_known_until(dataset.following.watermark, manifest)
+    return None
+
+
+def _versions_known_until(
+    valid_for: timedelta | None, manifest: BoundedManifest, read: Collection[str | None]
+) -> datetime | None:
+    if valid_for is None:
+        return None
+    times = []
+    for ref in manifest.sealed:
+        if ref.id in read and ref.valid_from is not None:
+            times.append(ref.valid_from)
+    return add_span(max(times), valid_for) if times else None
+
+
+def _changes_known_until(
+    watermark: Watermark | None, manifest: UnboundedManifest
+) -> datetime | None:
+    is_served = manifest.version is not None and manifest.bootstrap.state == "done"
+    if watermark is None or not is_served:
+        return None
+    lowest: datetime | None = None
+    for ssp in manifest.offsets:
+        mark = _partition_known_until(watermark, manifest.times.get(ssp), manifest.confirmed_at)
+        if mark is None:
+            return None
+        if lowest is None or mark < lowest:
+            lowest = mark
+    return lowest
+
+
+def _partition_known_until(
+    watermark: Watermark, times: ChangeTimes | None, confirmed: datetime | None
+) -> datetime | None:
+    mark = None
+    if times is not None and times.newest is not None:
+        mark = subtract_span(times.newest, watermark.delay)
+    if watermark.idle_after is None or confirmed is None:
+        return mark
+    quiet_until = subtract_span(confirmed, watermark.idle_after)
+    is_idle = times is None or times.read_at <= quiet_until
+    if is_idle and (mark is None or mark < quiet_until):
+        return quiet_until
+    return mark
+
+
+def after_changes(
+    known: Mapping[str, ChangeTimes],
+    newest: Mapping[str, int],
+    read: Collection[str],
+    now: datetime,
+) -> dict[str, ChangeTimes]:
+    """Return the times of the partitions after changes were read of the partitions `read`, whose
+    `newest` times are these, in microseconds. Times later than the clock count as the clock's.
+    """
+    after = dict(known)
+    clock = to_microseconds(now)
+    for ssp in read:
+        times = []
+        if ssp in known:
+            times.append(known[ssp].newest)
+        if ssp in newest:
+            times.append(datetime_from_micros(max(min(newest[ssp], clock), _FIRST)))
+        last = max(filter(None, times), default=None)
+        after[ssp] = ChangeTimes(newest=last, read_at=now)
+    return after

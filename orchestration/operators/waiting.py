@@ -1,0 +1,60 @@
+"""Which inputs wait for which datasets, and what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dagster_adjunct.orchestration.operators.lookups import Wait
+from dagster_adjunct.orchestration.operators.operator import Operator, sum_along_paths
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsFor:
+    """The records of a join wait for its `dataset`, as `wait` says: for its current version, or
+    with `over_time` for its newest.
+    """
+
+    join: str
+    dataset: str
+    wait: Wait
+    over_time: bool
+
+
+def waits_by_input(operators: Iterable[Operator]) -> dict[str, tuple[WaitsFor, ...]]:
+    """Return the datasets that the records of each input stream wait for; only inputs that wait."""
+    waits: dict[str, tuple[WaitsFor, ...]] = {}
+    for operator, arriving in sum_along_paths(operators, lambda spec: timedelta(0)):
+        match = operator.spec.match
+        if match is None or match.dataset is None or match.wait is None:
+            continue
+        one = WaitsFor(operator.id, match.dataset, match.wait, match.as_of is not None)
+        for stream in arriving:
+            waits[stream] = (*waits.get(stream, ()), one)
+    return waits
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRecord:
+    """The first record of a partition that waits: for which dataset, its event time, and since when
+    it is in its stream. `known_until` is the dataset's watermark; None if it has none.
+    """
+
+    ssp: SystemStreamPartition
+    offset: int
+    dataset: str
+    time: datetime
+    since: datetime
+    known_until: datetime | None
+
+    def describe(self) -> str:
+        """Return the record in a sentence without a period."""
+        known = "is not known to be complete up to any time"
+        if self.known_until is not None:
+            known = f"is complete up to {self.known_until:%Y-%m-%d %H:%M:%S}"
+        return (
+            f"{self.ssp} waits at offset {self.offset} ({self.time:%Y-%m-%d %H:%M:%S}, since"
+            f" {self.since:%Y-%m-%d %H:%M:%S}) for dataset {self.dataset}, which {known}"
+        )

@@ -1,0 +1,272 @@
+"""Ends a batch's ranges before the first record that still waits for a dataset.
+
+A record waits in its stream, so nothing is buffered. It may be read once the watermark of each
+dataset that it waits for has passed its event time, or once it has waited as long as the join
+allows. A record that may be read already waits, too, if it comes after one that may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.progress import StreamPosition
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
+from dagster_adjunct.assets.versions.version import datetime_from_micros
+from dagster_adjunct.assets.versions.watermark import known_until
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.batch_log.intent import Offsets, Ranges, of_stream
+from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS, EventTime
+from dagster_adjunct.orchestration.operators.lookups import Wait
+from dagster_adjunct.orchestration.operators.waiting import HeldRecord, WaitsFor, waits_by_input
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_streams
+from dagster_adjunct.orchestration.step.progress import declared_event_times
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.schemas.types import arrow_type
+from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
+from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    NumberedOffsets,
+    OffsetRange,
+    StreamSystem,
+    SystemStreamPartition,
+)
+from dagster_adjunct.resources.times import to_microseconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIME = "time"
+ARRIVED = "arrived"
+"""The event time of a record and the time when it was written, in microseconds, next to PARTITION
+and OFFSET.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRanges:
+    """The parts of some ranges that may be read now, and the first record of each partition that
+    waits.
+    """
+
+    ranges: Ranges
+    held: tuple[HeldRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamTimes:
+    """Reads the event times of an input stream, and when its records were written."""
+
+    stream: StreamSnapshot
+    declared: EventTime
+    spark: Callable[[], SparkSession]
+
+    def read(self, ranges: Ranges) -> pa.Table:
+        """Return PARTITION, OFFSET, TIME (null for none) and ARRIVED of the records in these
+        ranges.
+        """
+        system = self.stream.system
+        if not isinstance(system, NumberedOffsets):
+            raise ConfigurationError(
+                f"input {self.stream.name!r} waits for a dataset, but the offsets of system"
+                f" {system.name!r} are no numbers, so its batches can't end at a record.",
+                "Leave wait= out of the join.",
+                stream=self.stream.name,
+            )
+        if system.capabilities.reads_arrow:
+            with suppress(NeedsSpark):
+                return self._read_in_process(ranges)
+        return self._read_by_spark(ranges)
+
+    def _read_in_process(self, ranges: Ranges) -> pa.Table:
+        """Return the times. Raises NeedsSpark if only Spark computes them for certain."""
+        if not self.declared.sql:
+            records = read_table(self.stream.system, ranges, ())
+            return _times(records, records[TIMESTAMP])
+        schema = self.stream.info.schema
+        if schema is None:
+            raise NeedsSpark("unknown columns")
+        compiled = compile_expression(self.declared.expression, schema.types)
+        if isinstance(compiled, str):
+            raise NeedsSpark(compiled)
+        records = read_table(self.stream.system, ranges, compiled.columns)
+        return _times(records, compiled.evaluate(records))
+
+    def _read_by_spark(self, ranges: Ranges) -> pa.Table:
+        records = read_frame(self.stream.system, self.spark(), ranges)
+        time = self.declared.column(f"input {self.stream.name}", records)
+        columns = [F.unix_micros(time).alias(TIME), F.unix_micros(TIMESTAMP).alias(ARRIVED)]
+        return records.select(PARTITION, OFFSET, *columns).toArrow()
+
+
+def _times(records: pa.Table, time: pa.Array) -> pa.Table:
+    micros = time.cast(arrow_type("timestamp")).cast(pa.int64())
+    is_time = pc.and_(pc.greater_equal(micros, MIN_MICROS), pc.less_equal(micros, MAX_MICROS))
+    return pa.table(
+        {
+            PARTITION: records[PARTITION],
+            OFFSET: records[OFFSET],
+            TIME: pc.if_else(is_time, micros, None),
+            ARRIVED: records[TIMESTAMP].cast(arrow_type("timestamp")).cast(pa.int64()),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What decides which records wait: by join, the watermarks `known` of the datasets, the clock,
+    and the streams as they are now.
+    """
+
+    app: Application
+    streams: Mapping[str, StreamSnapshot]
+    known: Mapping[str, datetime | None]
+    now: datetime
+    spark: Callable[[], SparkSession]
+
+    def hold_back(self, ranges: Ranges, unread: Ranges) -> HeldRanges:
+        """Return the parts of these ranges that may be read now.
+
+        `unread` are the ranges up to the ends of the streams: records there decide, too, how long
+        one has waited by event time.
+        """
+        declared = declared_event_times(self.app)
+        cut = dict(ranges)
+        held: list[HeldRecord] = []
+        for name, waits in waits_by_input(self.app.operators).items():
+            compare = self.streams[name].system.compare
+            of_input = {}
+            for ssp, span in of_stream(ranges, name).items():
+                if compare(span.start, span.end) < 0:
+                    of_input[ssp] = span
+            if not of_input:
+                continue
+            reader = _StreamTimes(self.streams[name], declared[name], self.spark)
+            times = reader.read(of_input)
+            for ssp, span in of_input.items():
+                of_partition = times.filter(pc.equal(times[PARTITION], ssp.partition))
+                rest = {ssp: OffsetRange(span.end, unread[ssp].end)}
+                first = self._find_held(ssp, of_partition, waits, partial(reader.read, rest))
+                if first is not None:
+                    cut[ssp] = OffsetRange(span.start, str(first.offset))
+                    held.append(first)
+        return HeldRanges(cut, tuple(held))
+
+    def _find_held(
+        self,
+        ssp: SystemStreamPartition,
+        times: pa.Table,
+        waits: Sequence[WaitsFor],
+        read_rest: Callable[[], pa.Table],
+    ) -> HeldRecord | None:
+        """Return the first of these records of a partition that waits for a dataset."""
+        found = None
+        for one in waits:
+            known = self.known[one.join]
+            held = times.filter(_is_beyond(times, known))
+            if held.num_rows:
+                held = held.filter(self._is_within(held, one.wait, times, read_rest))
+            if not held.num_rows:
+                continue
+            first = held.sort_by(OFFSET).slice(0, 1).to_pylist()[0]
+            if found is None or first[OFFSET] < found.offset:
+                found = HeldRecord(
+                    ssp,
+                    first[OFFSET],
+                    one.dataset,
+                    datetime_from_micros(first[TIME]),
+                    datetime_from_micros(first[ARRIVED]),
+                    known,
+                )
+        return found
+
+    def _is_within(
+        self, held: pa.Table, wait: Wait, times: pa.Table, read_rest: Callable[[], pa.Table]
+    ) -> pa.Array:
+        """Return for each of these records whether it has not waited as long as is allowed."""
+        at_most = wait.at_most // timedelta(microseconds=1)
+        if wait.by == "clock":
+            return pc.greater(held[ARRIVED], to_microseconds(self.now) - at_most)
+        newest = _newest(times, read_rest())
+        return pc.greater(held[TIME], newest - at_most)
+
+
+def describe_held(
+    systems: Mapping[str, StreamSystem], lake: Lake, app: Application, unread: Offsets
+) -> tuple[str, ...]:
+    """Return, for each partition with `unread` records, what its first one waits for, if a run
+    could read none of these; else ().
+
+    A run advances the datasets first. So a dataset that would be found silent counts as silent, and
+    none is waited for if one has anything to read.
+    """
+    waits = waits_by_input(app.operators)
+    if not unread or any(ssp.qualified_stream not in waits for ssp in unread):
+        return ()
+    known: dict[str, datetime | None] = {}
+    for one in {one for of_input in waits.values() for one in of_input}:
+        dataset = app.dataset(one.dataset)
+        manifest = StoredVersions(lake, dataset).manifest()
+        if manifest is None or _has_unread(systems, lake, dataset, manifest):
+            return ()
+        if isinstance(manifest, UnboundedManifest):
+            manifest = manifest.model_copy(update={"confirmed_at": lake.now()})
+        known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
+    streams = snapshot_streams(systems, {ssp.qualified_stream for ssp in unread}, 1)
+    first = {}
+    ranges = {}
+    for ssp, start in unread.items():
+        stream = streams[ssp.qualified_stream]
+        first[ssp] = OffsetRange(start, stream.system.advance(ssp, start, 1))
+        ranges[ssp] = OffsetRange(start, stream.upcoming[ssp])
+    try:
+        held = Waiting(app, streams, known, lake.now(), _no_session).hold_back(first, ranges).held
+    except NeedsSpark:
+        return ()
+    if len(held) < len(unread):
+        return ()
+    return tuple(record.describe() for record in held)
+
+
+def _has_unread(
+    systems: Mapping[str, StreamSystem],
+    lake: Lake,
+    dataset: AdjunctDataset,
+    manifest: DatasetManifest,
+) -> bool:
+    """Whether an advance of the dataset would find changes, or a version."""
+    if isinstance(manifest, UnboundedManifest):
+        position = StreamPosition.of(systems, manifest)
+        return position.offsets != position.ends
+    if dataset.versions is not None:
+        return False
+    return StoredVersions(lake, dataset).awaiting(systems, manifest) is None
+
+
+def _no_session() -> SparkSession:
+    raise NeedsSpark("the event time of an input")
+
+
+def _is_beyond(times: pa.Table, known: datetime | None) -> pa.Array:
+    """Return for each record whether the watermark `known` has not passed its time."""
+    if known is None:
+        return times[TIME].is_valid()
+    return pc.fill_null(pc.greater_equal(times[TIME], to_microseconds(known)), False)
+
+
+def _newest(*times: pa.Table) -> int:
+    """Return the newest event time of these records."""
+    newest = [pc.max(part[TIME]).as_py() for part in times]
+    return max((int(time) for time in newest if time is not None), default=0)
