@@ -12,7 +12,7 @@ same partitions. Readers keep the old copies until they release them, as after a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,11 +21,16 @@ from typing import Any, TypeVar
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_generation_files
 from dagster_adjunct.assets.retention import erasure
-from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
+from dagster_adjunct.assets.retention.discard import Roots, delete_doomed, version_holders
 from dagster_adjunct.assets.retention.erasure import RewrittenGeneration, VersionReplacement
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import lease_served, read_lake_clock, record_build
+from dagster_adjunct.assets.versions.leases import (
+    lease_served,
+    list_live_leases,
+    read_lake_clock,
+    record_build,
+)
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
@@ -64,7 +69,7 @@ class RebucketReport:
     """What one repartitioning did: `versions` maps the ids of rewritten versions to their new ids.
 
     With `dry_run`, the versions that would be rewritten have the new id "". Of an unbounded dataset
-    only the served version is rewritten. `pending` are old copies that are still read, and
+    only the served version is rewritten. `pending` are old copies that readers keep, and
     `holding` describes open batches that need a version as it is, which prevents the rewrite.
     """
 
@@ -252,6 +257,18 @@ def _plan(
     )
 
 
+def _list_leased(log: DatasetLog, versions: Collection[str]) -> tuple[str, ...]:
+    """Return which of these versions readers hold by a lease, and who they are."""
+    now = log.lake.now()  # the store's clock is read by writing
+    held = version_holders(list_live_leases(log.lake, log.name, now), {}, now)
+    leased = []
+    for version in versions:
+        reason = held.get(version) or held.get("*")
+        if reason is not None:
+            leased.append(f"{version}: {reason}")
+    return tuple(leased)
+
+
 def repartition_table(
     lake: Lake,
     dataset: str,
@@ -421,7 +438,8 @@ def repartition_versions(
         return VersionReplacement.write(log, ref, rewritten, attempt, rows=0)
 
     if dry_run:
-        return _plan(log, as_bounded(log.require()[1]), partitions, reason, roots)
+        plan = _plan(log, as_bounded(log.require()[1]), partitions, reason, roots)
+        return replace(plan, pending=_list_leased(log, plan.versions))
     try:
         plan, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:

@@ -49,7 +49,7 @@ from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.reports import sum_counters
-from dagster_adjunct.resources.schemas.column_changes import FixedColumns
+from dagster_adjunct.resources.schemas.column_changes import FixedColumns, find_known_part
 from dagster_adjunct.resources.schemas.schema import StoredNames
 from dagster_adjunct.resources.schemas.version_columns import (
     NamedColumns,
@@ -248,7 +248,12 @@ def evolve_known_columns(member: Member) -> KnownColumns:
     new -= {*spec.evolution.unknown(declared, before.names)}
     for path in sorted(new & spec.evolution.renamed.keys()):
         name = spec.evolution.renamed[path]
-        problems.append(f"{path} is renamed to {name}, which is new, and no version has had {path}")
+        part, there = find_known_part(before.columns, path)
+        had = f"{part} has" if part else "its columns are"
+        problems.append(
+            f"{path} is renamed to {name}, which is new, and no version has had {path}: {had}"
+            f" {', '.join(there) or 'no fields'}"
+        )
     if problems:
         raise errors.DatasetError(
             f"dataset {spec.name!r} can't follow its columns: {'; '.join(problems)}.",

@@ -52,26 +52,27 @@ class DiscardPolicy:
 @validated
 @dataclass(frozen=True, slots=True)
 class VersionPartitions:
-    """Versions as partitions in Dagster: one per day since `start` ("2026-01-01"), or one per name
-    in `names`.
+    """Versions as partitions in Dagster: one per day, week or month since `start` ("2026-01-01"),
+    or one per name in `names`.
 
-    Days begin at midnight in `timezone`, an IANA name such as "Pacific/Auckland" (default: UTC),
-    and have 23 or 25 hours there when the clock changes. With neither, partitions are dynamic:
-    names are added as versions arrive. A version has the name of its partition. Versions are
-    ordered by name, with numbers in it by value, so building an older one does not make it current.
-    A version that is delivered under another name is reported and left out.
+    A period has the name of its first day, a week that of its Monday. Days begin at midnight in
+    `timezone`, an IANA name such as "Pacific/Auckland" (default: UTC), and have 23 or 25 hours
+    there when the clock changes. With neither, partitions are dynamic: names are added as versions
+    arrive. A version has the name of its partition. Versions are ordered by name, with numbers in
+    it by value, so building an older one does not make it current. A version that is delivered
+    under another name is reported and left out.
     """
 
-    by: Literal["day", "name"] = "name"
+    by: Literal["day", "week", "month", "name"] = "name"
     start: str | None = None
     names: tuple[str, ...] = ()
     timezone: str | None = None
 
     def __post_init__(self) -> None:
-        if self.by == "day" and self.names:
+        if self.by_time and self.names:
             raise ConfigurationError(
-                f"version partitions by day have names={self.names!r}: their names are days.",
-                "Leave names out, or leave day and start out.",
+                f"version partitions by {self.by} have names={self.names!r}: their names are days.",
+                f"Leave names out, or leave {self.by} and start out.",
                 argument="names",
             )
         for name in self.names:
@@ -83,7 +84,7 @@ class VersionPartitions:
                     argument="names",
                 )
         if self.timezone is not None:
-            if self.by != "day":
+            if not self.by_time:
                 raise ConfigurationError(
                     f"version partitions by name have timezone={self.timezone!r}: only days begin"
                     " in a zone.",
@@ -91,25 +92,40 @@ class VersionPartitions:
                     argument="timezone",
                 )
             check_zone("version partitions have timezone", self.timezone, argument="timezone")
-        if (self.by == "day") != (self.start is not None):
+        if self.by_time != (self.start is not None):
             raise ConfigurationError(
                 f"version partitions by {self.by} have start={self.start!r}.",
                 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.',
                 argument="start",
             )
-        if self.start is not None and not _is_day(self.start):
+        if self.start is not None and not self._is_first_day(self.start):
+            expected = {"week": "a Monday, such as 2026-01-05", "month": "the first of a month"}
             raise ConfigurationError(
-                f"version partitions by day have start={self.start!r}: expected a date such as"
-                " 2026-01-01.",
+                f"version partitions by {self.by} have start={self.start!r}: expected"
+                f" {expected.get(self.by, 'a date such as 2026-01-01')}.",
                 argument="start",
             )
+
+    @property
+    def by_time(self) -> bool:
+        """Whether partitions are periods of time."""
+        return self.by != "name"
+
+    def _is_first_day(self, name: str) -> bool:
+        """Whether this is the name of a period: the first day of one."""
+        if not _is_day(name):
+            return False
+        day = date.fromisoformat(name)
+        if self.by == "week":
+            return day.weekday() == 0
+        return self.by == "day" or day.day == 1
 
     def has(self, name: str) -> bool:
         """Whether this is the name of a partition; if partitions are dynamic, any is that
         Dagster accepts.
         """
         if self.start is not None:
-            return _is_day(name) and name >= self.start
+            return self._is_first_day(name) and name >= self.start
         if self.names:
             return name in self.names
         return _is_usable(name)
@@ -122,10 +138,17 @@ class VersionPartitions:
     def describe_outside(self, name: str) -> str:
         """Return why a delivered version of this name is no partition, and what makes it one."""
         left_out = f"version {name!r} is delivered and left out, because it is no partition: "
-        if self.start is not None and _is_day(name) and name < self.start:
-            return f"{left_out}the first day is {self.start}. To build it, declare an earlier start"
+        if self.start is not None and self._is_first_day(name) and name < self.start:
+            return (
+                f"{left_out}the first {self.by} is {self.start}. To build it, declare an earlier"
+                " start"
+            )
         if self.start is not None:
-            return f"{left_out}partitions are the days since {self.start}, such as {self.start}"
+            named = {"week": ", named by their Mondays", "month": ", named by their first days"}
+            return (
+                f"{left_out}partitions are the {self.by}s since {self.start}"
+                f"{named.get(self.by, '')}, such as {self.start}"
+            )
         if self.names:
             return f"{left_out}{len(self.names)} names are declared. To build it, add it to names"
         return f"{left_out}Dagster's partitions can't have such a name"

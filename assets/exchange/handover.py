@@ -45,7 +45,13 @@ from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, obje
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.optional_packages import import_package
-from dagster_adjunct.resources.schemas.schema import AS_NAMED, Field, Schema, StoredNames
+from dagster_adjunct.resources.schemas.schema import (
+    AS_NAMED,
+    Field,
+    Schema,
+    StoredNames,
+    list_steps,
+)
 from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
@@ -362,6 +368,20 @@ class ViewFiles:
         """Whether files have other names than engines see."""
         return bool(self.layout.names.names)
 
+    def find_other_column(self) -> str | None:
+        """Return a column for which files have another name than engines see, or that was dropped
+        and that they still have; None if there is none.
+        """
+        for steps, stored in self.layout.names.names:
+            return f"{stored} for {'.'.join(steps)}"
+        retired = self.layout.names.retired
+        for _, file in self.files if retired else ():
+            found = file.open().schema_arrow
+            own = [field for field in found if not field.name.startswith("__")]
+            for steps in sorted(retired & list_steps(Schema.from_arrow(pa.schema(own)))):
+                return f"{'.'.join(steps)}, which was dropped"
+        return None
+
     @property
     def paths(self) -> list[str]:
         """The locations of the files."""
@@ -533,21 +553,27 @@ def parquet_files(view: View) -> list[str]:
     stream's table also have `__position` and `__tombstone` (always false); those of a stream have
     further columns that start with `__`. Files of `Dataset.over_time()` have the rows of a table
     with history, including deletions, with `__valid_from`, `__valid_to` and `__first`. Raises
-    DatasetError for a version whose files must be merged, for a stream with replaced records, and
-    for files that also have rows of other times; raises ConfigurationError for a lake in memory.
+    DatasetError for a version whose files must be merged, for a stream with replaced records, for
+    files that also have rows of other times, and for files from before columns were renamed or
+    dropped; raises ConfigurationError for a lake in memory.
     """
     return lend_whole_files(view, _plain_locations)
 
 
 def _plain_locations(files: ViewFiles) -> list[str]:
-    if not files.is_renamed:
+    other = files.find_other_column()
+    if other is None:
         return files.paths
     view = files.view
-    steps, stored = files.layout.names.names[0]
+    what = (
+        f"stream {view.stream!r}" if isinstance(view, StreamView) else f"dataset {view.dataset!r}"
+    )
     raise DatasetError(
-        f"dataset {view.dataset!r}: its files have other names for columns that were renamed, or"
-        f" dropped and added again, such as {stored} for {'.'.join(steps)}.",
-        "Use pyarrow_dataset, duckdb_view or polars_frame, which give columns their names.",
+        f"{what}: its files do not have its columns, because some were renamed or dropped: they"
+        f" have {other}.",
+        "Use pyarrow_dataset, duckdb_view or polars_frame, which give columns their names. For"
+        " files with these names, write them from there:"
+        ' pyarrow.dataset.write_dataset(pyarrow_dataset(…), FOLDER, format="parquet").',
         dataset=view.dataset,
     )
 
@@ -561,7 +587,7 @@ def pyarrow_dataset(view: View) -> pads.Dataset:
     replaced, by the columns of their positions; replaced records are left out. Rows over time have
     `__valid_from`, `__valid_to` and `__tombstone`; of these only the valid rows are returned, each
     interval as stored. Files are opened when they are read. Raises as `parquet_files` does, but not
-    for replaced records and rows of other times, which are left out.
+    for replaced records and rows of other times, which are left out, nor for renamed columns.
     """
     return lend_files(view, ViewFiles.dataset)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -18,6 +18,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.entry_changes import EntryChanges
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key, is_out_of_range
+from dagster_adjunct.assets.reading.point_in_time import BeforeHistory, PointInTime, join_records
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_versions import (
     StoredVersions,
@@ -201,6 +202,34 @@ class Dataset(VersionOperations):
         """
         return EntriesOverTime(self._served.lend_over_time())
 
+    def point_in_time(
+        self,
+        records: Any,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        as_of: str,
+        select: Sequence[str] | None = None,
+        max_age: timedelta | None = None,
+        before_history: BeforeHistory = "null",
+    ) -> Any:
+        """Return records, each with the columns of the entry that was valid at its time: a training
+        set.
+
+        `records` are an Arrow table, a pandas or Polars frame, rows as dictionaries, or a Spark
+        frame; a frame is returned for a frame, else an Arrow table. All records stay, in their
+        order. `on` names the columns of the key: "plane", ["origin", "hour"], or {record column:
+        key column}. `as_of` is the column with the record's time, a timestamp with a zone or a
+        date. `select` lists the columns to add, "seats" or "year as built"; by default all but the
+        key. Columns are null where the key had no entry then, where it became valid longer than
+        `max_age` before, and for times before the history begins, unless before_history="error".
+
+        Raises SchemaMismatchError for records that do not fit, and DatasetError for a dataset
+        without history.
+        """
+        reader = self._served.lend_over_time()
+        join = PointInTime.of(reader, on, as_of, select, max_age, before_history)
+        return join_records(join, records)
+
     def lend(self, read: Callable[[VersionReader], T]) -> T:
         """Return `read(reader)`, for an engine that reads the version's files later; it stays
         leased until `close`.
@@ -383,7 +412,8 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     until the table moves on or is closed. A request that comes more than `refresh_every` seconds
     after the last check first moves on to the served version (one more request); with None that
     happens only when the table is closed and opened again. With `version`, an id or a name, the
-    version never changes. Threads and event loops share the open dataset and its cache.
+    version never changes. As in joins, its columns have the names that they have now. Threads and
+    event loops share the open dataset and its cache.
 
     The table is read-only: writes are rejected.
     """
@@ -402,6 +432,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         self.dataset = dataset
         self.version = version
         self.refresh_every = refresh_every
+        self._reported: frozenset[str] = frozenset()  # columns that stored_types has returned
         self._reset()
 
     def _reset(self) -> None:
@@ -443,6 +474,12 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         if served is None:
             return None
         return served.require().reader.schema.types
+
+    async def stored_types(self) -> dict[str, str] | None:
+        served = await asyncio.to_thread(self._current)
+        types = served.require().reader.schema.types
+        self._reported = frozenset(types)
+        return types
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return super().problem_of(error, sent=False)  # a failed read can be repeated
@@ -492,6 +529,15 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             return self._read(operation)  # the table was closed before this request began to read
 
     def _look_up(self, operation: Operation[Any], reader: VersionReader) -> Outcomes:
+        missing = sorted(self._reported.difference(reader.schema.names))
+        if missing:  # else it would be null
+            raise errors.SchemaMismatchError(
+                f"dataset {self.dataset!r}: its column {missing[0]!r} was renamed or dropped after"
+                " the columns of this table were compared with those to look up.",
+                "Run the application again, which compares them first.",
+                column=missing[0],
+                dataset=self.dataset,
+            )
         keys = operation.entries.keys
         if ordered := key_reorderer(f"dataset {self.dataset!r}", reader.sealed.key, operation.key):
             keys = list(map(ordered, keys))
@@ -536,7 +582,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
                     lake = open_lake(self.lake, create=False)
                 else:
                     lake = self.lake
-                stored = StoredVersions(lake, self.dataset)
+                stored = StoredVersions(lake, self.dataset, named_now=True)
                 self._open = ServedVersion(
                     stored, None if self.version is None else stored.version(self.version)
                 )

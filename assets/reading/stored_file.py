@@ -27,6 +27,8 @@ from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFou
 from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.paths import read_path
+from dagster_adjunct.resources.schemas.schema import Steps
 
 T = TypeVar("T")
 _CHUNK = 8 * 1024 * 1024
@@ -122,25 +124,45 @@ def column_paths(metadata: pq.FileMetaData) -> list[str]:
     return [leaf.path if leaf.max_definition_level <= 1 else "" for leaf in leaves]
 
 
-def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:
-    """Return the number of nulls in each of these columns, by stored name, over all files.
+def _place_of_value(metadata: pq.FileMetaData, steps: Steps) -> int | None:
+    """Return the place of the column of a Parquet file that has these values; None if it has not
+    one for them alone, or if its path may be that of others.
+    """
+    names = column_paths(metadata)
+    if len(steps) == 1:
+        return names.index(steps[0]) if steps[0] in names else None
+    if any("." in step for step in steps):
+        return None
+    for place in range(metadata.num_columns):
+        leaf = metadata.schema.column(place)
+        is_in_structs = leaf.max_repetition_level == 0 and leaf.max_definition_level == len(steps)
+        if is_in_structs and leaf.path == ".".join(steps):
+            return place
+    return None
+
+
+def count_nulls(files: Sequence[StoredFile], values: Sequence[Steps]) -> list[int]:
+    """Return the number of nulls at each of these stored steps, over all files. A value within a
+    null struct is null.
 
     They come from the statistics in the footers; row groups without statistics are read.
     """
-    nulls = dict.fromkeys(columns, 0)
+    nulls = [0] * len(values)
     for stored in files:
         file = stored.open()
         metadata = file.metadata
-        names = column_paths(metadata)
-        for group, name in product(range(metadata.num_row_groups), columns):
+        places = [_place_of_value(metadata, steps) for steps in values]
+        for group, number in product(range(metadata.num_row_groups), range(len(values))):
+            place = places[number]
             statistics = None
-            if name in names:
-                statistics = metadata.row_group(group).column(names.index(name)).statistics
+            if place is not None:
+                statistics = metadata.row_group(group).column(place).statistics
             if statistics is None or not statistics.has_null_count:
-                rows = stored.reading(partial(file.read_row_group, group, columns=[name]))
-                nulls[name] += rows.column(name).null_count
+                steps = values[number]
+                rows = stored.reading(partial(file.read_row_group, group, columns=[steps[0]]))
+                nulls[number] += read_path(rows, steps).null_count
             else:
-                nulls[name] += statistics.null_count
+                nulls[number] += statistics.null_count
     return nulls
 
 

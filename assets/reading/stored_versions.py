@@ -491,7 +491,7 @@ class StoredVersions(VersionOperations):
                 "input": str(spec.input),
             }
             stored = manifest.declaration
-            check_declaration(self.name, stored, stored.model_copy(update=declared))
+            check_declaration(spec, stored, stored.model_copy(update=declared))
         return commit, manifest
 
     def current(self) -> VersionReader | None:

@@ -33,7 +33,9 @@ from dagster_adjunct.assets.versions.version import DatasetDeclaration, declarat
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import find_known_part
 from dagster_adjunct.resources.schemas.paths import (
+    column_of,
     find_path,
     path_expression,
     read_path,
@@ -107,9 +109,15 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
     """
     for name in spec.sensitive:
         if records.column_of(name) is None and schema.column_of(name) is None:
+            names = sorted({*records.names, *schema.names})
+            found = f"{what} has no column {name!r}, which sensitive= names"
+            for columns in (records, schema):
+                part, there = find_known_part(columns, name)
+                if part:
+                    names = there
+                    found = f"{what} has no {name!r} in {part!r}, which sensitive= names"
             raise errors.SchemaMismatchError(
-                f"{what} has no column {name!r}, which sensitive= names; it has"
-                f" {', '.join(sorted({*records.names, *schema.names}))}.",
+                f"{found}; it has {', '.join(names) or 'no fields'}.",
                 "Correct sensitive=: values of the column that is meant would be shown.",
                 dataset=spec.name,
                 argument="sensitive",
@@ -215,6 +223,8 @@ def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) 
         )
         step = "Order by another column, or by offset (leave order_by out)."
     elif not changes.orders(name):
+        if column_of(name, rows.names) in rows.names:  # raises, with the fields there
+            require_value(name, rows.types, f"{what}: order_by names {name!r}, and the row")
         problem = (
             f"order_by is {name!r}, and changes ({changes.describe()}) have no such column or"
             f" position: their columns are {', '.join(rows.names)}."

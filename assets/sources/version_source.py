@@ -153,7 +153,7 @@ class VersionSource(ABC):
         Raises DatasetError for an incompatible declaration, and OffsetOutOfRangeError for a
         recreated stream.
         """
-        check_declaration(stored.name, stored.declaration, self.declaration)
+        check_declaration(self.spec, stored.declaration, self.declaration)
         return as_bounded(stored).with_declared_policies(self.declaration)
 
     @abstractmethod

@@ -138,7 +138,7 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
             "Give this local table another name.",
             dataset=spec.name,
         )
-    check_declaration(spec.name, stored.declaration, declared)
+    check_declaration(spec, stored.declaration, declared)
     _evolve_names(spec, stored.version)  # raises for columns that can't follow the stored ones
     return as_unbounded(stored)
 
@@ -152,6 +152,13 @@ def _evolve_names(spec: LocalTable, stored: SealedVersion | None) -> StoredNames
     fixed = FixedColumns(spec.key)
     declared = columns_of_local_table(spec)
     after = evolve(stored.columns, stored.names, declared, spec.evolution, fixed, ordered=True)
+    if after.problems and spec.input.expires is not None:
+        raise errors.DatasetError(
+            f"state {spec.name!r} was kept with other columns than its operator has now:"
+            f" {stored.columns.difference(declared)}.",
+            f"{_earlier_names_step()}, {_afresh_step(spec.name)}",
+            dataset=spec.name,
+        )
     if after.problems:
         raise errors.DatasetError(
             f"local table {spec.name!r} has other columns than declared:"
@@ -753,12 +760,26 @@ def validate_state(lake: Lake, dataset: LocalTable) -> None:
         raise errors.DatasetError(
             f"state {dataset.name!r} was kept for operator {was!r}, and the declared one is"
             f" {declared!r}.",
-            "Undo the change, or give the operator another name, under which it starts with empty"
-            " state. To start over under this one: adjunct dataset delete"
-            f" {dataset.name} --reason ….",
+            f"Undo the change, {_afresh_step(dataset.name)} {_earlier_names_step()}.",
             dataset=dataset.name,
         )
     require_local_manifest(stored, dataset)
+
+
+def _earlier_names_step() -> str:
+    """Return how an operator keeps its state when columns of its input were renamed."""
+    return (
+        "If a column was renamed before the operator, give it its earlier name there, such as"
+        ' .select("key", "time", "now as earlier")'
+    )
+
+
+def _afresh_step(name: str) -> str:
+    """Return how an operator starts with empty state."""
+    return (
+        "or give the operator another name, under which it starts with empty state. To start over"
+        f" under this one: adjunct dataset delete {name} --reason …."
+    )
 
 
 def create_state(context: Runtime, dataset: LocalTable) -> None:

@@ -134,7 +134,7 @@ def inspect_table(context: Runtime, spec: UnboundedDataset) -> TableSnapshot:
     commit, stored, damage = log.read_or_newest()
     manifest = None
     if stored is not None:
-        manifest = require_matching_manifest(stored, source.declaration)
+        manifest = require_matching_manifest(spec, stored, source.declaration)
     carried = None
     missing: list[str] = []
     if manifest is not None and not damage:
@@ -164,7 +164,7 @@ def inspect_table(context: Runtime, spec: UnboundedDataset) -> TableSnapshot:
 
 
 def require_matching_manifest(
-    stored: DatasetManifest, declared: DatasetDeclaration
+    spec: UnboundedDataset, stored: DatasetManifest, declared: DatasetDeclaration
 ) -> UnboundedManifest:
     """Return the stored manifest; raise DatasetError where its declaration does not match the
     declared one.
@@ -172,7 +172,7 @@ def require_matching_manifest(
     The number of input partitions is not compared: `assess_continuity` does that.
     """
     partitions = {"input_partitions": stored.declaration.input_partitions}
-    check_declaration(stored.name, stored.declaration, declared.model_copy(update=partitions))
+    check_declaration(spec, stored.declaration, declared.model_copy(update=partitions))
     return as_unbounded(stored)
 
 
@@ -378,7 +378,7 @@ def _must_evolve(
     served = manifest.version
     declared = source.declaration
     evolution = evolve_table_columns(source, served.named_columns, manifest.declaration.input_names)
-    order = rename_names(spec, served.order_by)
+    order = order_named_now(spec, served)
     if (order, served.position_type) != (declared.order_by, declared.position_type):
         raise order_change_error(spec.name, served.order_by, declared.order_by)
     if evolution.names != served.names or served.columns != source.schema:
@@ -568,8 +568,8 @@ def rebuilt_names(
     return names_in_files(declared, after.names)
 
 
-def rename_names(spec: AdjunctDataset, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the names that these stored columns have now; None for None."""
-    if names is None:
+def order_named_now(spec: AdjunctDataset, stored: SealedVersion) -> tuple[str, ...] | None:
+    """Return what a version is ordered by, under the names of now; None if by offset."""
+    if stored.order_by is None:
         return None
-    return tuple(spec.evolution.renamed.get(name, name) for name in names)
+    return tuple(spec.evolution.follow(name, stored.columns) for name in stored.order_by)

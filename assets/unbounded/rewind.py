@@ -39,6 +39,7 @@ from dagster_adjunct.assets.unbounded.recovery import (
     TableSnapshot,
     inspect_table,
     order_change_error,
+    order_named_now,
     plan_recovery,
     require_complete_stream,
     require_ordered_keys,
@@ -229,8 +230,9 @@ def _refusal_error(
             " build it.",
             dataset=spec.name,
         )
-    if manifest.version is not None and manifest.version.order_by != spec.following.order:
-        return order_change_error(spec.name, manifest.version.order_by, spec.following.order)
+    version = manifest.version
+    if version is not None and order_named_now(spec, version) != spec.following.order:
+        return order_change_error(spec.name, version.order_by, spec.following.order)
     for partition in partitions:
         skips = partition.skipped or isinstance(positions[partition.ssp], StartpointUpcoming)
         if skips and partition.ssp not in forced:

@@ -32,7 +32,17 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.reports import to_json_value
+from dagster_adjunct.resources.schemas.paths import (
+    Path,
+    column_of,
+    find_path,
+    flat_name,
+    require_value,
+    simple_value_advice,
+    split_path,
+)
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
+from dagster_adjunct.resources.schemas.types import is_nested
 from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.sql.checking import (
     check_expression,
@@ -234,11 +244,10 @@ def check_no_null_keys(candidate: Candidate) -> Finding:
 
 def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     view = candidate.view
-    for column in columns:
-        view.schema.field(column, f"dataset {view.dataset!r}")
-    stored = view.sealed.layout.stored_names(columns)
-    counts = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), stored)
-    nulls = {name: counts[in_files] for name, in_files in zip(columns, stored, strict=True)}
+    names = view.sealed.layout.names
+    steps = [names.of_steps(_find_value(view, name).steps) for name in columns]
+    counts = count_nulls(list_stored_files(view.store, view.dataset, view.sealed), steps)
+    nulls = dict(zip(columns, counts, strict=True))
     facts = {"nulls": nulls, "rows": view.rows}
     broken = []
     for column, count in nulls.items():
@@ -247,6 +256,18 @@ def check_no_nulls(candidate: Candidate, *columns: str) -> Finding:
     if broken:
         return Finding(False, "; ".join(broken), facts)
     return Finding(True, f"{view.rows:,} rows have {', '.join(map(repr, columns))}", facts)
+
+
+def _find_value(view: VersionReader, name: str) -> Path:
+    """Return the value that the name of a column, or a path, means in a version. Raises
+    SchemaMismatchError if there is none.
+    """
+    what = f"dataset {view.dataset!r}"
+    column = view.schema.field(column_of(name, view.schema.names), what)
+    if column.name == name:
+        return Path((name,), column.type)
+    types = {column.name: column.type}
+    return find_path(name, types) or require_value(name, types, what)
 
 
 def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
@@ -320,8 +341,8 @@ def check_min_rows(candidate: Candidate, n: int) -> Finding:
 def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
     from pyspark.errors import DateTimeException, NumberFormatException
 
-    field = candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
-    name = quote_name(column)
+    value = _find_value(candidate.view, column)
+    name = value.expression
     # In SQL, no value is outside of a list with a null.
     allowed = F.col(name).isin(*[value for value in values if value is not None])
     others = candidate.view.frame(candidate.spark()).where(F.col(name).isNotNull() & ~allowed)
@@ -337,7 +358,7 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
         # Its message may have a value of the column, which may be sensitive.
         raise errors.ConfigurationError(
             f"values_in({column!r}) has values that can't be compared with the column's type,"
-            f" {field.type}: {_condition(error)}.",
+            f" {value.type}: {_condition(error)}.",
             "List values of that type.",
             argument="values",
         ) from None
@@ -442,7 +463,9 @@ def no_null_keys(*, severity: Severity = "error") -> Check:
 
 @validated
 def no_nulls(*columns: str, severity: Severity = "error") -> Check:
-    """Require that no entry has a null in these columns, by the counts in the files' footers."""
+    """Require that no entry has a null in these columns, or at these paths, by the counts in the
+    files' footers.
+    """
     if not columns:
         raise argument_error(
             "no_nulls() names no columns", "those that must have values", argument="columns"
@@ -491,8 +514,8 @@ def min_rows(n: NonNegativeInt, *, severity: Severity = "error") -> Check:
 
 @validated
 def values_in(column: str, values: Iterable[Any], *, severity: Severity = "error") -> Check:
-    """Require that every value of the column is one of `values`; nulls pass (see `no_nulls`).
-    Runs on Spark.
+    """Require that every value of the column, or at the path, is one of `values`; nulls pass (see
+    `no_nulls`). Runs on Spark.
     """
     allowed = tuple(values)
     if not allowed:
@@ -566,7 +589,9 @@ def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verd
     if not sensitive or sampled is None or "sample" not in verdict.facts:
         return result
     hidden = {*map(str.lower, sensitive)}
-    columns = {name.strip().lower() for name in str(sampled).split(",")}
+    columns = set()
+    for name in map(str.strip, str(sampled).lower().split(",")):
+        columns |= {name, *split_path(name)[:1]}
     if sampled != "rows" and hidden.isdisjoint(columns):
         return result
     facts = {name: value for name, value in verdict.facts.items() if name != "sample"}
@@ -676,9 +701,11 @@ def _mistake_error(
 
 
 def _name_part(columns: Sequence[str]) -> str:
-    """Return column names as part of a check's name; unsafe characters become their code points."""
+    """Return column names and paths as part of a check's name; unsafe characters become their code
+    points.
+    """
     return "_".join(
-        re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", column)
+        re.sub(r"[^A-Za-z0-9_]", lambda letter: f"x{ord(letter[0]):x}", flat_name(column))
         for column in columns
     )
 
@@ -699,8 +726,14 @@ def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
                 _check_column(what, dataset, name, types)
             continue
         column, values = check.arguments
-        _check_column(what, dataset, column, types)
-        kind = str(types[column])
+        kind = _check_column(what, dataset, column, types)
+        if is_nested(kind):
+            raise errors.PlanningError(
+                f"{what}: {column!r} is {kind}: expected a simple value.",
+                simple_value_advice(column, kind),
+                dataset=dataset.name,
+                column=column,
+            )
         wrong = find_impossible_values(values, kind)
         if wrong:
             raise errors.PlanningError(
@@ -721,15 +754,28 @@ def check_validator_columns(dataset: BoundedDataset, stored: Schema) -> None:
 
 def _check_column(
     what: str, dataset: BoundedDataset, name: str, types: Mapping[str, str | None]
-) -> None:
-    """Raise PlanningError for a column that the dataset won't have."""
-    if name not in types:
+) -> str:
+    """Return the type of a column, or of the value at a path. Raises PlanningError for one that the
+    dataset won't have.
+    """
+    column = column_of(name, types.keys())
+    if column not in types:
         raise errors.PlanningError(
-            f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}.",
-            f"{did_you_mean(name, types)}Correct the validator.",
+            f"{what}: the dataset has no column {column!r}; its columns are {', '.join(types)}.",
+            f"{did_you_mean(column, types)}Correct the validator.",
             dataset=dataset.name,
             column=name,
         )
+    kind = str(types[column])
+    if column == name:
+        return kind
+    try:
+        path = find_path(name, types) or require_value(name, {column: kind}, what)
+    except errors.SchemaMismatchError as error:
+        raise errors.PlanningError(
+            error.problem, error.next_step, dataset=dataset.name, column=name
+        ) from error
+    return path.type
 
 
 def _list_checks(dataset: BoundedDataset, *functions: object) -> list[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -37,7 +38,8 @@ from dagster_adjunct.resources.bucketing.files import (
 )
 from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.paths import write_path
+from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
+from dagster_adjunct.resources.schemas.paths import split_path, write_path
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, StoredNamesField
 from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
@@ -482,6 +484,14 @@ class DatasetDeclaration(RowForm, Ownership):
             return name
         return f"{self.paths[name]} as {name}"
 
+    def named_now(self, changes: ColumnChanges) -> Self:
+        """Return this declaration with the names that its columns have after these renames."""
+        paths = {name: changes.follow(path) for name, path in self.paths.items()}
+        history = self.history
+        if history is not None and history.valid_from is not None:
+            history = history.after(valid_from=changes.follow(history.valid_from))
+        return self.model_copy(update={"paths": paths, "history": history})
+
     @property
     def history_time(self) -> str:
         """Which times the history uses, in words: these must not change, but how far back it
@@ -566,10 +576,14 @@ def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
     return KeptHistory(valid_from=spec.following.valid_from, kept=kept)
 
 
-def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDeclaration) -> None:
+def check_declaration(
+    spec: AdjunctDataset, stored: DatasetDeclaration, declared: DatasetDeclaration
+) -> None:
     """Raise DatasetError, naming each difference, for a declaration under which stored entries
-    can't be kept.
+    can't be kept; columns may be renamed as the dataset declares.
     """
+    name = spec.name
+    stored = stored.named_now(spec.evolution)
     before = _compared_facts(stored)
     after = _compared_facts(declared)
     if declared.kind == "unbounded":
@@ -584,6 +598,9 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
         f" declaration. To rebuild it, delete it (adjunct dataset delete {name} --reason …) and"
         " advance it again."
     )
+    renames = _possible_renames(stored, declared)
+    if renames:
+        step = f"If columns were renamed, declare renamed={json.dumps(renames)}. Else: {step}"
     partitions = (before["partitions"], after["partitions"])
     if "partitions" in changed and "broadcast" not in partitions:
         step += (
@@ -599,6 +616,24 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
         step,
         dataset=name,
     )
+
+
+def _possible_renames(stored: DatasetDeclaration, declared: DatasetDeclaration) -> dict[str, str]:
+    """Return the renames after which the stored declaration would name its columns as declared."""
+    pairs = []
+    for column in stored.paths.keys() & declared.paths.keys():
+        pairs.append((stored.paths[column], declared.paths[column]))
+    if stored.history is not None and declared.history is not None:
+        pairs.append((stored.history.valid_from or "", declared.history.valid_from or ""))
+    renames = {}
+    for was, now in pairs:
+        before = split_path(was)
+        after = split_path(now)
+        if len(before) == len(after):
+            for at, (old, new) in enumerate(zip(before, after, strict=True), 1):
+                if old != new:
+                    renames[write_path(before[:at])] = new
+    return renames
 
 
 def _compared_facts(declared: DatasetDeclaration) -> dict[str, object]:

@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.operators.join_arguments import (
     build_dataset_join,
     build_lookup_join,
 )
-from dagster_adjunct.orchestration.operators.joins import Join, On
+from dagster_adjunct.orchestration.operators.joins import Join, On, pair_key_columns
 from dagster_adjunct.orchestration.operators.lookup_join import LookupJoin
 from dagster_adjunct.orchestration.operators.lookups import BeforeHistory, How, OnNullTime, Wait
 from dagster_adjunct.orchestration.operators.made_records import LateRecords
@@ -47,7 +47,7 @@ from dagster_adjunct.orchestration.operators.table_updates import (
     SendToTable,
     build_update,
 )
-from dagster_adjunct.orchestration.operators.updates import TableSend
+from dagster_adjunct.orchestration.operators.updates import Pairs, TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
@@ -400,11 +400,12 @@ class MessageStream:
             raise PlanningError(problem, step, operator=self.operator)
         return self.apply(LateRecords())
 
-    def send_to(
+    def send_to(  # noqa: PLR0913
         self,
         target: SkipValidation[OutputStream | RemoteTableHandle | DatasetHandle],
         contract: UpdateContract | None = None,
         *,
+        on: On | None = None,
         on_null_key: OnNullKey = "fail",
         dead_letters: SkipValidation[OutputStream | None] = None,
         at_most: PositiveInt | None = None,
@@ -416,13 +417,15 @@ class MessageStream:
 
         After an output stream, that is the output stream, with its key and partitions; after a
         table, it is this stream. The other arguments are for remote tables: `contract` declares
-        that the records are updates, and whether they may insert a default first. `on_null_key`
-        says whether a record with a null key fails the batch or is counted and skipped. With
-        `dead_letters`, records that the table rejects permanently go to that output stream before
-        the batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to
-        the table's function. A table with `idempotent` or `newest_by` stores marks, the positions
-        of the last records that it applied; `marks_as` names this send there. Sending to an
-        unbounded dataset writes changes to its input stream.
+        that the records are updates, and whether they may insert a default first. `on` says where
+        the records have the table's key, as for `join`: {column or path here: key column}; by
+        default in columns of its names. A column is renamed, the value at a path is added.
+        `on_null_key` says whether a record with a null key fails the batch or is counted and
+        skipped. With `dead_letters`, records that the table rejects permanently go to that output
+        stream before the batch is committed; more than `at_most` (100) in a batch fail it. `args`
+        are passed to the table's function. A table with `idempotent` or `newest_by` stores marks,
+        the positions of the last records that it applied; `marks_as` names this send there. Sending
+        to an unbounded dataset writes changes to its input stream.
 
         A local table stores those columns of the records that it has, and keeps the last record of
         each key. Tombstones, and records that match the Spark SQL condition `deleted`, delete the
@@ -437,9 +440,11 @@ class MessageStream:
             raise ConfigurationError(problem, step, argument="deleted")
         if isinstance(target, RemoteTableHandle):
             sent = TableSend(target.name, contract, on_null_key, None, (*args,), marks_as=marks_as)
+            sent = replace(sent, on=self._pair_key("send_to", target, on))
             return self._send_to_table("send_to", target, sent, dead_letters, at_most)
         given = {
             "contract": contract,
+            "on": on,
             "on_null_key": on_null_key != "fail" and not is_local,
             "dead_letters": dead_letters,
             "args": args,
@@ -466,6 +471,7 @@ class MessageStream:
         self,
         table: SkipValidation[RemoteTableHandle],
         *,
+        on: On | None = None,
         set: Expressions | None = None,
         add: Expressions | None = None,
         append: Expressions | None = None,
@@ -479,13 +485,15 @@ class MessageStream:
     ) -> MessageStream:
         """Update the table's record for the key of each record, and return this stream.
 
-        The stream must have the columns of the table's key. `set` assigns columns, `add` adds
-        numbers, `append` appends one value or a list of them to lists, each given as {table column:
-        Spark SQL expression} or a list of columns that keep their names; `remove` sets columns to
-        null. `set`, `add` and `remove` may name values inside columns of structs, as
-        `address.city`. `if_missing` is the record to start from where none exists, without the key,
-        and may be empty ([]); without it a missing record fails the batch. The other arguments are
-        those of `send_to`. A tombstone deletes the record.
+        `on` says where the records have the table's key, as for `join`: {column or path here: key
+        column}; by default in columns of its names. `set` assigns columns, `add` adds numbers,
+        `append` appends one value or a list of them to lists, each given as {table column: Spark
+        SQL expression} or a list of columns that keep their names ("customer.email" is the column
+        `email`, unless "as" gives another name); `remove` sets columns to null. `set`, `add` and
+        `remove` may name values inside columns of structs, as `address.city`. `if_missing` is the
+        record to start from where none exists, without the key, and may be empty ([]); without it a
+        missing record fails the batch. The other arguments are those of `send_to`. A tombstone
+        deletes the record.
 
             flights.update(planes, set={"last_dest": "dest"}, add={"flights": "1"},
             if_missing={"flights": "0"})
@@ -500,12 +508,15 @@ class MessageStream:
             )
         self._check_declared("update", table, (RemoteTableHandle,), "remote table")
         what = f"update of {table.name} after {self.operator}"
-        update = build_update(what, table.key, set, add, append, remove, if_missing)
+        pairs = self._pair_key("update", table, on)
+        sources = {name: name for name in table.key} | {name: source for source, name in pairs}
+        update = build_update(what, sources, set, add, append, remove, if_missing)
         if if_missing is None:
             contract = UpdateContract.UPDATE_ONLY
         else:
             contract = UpdateContract.UPDATE_WITH_DEFAULTS
         send = TableSend(table.name, contract, on_null_key, update, tuple(args), marks_as=marks_as)
+        send = replace(send, on=pairs)
         return self._send_to_table("update", table, send, dead_letters, at_most)
 
     def sink(
@@ -529,6 +540,14 @@ class MessageStream:
         columns keep their values.
         """
         return self.apply(sends.build_sink(self.operator, function, returns, keeps_partitioning))
+
+    def _pair_key(self, method: str, table: RemoteTableHandle, on: On | None) -> Pairs:
+        """Return pairs (column or path of the records, key column); () if all names are equal."""
+        if on is None:
+            return ()
+        what = f"{method} of {table.name} after {self.operator}"
+        pairs = pair_key_columns(what, "table", table.name, table.key, on)
+        return () if all(source == name for source, name in pairs) else pairs
 
     def _send_to_table(
         self,

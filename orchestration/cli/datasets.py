@@ -245,7 +245,8 @@ def _parse_as_of(as_of: str) -> datetime | int | str:
 
 
 def _repartition_details(report: RebucketReport) -> list[str]:
-    details = [f"the old copy is kept for now: {pending}" for pending in report.pending]
+    kept = "would be kept" if report.dry_run else "is kept"
+    details = [f"the old copy {kept} for now: {pending}" for pending in report.pending]
     return [*details, *(f"prevented by {reader}" for reader in report.holding)]
 
 

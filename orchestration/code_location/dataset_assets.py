@@ -382,13 +382,19 @@ def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
     """
     declared = dataset.versions
     assert declared is not None
-    if declared.by == "day":
-        assert declared.start is not None
+    if declared.start is not None:
         # Reference data of a day is often delivered on that day, so the current day is a partition
-        # too.
-        return dg.DailyPartitionsDefinition(
-            start_date=declared.start, end_offset=1, timezone=declared.timezone
-        )
+        # too, and so is the current week or month.
+        period: dict[str, Any] = {
+            "start_date": declared.start,
+            "end_offset": 1,
+            "timezone": declared.timezone,
+        }
+        if declared.by == "week":
+            return dg.WeeklyPartitionsDefinition(day_offset=1, **period)
+        if declared.by == "month":
+            return dg.MonthlyPartitionsDefinition(**period)
+        return dg.DailyPartitionsDefinition(**period)
     if declared.names:
         return dg.StaticPartitionsDefinition(sorted(declared.names, key=natural_sort_key))
     return dg.DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")

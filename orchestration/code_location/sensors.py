@@ -729,7 +729,7 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
         if version is None:
             return Skip("; ".join([f"No new version; {found.awaited}", *texts]) + ".")
         if not ensure_partitions(dataset, tick.instance, [version]):
-            began = f"its day has not begun in {partitions.timezone or 'UTC'}"
+            began = f"its {partitions.by} has not begun in {partitions.timezone or 'UTC'}"
             step = (
                 "Declare VersionPartitions(…, timezone=…) if it begins elsewhere; to leave it"
                 " out, use"

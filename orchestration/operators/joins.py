@@ -98,8 +98,8 @@ def pair_key_columns(
         if entry not in key:
             problem = f"{operator}: on= names {entry!r}, which is not in {shown}."
             step = (
-                "Join on the key; for other names on the stream write on={stream column:"
-                f" {key[0]!r}}}."
+                "Name columns of the key; for other names on the stream write on={stream"
+                f" column: {key[0]!r}}}."
             )
             raise PlanningError(problem, step, dataset=dataset, operator=operator)
         by_column[entry] = stream

@@ -14,8 +14,10 @@ from dagster_adjunct.orchestration.operators.columns import (
     Types,
     first_duplicate,
     list_hidden_columns,
+    plain_path,
     validate_column_names,
 )
+from dagster_adjunct.orchestration.operators.joins import describe_on
 from dagster_adjunct.orchestration.operators.lookup_join import (
     Problems,
     function_column_types,
@@ -41,6 +43,13 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     add_sources,
     sources_from_sql,
 )
+from dagster_adjunct.orchestration.operators.table_keys import (
+    KeySources,
+    check_key_free,
+    check_key_unchanged,
+    key_expressions,
+    require_key,
+)
 from dagster_adjunct.orchestration.operators.updates import (
     EVERY_COLUMN,
     ChangedColumns,
@@ -51,6 +60,13 @@ from dagster_adjunct.orchestration.operators.updates import (
 )
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.schemas.paths import (
+    NamedPath,
+    find_path,
+    path_expression,
+    read_named_path,
+    write_path,
+)
 from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -59,6 +75,7 @@ from dagster_adjunct.resources.schemas.types import (
     Struct,
     Type,
     TypeTextError,
+    is_storable,
     nested_types,
     parse_type,
     write_name,
@@ -86,16 +103,20 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
     """Return pairs (column, expression), given as a mapping or as a list of columns that keep their
     names.
 
-    `what` names operator and argument in errors: "update after join-2: set=".
+    The path of a value in a list has the name of its last step, or that after "as". `what` names
+    operator and argument in errors: "update after join-2: set=".
     """
     argument = what.rpartition(" ")[2].rstrip("=")
     if not columns and not empty:
         raise argument_error(f"{what} names no column", "at least one", argument=argument)
-    pairs = {name: quote_name(name) for name in columns}
     if isinstance(columns, Mapping):
-        pairs |= columns
-    validate_column_names(what, list(columns))
-    for name, text in pairs.items():
+        pairs = list(columns.items())
+    else:
+        named = list(map(read_named_path, columns))
+        pairs = [(path.name, path_expression(path.steps)) for path in named]
+        _check_named_once(what, [path.name for path in named])
+    validate_column_names(what, [name for name, _ in pairs])
+    for name, text in pairs:
         found = f"{what} gives {name!r} the value {text!r}"
         if not text.strip():
             expected = "Spark SQL as a string, a text in quotes of its own: \"'north'\""
@@ -104,10 +125,18 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
         if alias is not None:
             expected = f"the expression without 'as {alias}'"
             raise argument_error(found, expected, argument=argument, column=name)
-    return tuple(pairs.items())
+    return tuple(pairs)
 
 
-def _parse_default(what: str, key: Sequence[str], columns: Expressions | None) -> Pairs | None:
+def _check_named_once(what: str, names: Sequence[str]) -> None:
+    double = first_duplicate(names)
+    if double is not None:
+        problem = f"{what} names column {double!r} twice."
+        step = "Name it once, or give a path another name: 'home.city as home_city'."
+        raise ConfigurationError(problem, step, column=double)
+
+
+def _parse_default(what: str, key: KeySources, columns: Expressions | None) -> Pairs | None:
     """Return the pairs of the default record; None if it is not given."""
     if columns is None:
         return None
@@ -118,7 +147,7 @@ def _parse_default(what: str, key: Sequence[str], columns: Expressions | None) -
 
 def build_update(
     what: str,
-    key: Sequence[str],
+    key: KeySources,
     set: Expressions | None,
     add: Expressions | None,
     append: Expressions | None,
@@ -147,49 +176,40 @@ def build_update(
     return update
 
 
-def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
-    """Raise ConfigurationError for expressions that give a key column another value than the
-    record has.
-    """
-    for name, expression in pairs:
-        column = parse_expression(expression).column or ""
-        if name in key and column.lower() != name.lower():
-            problem = (
-                f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the"
-                f" expression {expression!r}: a record has the key by which it is looked up."
-            )
-            step = (
-                f"Leave {name!r} out: the key is always part of the record. For another key,"
-                " compute it before."
-            )
-            argument = what.rpartition(" ")[2].rstrip("=")
-            raise ConfigurationError(problem, step, argument=argument, column=name)
-
-
 @validated
 def update_message(
     *, key: str | Sequence[str], update: Expressions, default: Expressions | None = None
 ) -> tuple[str, ...]:
     """Return what `map` takes to turn records into (key, UpdateMessage(update, default)).
 
-    `key` names the table's key columns, which the records must have. `update` is what each message
-    sets: {table column: Spark SQL expression}, or a list of columns that keep their names.
-    `default` is the record inserted where none exists, before the update is applied; it includes
-    the key automatically. `default=[]` is a plain upsert: the first record is what the update sets.
+    `key` names the table's key columns, which the records must have, or gives paths of their
+    values, as "customer.id" (the column `id`) or "customer.id as customer". `update` is what each
+    message sets: {table column: Spark SQL expression}, or a list of columns and paths, which get
+    names likewise. `default` is the record inserted where none exists, before the update is
+    applied; it includes the key automatically. `default=[]` is a plain upsert: the first record is
+    what the update sets.
 
         stream.map(*update_message(key="tailnum", update={"last_dest": "dest"}, default=["model",
         "seats"]))
              .send_to(aircraft, UpdateContract.UPDATE_WITH_DEFAULTS)
     """
-    keys = validate_column_names("update_message: key=", key)
-    if not keys:
+    named = list(map(read_named_path, (key,) if isinstance(key, str) else key))
+    validate_column_names("update_message: key=", [path.name for path in named])
+    if not named:
         step = "Pass the table's key columns as key=."
         raise ConfigurationError("update_message() has no key.", step, argument="key")
     pairs = parse_pairs("update_message: update=", update)
+    keys = {path.name: write_path(path.steps) for path in named}
     check_key_unchanged("update_message: update=", keys, pairs)
     first = _parse_default("update_message: default=", keys, default)
     made = f"{struct_expression(pairs)} as {UPDATE}"
-    return (*map(quote_name, keys), made, *default_expression(first))
+    return (*map(_select_expression, named), made, *default_expression(first))
+
+
+def _select_expression(path: NamedPath) -> str:
+    """Return the Spark SQL expression of a column that is made of a path."""
+    expression = path_expression(path.steps)
+    return f"{expression} as {quote_name(path.name)}" if path.renames else expression
 
 
 _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
@@ -229,18 +249,35 @@ class TableSink:
     @property
     def sent(self) -> dict[str, str | None] | None:
         """{the table's column: type of what is sent to it}; None if these are unknown."""
-        known = self.types or {}
-        keys = {name: known.get(name) for name in self.table.key}
         if self.send.update is not None:
             pairs = (*self.send.update.set, *self.send.update.add)
             sent = {name: self.sent_type(name, text) for name, text in pairs}
-            return keys | dict.fromkeys(self.send.update.columns) | sent
+            return self.keys | dict.fromkeys(self.send.update.columns) | sent
         if self.types is None:
             return None
         if self.send.contract is None:
-            return {name: kind for name, kind in self.types.items() if "." not in name}
+            own = {name: kind for name, kind in self.types.items() if "." not in name}
+            moved = dict(self.send.on)
+            kept = {name: kind for name, kind in own.items() if name not in moved}
+            return kept | self.keys
         fields = self.fields_of(UPDATE)
-        return keys | fields if fields else None
+        return self.keys | fields if fields else None
+
+    @property
+    def keys(self) -> dict[str, str | None]:
+        """{column of the table's key: type of what is sent to it}."""
+        key = self.table.key
+        sources = self.send.key_sources(key)
+        return {name: self._type_at(source) for name, source in zip(key, sources, strict=True)}
+
+    def _type_at(self, source: str) -> str | None:
+        """Return the type of a column, or of the value at a path; None if it is unknown."""
+        types = self.types or {}
+        if source in types:
+            return types[source]
+        storable = {name: kind for name, kind in types.items() if kind and is_storable(kind)}
+        path = find_path(source, storable)
+        return None if path is None else path.type
 
     @property
     def default(self) -> dict[str, str | None]:
@@ -391,11 +428,10 @@ def check_sink_columns(
 def _written_types(sink: TableSink) -> list[tuple[str, str | None]]:
     """Return what is written, by the table's columns, each with the type of what is sent."""
     columns = sink.columns or {}
-    known = sink.types or {}
     written: list[tuple[str, str | None]] = []
     update = sink.send.update
     if update is not None:
-        written += [(name, known.get(name)) for name in sink.table.key]
+        written += sink.keys.items()
         changed = (*update.set, *update.add, *update.append)
         written += [(name, sink.type_of(text)) for name, text in changed]
     elif sink.send.contract is None:
@@ -472,6 +508,11 @@ def _unknown_problems(sink: TableSink, name: str, columns: dict[str, str]) -> Pr
             )
         return
     step = f"{did_you_mean(name, columns)}Correct the name, or add the column to it."
+    source = next((text for _, at, text in sink.send.expressions.written if at == name), "")
+    steps = plain_path(source)
+    inner = write_path(steps[-2:])
+    if steps[-2:-1] and steps[-2] in columns:
+        step = f"For a value inside a column write {{{inner!r}: {write_path(steps)!r}}}."
     yield f" has no column {name!r}; it has {', '.join(columns)}.", step
 
 
@@ -513,7 +554,8 @@ def _type_problems(sink: TableSink, column: Column, kind: str | None, wanted: st
     if name in added and column.kind not in _ADDABLE:  # nothing can be added to it
         return
     if kind is not None and not _fits(parse_column("sent", kind), column):
-        texts = dict(sink.send.expressions.set) | added
+        sources = {key: source for source, key in sink.send.on}
+        texts = sources | dict(sink.send.expressions.set) | added
         yield (
             f" has the column {name!r} as {wanted}, and {kind} is sent"
             f"{_mismatch_within(kind, column)}.",
@@ -718,6 +760,8 @@ class SendToTable(PassThroughSpec):
 
     def summary(self) -> str:
         words = [f"table {self.send.table}"]
+        if self.send.on:
+            words[0] += f" on {describe_on(self.send.on)}"
         if self.send.contract is not None:
             words[0] += f" ({self.send.contract.value})"
         update = self.send.expressions
@@ -734,7 +778,7 @@ class SendToTable(PassThroughSpec):
         types = columns.types
         key = context.app.table_key(table)
         sink = self._sink(context.app, types)
-        columns.require_columns(operator, key, f"They are the key of table {table}.")
+        require_key(operator, self.send, key, columns)
         raise_first_problem(operator, sink.table, _sink_problems(sink))
         for part, name, expression in self.send.expressions.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
@@ -773,15 +817,17 @@ class SendToTable(PassThroughSpec):
             return "updates in records"
         if self.send.expressions.append:
             return "append="
-        return expressions_need(self.sql, arriving[0]) if self.sql else ""
+        (columns,) = arriving
+        computed = [*key_expressions(self.send, tuple(columns.known)), *self.sql]
+        return expressions_need(computed, columns) if computed else ""
 
     def _sink(self, app: DeclaredApplication, types: Types) -> TableSink:
         return TableSink(app.tables[self.send.table], self.send, types)
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         table = self.send.table
-        key = context.app.table_key(table)
-        return exchange_before_table(context.operator, table, key, flow, partitions)
+        sources = self.send.key_sources(context.app.table_key(table))
+        return exchange_before_table(context.operator, table, sources, flow, partitions)
 
     def written(self, arriving: Columns) -> Columns:
         written: ColumnSources = {}
@@ -789,10 +835,18 @@ class SendToTable(PassThroughSpec):
             for _, name, expression in self.send.update.written:
                 add_sources(written, name, sources_from_sql(expression, arriving.sources))
         else:
-            for name, column in arriving.known.items():
+            for name, column in self._records_written(arriving).items():
                 for field, part in (column.fields or {name: column}).items():
                     add_sources(written, field, part.sources)
         return Columns({name: ColumnFacts(None, its) for name, its in written.items()}, typed=False)
+
+    def _records_written(self, arriving: Columns) -> dict[str, ColumnFacts]:
+        """Return the columns of records that are written as they are, but for the key."""
+        moved = dict(self.send.on)
+        written = {name: column for name, column in arriving.known.items() if name not in moved}
+        for source, name in self.send.on:
+            written[name] = arriving.find(source) or ColumnFacts()
+        return written
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:
         """Write the records and return them unchanged, computed once."""
@@ -801,10 +855,24 @@ class SendToTable(PassThroughSpec):
         sensitive = batch.planned.sensitive(operator, records.names(frame))
         if batch.planned.has_consumers(operator):
             frame = records.materialize(operator, frame)
-        written = frame
-        if self.send.update is not None:
-            key = batch.planned.app.table_key(self.send.table)
-            names = (*list_hidden_columns(records.names(frame)), *key)
-            written = records.select_update(frame, list(map(quote_name, names)), self.send.update)
-        batch.outputs.write(operator, written, self.send, sensitive=bool(sensitive))
+        written = self._select_written(operator, frame, batch)
+        send = replace(self.send, on=())
+        batch.outputs.write(operator, written, send, sensitive=bool(sensitive))
         return frame
+
+    def _select_written(self, operator: str, frame: Frame, batch: Batch[Frame]) -> Frame:
+        """Return the records or updates as they are written, with the columns of the key."""
+        records = batch.records
+        names = tuple(records.names(frame))
+        key = batch.planned.app.table_key(self.send.table)
+        keys = key_expressions(self.send, names)
+        if self.send.update is not None:
+            hidden = map(quote_name, list_hidden_columns(names))
+            keys = keys or list(map(quote_name, key))
+            return records.select_update(frame, [*hidden, *keys], self.send.update)
+        if not keys:
+            return frame
+        check_key_free(operator, self.send, names)
+        sources = self.send.key_sources(key)
+        kept = [quote_name(name) for name in names if name not in sources]
+        return records.select(frame, [*kept, *keys])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -92,10 +93,12 @@ class TableSend:
     """A send to the remote table named `table`: of whole records, or with a `contract` of updates.
 
     `update` has the expressions that turn each record into an update; without it, the records must
-    be update messages. `dead_letters` is how many records of a batch the table may reject
-    permanently, which are passed to the next operator; with None, the first one fails the batch.
-    `args` are passed to the table's write function. A table with marks stores the position of the
-    last record that it applied from each source partition; `marks_as` names this send there.
+    be update messages. `on` has pairs (column or path of the records, column of the table's key) in
+    the order of the key; () if the records have columns with the key's names. `dead_letters` is how
+    many records of a batch the table may reject permanently, which are passed to the next operator;
+    with None, the first one fails the batch. `args` are passed to the table's write function. A
+    table with marks stores the position of the last record that it applied from each source
+    partition; `marks_as` names this send there.
     """
 
     table: str
@@ -105,11 +108,16 @@ class TableSend:
     args: tuple[object, ...] = ()
     dead_letters: int | None = None
     marks_as: str | None = None
+    on: Pairs = ()
 
     @property
     def expressions(self) -> Update:
         """The expressions of the update; none if records or update messages are sent."""
         return self.update or Update()
+
+    def key_sources(self, key: Sequence[str]) -> tuple[str, ...]:
+        """Return where the records have the values of the table's key: columns or paths."""
+        return tuple(source for source, _ in self.on) or tuple(key)
 
 
 @dataclass(frozen=True, slots=True)

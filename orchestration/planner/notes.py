@@ -605,7 +605,7 @@ class _TableOrder:
 def _plan_table(
     operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
 ) -> PlannedTable:
-    kept = _decide_order(table, before, sent)
+    kept = _decide_order(operator, table, before, sent)
     left_out = ""
     if again.held_by:
         left_out = f"unchanged: {again.describe_holding()}"
@@ -626,11 +626,14 @@ def _plan_table(
     )
 
 
-def _decide_order(table: AnyTable, before: _Origin, sent: _SendConflicts) -> _TableOrder:
+def _decide_order(
+    operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts
+) -> _TableOrder:
     if table.newest_by is not None:
         reason = f"the store keeps the newest record by {table.newest_by}"
         return _TableOrder("newest", reason, *_describe_late_loss(sent))
-    why = _explain_disorder(table, before, sent)
+    assert operator.spec.send is not None, "it sends to the table"
+    why = _explain_disorder(operator.spec.send.key_sources(table.key), before, sent)
     if not why:
         return _TableOrder("per key", _explain_order(before))
     if sent.needs_no_order:
@@ -656,13 +659,15 @@ def _explain_order(before: _Origin) -> str:
     return "all records of a key come from one partition"
 
 
-def _explain_disorder(table: AnyTable, before: _Origin, sent: _SendConflicts) -> str:
-    """Return why a table does not get the records of a key in their order; "" if it does."""
+def _explain_disorder(key: Sequence[str], before: _Origin, sent: _SendConflicts) -> str:
+    """Return why a table does not get the records of a key in their order; "" if it does. `key`
+    says where the records have it.
+    """
     if before.why:
         return before.why
-    in_key = set(before.flow.partitioned_by) <= set(table.key) and not before.lost_at
+    in_key = set(before.flow.partitioned_by) <= set(key) and not before.lost_at
     if before.partitions != 1 and not in_key:
-        key = f"its key is ({', '.join(table.key)})"
+        key = f"its key is ({', '.join(key)})"
         keyed = ", ".join(before.keyed)
         how = f", which {before.lost_at} drops or changes" if before.lost_at else ""
         if before.made_by:

@@ -8,6 +8,7 @@ from functools import reduce
 from itertools import chain
 from typing import Any
 
+from dagster_adjunct.assets.reading.keyed_entries import KeyedEntries, TimedEntries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.operators.calls import RecordCall
 from dagster_adjunct.orchestration.operators.columns import (
@@ -36,7 +37,7 @@ from dagster_adjunct.orchestration.step.batch_outputs import (
     epochs_of_partitions,
 )
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
-from dagster_adjunct.orchestration.step.kept_entries import EntryCache, KeyedEntries, TimedEntries
+from dagster_adjunct.orchestration.step.kept_entries import EntryCache
 from dagster_adjunct.orchestration.step.planned_batch import (
     PlannedBatch,
     reader_over_time,

@@ -105,20 +105,24 @@ class PhysicalProof:
 
 
 def _check_write_placement(
-    operator: str, source: PlannedOperator, spark_plan: SparkPlan
+    operator: str, source: PlannedOperator, on: Mapping[str, str], spark_plan: SparkPlan
 ) -> str | None:
     """Return a note if records are written without an exchange and Spark can't confirm their
     partitioning; None if it does.
 
-    `source` is the planned operator that the records come from. Raises PlanningError if they are
+    `source` is the planned operator that the records come from, and `on` gives the columns of a
+    table's key that their values are written to. Raises PlanningError if they are
     certainly partitioned differently: writing them would fail, or lose the order of a key's
     records.
     """
-    expected = f"hashpartitioning({', '.join(source.partitioned_by)}, {source.partitions})"
+    by = ", ".join(source.partitioned_by)
+    expected = f"hashpartitioning({by}, {source.partitions})"
+    written_by = ", ".join(on.get(name, name) for name in source.partitioned_by)
+    written = f"hashpartitioning({written_by}, {source.partitions})"
     found = spark_plan.partitioning
     if source.partitions == 1 and "singlepartition" in found.lower():
         return None
-    if expected in found:
+    if expected in found or written in found:
         return None
     if found in ("UnknownPartitioning(0)", f"UnknownPartitioning({source.partitions})"):
         return (
@@ -302,7 +306,9 @@ class PlanInspector:
             return
         source = self._planned.planned[self._planned.operator_before(operator)]
         if operator not in self._planned.exchanges and source.partitioned_by:
-            note = _check_write_placement(operator, source, spark_plan)
+            send = self._planned.app.operator(operator).spec.send
+            on = {} if send is None else dict(send.on)
+            note = _check_write_placement(operator, source, on, spark_plan)
             if note is not None:
                 self._notes.append(note)
 

@@ -33,7 +33,11 @@ from dagster_adjunct.resources.key_value.segment import (
     TableId,
     TableSegment,
 )
-from dagster_adjunct.resources.table_backends.sqlite import file_identity, sqlite_file_error
+from dagster_adjunct.resources.table_backends.sqlite import (
+    file_identity,
+    prepare_new_file,
+    sqlite_file_error,
+)
 from dagster_adjunct.resources.validation import SecondsOrZero, validated
 
 _INCARNATION = re.compile(r"[0-9a-f]{16}")
@@ -148,7 +152,7 @@ class SqliteConnections:
 
     def make_file(self) -> None:
         """Create the file and its folder if they are missing. Raises sqlite3.Error and OSError."""
-        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        prepare_new_file(Path(self.path))
         self._idle.append(self._open("rwc"))
 
     def close(self) -> None:

@@ -4,10 +4,11 @@ at every depth, and what is not allowed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.paths import steps_among, write_path
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
@@ -43,6 +44,16 @@ class ColumnChanges:
 
     def __bool__(self) -> bool:
         return bool(self.renamed or self.drop)
+
+    def follow(self, name: str, names: Container[str] = ()) -> str:
+        """Return how the column, or the path through structs, of this name is written after the
+        renames; a name among `names` is that of a column.
+        """
+        steps = steps_among(name, names)
+        now = []
+        for at, step in enumerate(steps, 1):
+            now.append(self.renamed.get(write_path(steps[:at]), step))
+        return now[0] if len(now) == 1 else write_path(now)
 
     def unknown(self, schema: Schema, names: StoredNames) -> list[str]:
         """Return the paths that neither are in the schema, nor have been renamed or dropped as
@@ -150,13 +161,25 @@ def describe_former(
 
 def _stored_paths(schema: Schema, names: StoredNames) -> dict[str, Steps]:
     """Return the stored steps of each column and member by the texts that users write for it."""
-    paths = {}
-    for text, steps in _find_paths(schema).items():
-        stored: Steps = ()
-        for step in steps:
-            stored = (*stored, names.of(stored, step))
-        paths[text] = stored
-    return paths
+    return {text: names.of_steps(steps) for text, steps in _find_paths(schema).items()}
+
+
+def find_known_part(schema: Schema, path: str) -> tuple[str, list[str]]:
+    """Return the part of a path that exists, and the paths of the fields in it; ("", the columns)
+    if its column does not exist.
+    """
+    paths = _find_paths(schema)
+    part = path
+    while part and part not in paths:
+        part = part.rpartition(".")[0]
+        if part.removesuffix("[]").removesuffix("[*]") in paths:
+            part = part.removesuffix("[]").removesuffix("[*]")
+    start = paths.get(part, ())
+    inner: dict[Steps, str] = {}
+    for text, steps in paths.items():
+        if steps[:-1] == start:
+            inner.setdefault(steps, text)
+    return part, list(inner.values())
 
 
 def _find_paths(schema: Schema) -> dict[str, Steps]:

@@ -31,7 +31,7 @@ def is_widening(narrow: str, wide: str) -> bool:
     if narrow == wide:
         return True
     if is_nested(narrow) and is_nested(wide):
-        return _is_widening_tree(parse_type(narrow), parse_type(wide))
+        return holds_values_of(parse_type(wide), parse_type(narrow), in_order=True)
     from_decimal = decimal_digits(narrow)
     to_decimal = decimal_digits(wide)
     room = 0
@@ -47,37 +47,28 @@ def is_widening(narrow: str, wide: str) -> bool:
     return (narrow, wide) == ("float", "double")
 
 
-def _is_widening_tree(narrow: Type, wide: Type) -> bool:
-    if isinstance(narrow, Simple) and isinstance(wide, Simple):
-        return is_widening(narrow.name, wide.name)
-    if isinstance(narrow, Array) and isinstance(wide, Array):
-        return _is_widening_tree(narrow.element, wide.element)
-    if isinstance(narrow, Map) and isinstance(wide, Map):
-        return _is_widening_tree(narrow.value, wide.value)
-    if not isinstance(narrow, Struct) or not isinstance(wide, Struct):
-        return False
-    if len(narrow.members) > len(wide.members):
-        return False
-    for before, now in zip(narrow.members, wide.members, strict=False):
-        if before.name != now.name or not _is_widening_tree(before.type, now.type):
-            return False
-    return True
-
-
-def holds_values_of(wide: Type, narrow: Type) -> bool:
+def holds_values_of(wide: Type, narrow: Type, *, in_order: bool = False) -> bool:
     """Whether files with the type `narrow` can be read with the type `wide`, if members of structs
-    are matched by name: `wide` may have more of them, in any order.
+    are matched by name: `wide` may have more of them, in any order; with `in_order`, after those of
+    `narrow`.
     """
     if isinstance(narrow, Simple) and isinstance(wide, Simple):
         return is_widening(narrow.name, wide.name)
     if isinstance(narrow, Array) and isinstance(wide, Array):
-        return holds_values_of(wide.element, narrow.element)
+        return holds_values_of(wide.element, narrow.element, in_order=in_order)
     if isinstance(narrow, Map) and isinstance(wide, Map):
-        return holds_values_of(wide.value, narrow.value)
-    if not isinstance(narrow, Struct) or not isinstance(wide, Struct):
+        return holds_values_of(wide.value, narrow.value, in_order=in_order)
+    if isinstance(narrow, Struct) and isinstance(wide, Struct):
+        return _holds_members(wide, narrow, in_order)
+    return False
+
+
+def _holds_members(wide: Struct, narrow: Struct, in_order: bool) -> bool:
+    names = [member.name for member in narrow.members]
+    if in_order and names != [member.name for member in wide.members[: len(names)]]:
         return False
     for member in narrow.members:
         now = wide.member(member.name)
-        if now is None or not holds_values_of(now.type, member.type):
+        if now is None or not holds_values_of(now.type, member.type, in_order=in_order):
             return False
     return True

@@ -3,7 +3,8 @@
 Records are read one after the other; what is kept grows with the number of different paths, not
 with the number of records:
 
-    objects    a struct of all names that occurred; a map of their values if there are very many
+    objects    a struct of all names that occurred; a map of their values if the names vary from one
+               object to the next, or are numbers or dates
     arrays     an array of what all its elements have in common
     numbers    `bigint`; `double` if one has a fraction; `decimal` beyond 64 bits, or of Decimals
     texts      `string`; with `texts=True`, as in CSV, what all of them can be read as
@@ -35,6 +36,8 @@ from dagster_adjunct.resources.schemas.types import (
 
 MANY_NAMES = 64
 """Objects with more different names are maps if each has less than half of them."""
+SEVERAL_NAMES = 8
+"""Objects with values of one type and at least so many names are maps if each has few of them."""
 _MOST_NAMES = 1_000
 _MOST_PATHS = 20_000
 _EXACT_IN_DOUBLE = 2**53
@@ -358,12 +361,20 @@ class Inference:
         if "" in seen.members or repeated_names(map(str.lower, seen.members)):
             names = f"names that are empty or differ only in case, in {objects:,} objects"
             return self._map_type(_merge_members(seen), names, path, doubts)
+        called = _Names(seen)
+        if called.are_keys:
+            return self._map_type(called.values, str(called), path, doubts)
         members = []
+        rare: list[Doubt] = []
         for name, member in seen.members.items():
             inner = f"{path}.{write_name(name)}"
             type_ = self._type_of(member, inner, doubts)
-            doubts += _rare(member, inner, objects, "objects", type_)
+            rare += _rare(member, inner, objects, "objects", type_)
             members.append(Member(name, type_))
+        if called.might_be_keys:
+            value = self._type_of(called.values, f"{path}[*]", [])
+            rare = [Doubt(path, str(called), f"a struct; it might be a map<string,{value}>")]
+        doubts += rare
         return Struct(tuple(members))
 
     def _map_type(self, entries: _Seen, found: str, path: str, doubts: list[Doubt]) -> Type:
@@ -467,6 +478,47 @@ def _doubt_fractions(seen: _Seen, path: str, doubts: list[Doubt]) -> None:
 
 
 # -- objects
+
+
+class _Names:
+    """Whether the names in the objects at a path are the keys of a map, and what values they have.
+
+    Keys vary: no object has many of them. Members of a struct may be missing, too, but hardly all
+    of them in most objects, and seldom have values of one type.
+    """
+
+    def __init__(self, seen: _Seen) -> None:
+        self.values = _merge_members(seen)
+        self._objects = seen.kinds["object"]
+        self._names = list(seen.members)
+        self._counts = [member.values for member in seen.members.values()]
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self._names)} different names in {self._objects:,} objects, none in more than"
+            f" {max(self._counts):,}, with values of one type"
+        )
+
+    @property
+    def are_keys(self) -> bool:
+        """Whether the objects are maps."""
+        if self._have_one_type and all(_classify_text(name) for name in self._names):
+            return True
+        few = sum(self._counts) * 4 <= self._objects * len(self._names)
+        return self.might_be_keys and len(self._names) >= SEVERAL_NAMES and few
+
+    @property
+    def might_be_keys(self) -> bool:
+        """Whether the objects could be maps: no name is in more than half of them."""
+        vary = len(self._names) > 2 and max(self._counts) * 2 <= self._objects
+        return vary and self._have_one_type
+
+    @property
+    def _have_one_type(self) -> bool:
+        kinds = set(self.values.kinds)
+        if kinds == {"object"}:
+            return not _is_sparse(self.values)  # else each name has a struct of its own
+        return len(kinds) == 1 or (bool(kinds) and (kinds <= _NUMBERS or kinds <= _EXACT))
 
 
 def _is_sparse(seen: _Seen) -> bool:

@@ -438,6 +438,13 @@ class StoredNames:
         """
         return self._by_steps.get((*parent, name), name)
 
+    def of_steps(self, steps: Steps) -> Steps:
+        """Return the stored steps to a column, or to a value inside one."""
+        stored: Steps = ()
+        for step in steps:
+            stored = (*stored, self.of(stored, step))
+        return stored
+
     def store(self, schema: Schema) -> Schema:
         """Return the columns under their stored names, in the same order."""
         if not self.names:

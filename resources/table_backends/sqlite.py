@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import sqlite3
 import time
@@ -644,6 +645,18 @@ _DECODE: dict[Kind, Callable[[Any], Any]] = {
 }
 
 
+_log = logging.getLogger("adjunct.table")
+
+
+def prepare_new_file(path: Path) -> None:
+    """Create the folder of a file that does not exist yet, and log which file is created: its path
+    may be misspelt. Raises OSError.
+    """
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _log.warning("Creating the SQLite file %s.", path)
+
+
 _LONGEST_WAIT = 2e6  # seconds, because SQLite counts milliseconds in 32 bits
 
 # Errors that concern the file or its disk, not the request.
@@ -775,7 +788,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
         path = Path(self.path)
         if make:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                prepare_new_file(path)
             except OSError as error:
                 problem = f"{self._label} can't be created: {error.strerror} ({error.filename})."
                 raise errors.TableAccessError(

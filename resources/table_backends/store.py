@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.table_backends.columns import parse_known_column
+from dagster_adjunct.resources.table_backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.table_backends.write_plan import Key, Record
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction
 from dagster_adjunct.resources.tables.operation import (
@@ -59,6 +59,16 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
             raise ConfigurationError(
                 problem, "Correct key=, or declare that column.", argument="key", table=name
             )
+        for column in self._declared:
+            if column.name in self.key and column.kind in (Kind.NESTED, Kind.LIST):
+                raise ConfigurationError(
+                    f"{self._label} has the key column {column.name!r}, which is {column.type}:"
+                    " expected a simple value.",
+                    "Name a column of simple values. If records have its value inside a column,"
+                    ' send them with on={"customer.id": "id"}.',
+                    argument="key",
+                    table=name,
+                )
 
     @property
     def capabilities(self) -> Capabilities:

@@ -119,7 +119,10 @@ def test_every_version_has_the_same_entries_in_the_new_partitions(planes: World)
 def test_a_reader_by_lease_keeps_the_old_copy_until_it_leaves(planes: World) -> None:
     lake = planes.lake
     view = StoredVersions(lake, NAME).require_current()
+    assert repartition_versions(lake, NAME, 5, **WHY, dry_run=True).pending == ()
     with Lease.acquire(lake, NAME, [view.version], holder="a reader"):
+        (planned,) = repartition_versions(lake, NAME, 5, **WHY, dry_run=True).pending
+        assert planned.startswith(f"{view.version}: leased by a reader until ")
         report = repartition_versions(lake, NAME, 5, **WHY)
         assert any("a reader" in judged for judged in report.pending)
         assert content(view) == whole(2)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.exchange.handover import (
@@ -249,3 +251,14 @@ def test_other_engines_see_records_of_before_a_change_under_the_present_names(
         duckdb_view(connection, view, "s")
         found = connection.execute(f"SELECT {', '.join(names)} FROM s").fetchall()
         assert found == [tuple(seen.values())]
+        with pytest.raises(DatasetError):
+            parquet_files(view)
+        folder = tmp_path / "written"  # as the error advises
+        pads.write_dataset(
+            pyarrow_dataset(view),
+            folder,
+            format="parquet",
+            existing_data_behavior="delete_matching",
+        )
+        (written,) = folder.iterdir()
+        assert pq.read_table(written, columns=names).to_pylist() == [seen]

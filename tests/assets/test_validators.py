@@ -135,6 +135,73 @@ def test_nulls_are_counted_by_column() -> None:
     assert (caught.value.dataset, caught.value.validator) == ("planes", "no_nulls_wings")
 
 
+NESTED = Schema.of(
+    {
+        "id": "bigint",
+        "owner": "struct<mail:string,home:struct<city:string,`zip.code`:int>,tags:array<string>>",
+        "owner.mail": "string",
+        "a": "struct<b:int,c:int>",
+    }
+)
+OWNERS: list[Any] = [
+    {"mail": "x", "home": {"city": "Oslo", "zip.code": 1}, "tags": [None]},
+    {"mail": None, "home": {"city": None, "zip.code": None}, "tags": []},
+    {"mail": "y", "home": None, "tags": None},
+    None,
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "nulls"),
+    [
+        ("`owner`.`mail`", [owner is None or owner["mail"] is None for owner in OWNERS]),
+        ("owner.home", [owner is None or owner["home"] is None for owner in OWNERS]),
+        (
+            "owner.home.city",
+            [owner is None or not owner["home"] or not owner["home"]["city"] for owner in OWNERS],
+        ),
+        (
+            "owner.home.`zip.code`",
+            [
+                owner is None or not owner["home"] or not owner["home"]["zip.code"]
+                for owner in OWNERS
+            ],
+        ),
+        ("owner.tags", [owner is None or owner["tags"] is None for owner in OWNERS]),
+        ("owner", [owner is None for owner in OWNERS]),
+        ("owner.mail", [False] * 4),  # a column with exactly this name
+        ("a.b", [True] * 4),
+        ("a.c", [False] * 4),
+    ],
+)
+def test_nulls_are_counted_at_paths(name: str, nulls: list[bool]) -> None:
+    rows = [(number, owner, "m", {"b": None, "c": 1}) for number, owner in enumerate(OWNERS)]
+    view = view_of(InMemoryStore(), rows, schema=NESTED, key=["id"])
+    verdict = no_nulls(name)(Candidate(view, None, no_spark))
+    assert verdict.facts["nulls"] == {name: sum(nulls)}
+    assert verdict.passed == (not any(nulls))
+    assert repr(name) in verdict.message
+
+
+def test_nulls_at_stored_steps_are_those_of_their_file_column() -> None:
+    """Files may have a struct and a column whose paths are the same text, "a.b"."""
+    kinds = {"a": "struct<b:int,`b.c`:int>", "a.b": "struct<c:int>", "id": "int"}
+    rows = [(1, None, 5), (2, None, None), (3, 7, None)]
+    written = [({"b": b, "b.c": 1}, {"c": c}, number) for number, b, c in rows]
+    view = view_of(InMemoryStore(), written, schema=Schema.of(kinds), key=["id"])
+    checked = Candidate(view, None, no_spark)
+    found = no_nulls("`a.b`.c", "a.b", "`a`.`b`", "a.`b.c`")(checked).facts["nulls"]
+    assert found == {"`a.b`.c": 2, "a.b": 0, "`a`.`b`": 2, "a.`b.c`": 0}
+
+
+def test_a_path_that_does_not_exist_names_the_fields_there() -> None:
+    view = view_of(InMemoryStore(), [(1, None, None, None)], schema=NESTED, key=["id"])
+    with pytest.raises(SchemaMismatchError) as caught:
+        no_nulls("owner.home.citty")(Candidate(view, None, no_spark))
+    assert caught.value.column == "owner.home.citty"
+    assert "city, `zip.code`" in caught.value.next_step
+
+
 WIDER = Schema.of(tailnum="string", seats="int", maker="string", year="int")
 LONGER = Schema.of(tailnum="string", seats="bigint", maker="string")
 SHUFFLED = Schema.of(tailnum="string", maker="string", seats="int")
@@ -429,6 +496,7 @@ def test_validators_are_values() -> None:
 
 def test_names_are_safe_for_dagster_and_stable() -> None:
     assert no_nulls("a b", "ü").name == "no_nulls_ax20b_xfc"
+    assert no_nulls("customer.`e mail`").name == "no_nulls_customer_ex20mail"
     assert values_in("maker", ["x"]).name == "values_in_maker"
     for name in ("", "with space", "a-b", 5):
         with pytest.raises(ConfigurationError) as failure:
@@ -754,6 +822,25 @@ def test_values_of_sensitive_columns_are_in_no_verdict() -> None:
         assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict, (
             "it is what is read back"
         )
+
+
+@pytest.mark.spark
+def test_allowed_values_are_those_of_a_path_and_hidden_with_its_column(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    rows = [(number, owner, "m", None) for number, owner in enumerate(OWNERS)]
+    view = view_of(LocalStore(tmp_path), rows, schema=NESTED, key=["id"])
+    checked = Candidate(view, None, lambda: spark)
+    rules = [values_in("owner.home.city", ["Oslo"]), values_in("`owner`.mail", ["x"])]
+    passed, failed = evaluate(rules, checked)
+    assert passed.passed
+    assert failed.facts["sample_of"] == "`owner`.mail"
+    assert failed.facts["sample"] == [["y", 1]]
+    (hidden,) = evaluate(rules[1:], checked, sensitive=["Owner"])
+    assert hidden.message == (
+        "other values of '`owner`.mail' in 1 row: values of sensitive columns are hidden"
+    )
+    assert "sample" not in hidden.facts
 
 
 def test_a_rule_without_a_message_free_of_values_is_silent_on_sensitive_columns() -> None:

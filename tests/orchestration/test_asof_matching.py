@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.reading.keyed_entries import TimedEntries
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin
 from dagster_adjunct.orchestration.operators.join_arguments import JoinArguments
 from dagster_adjunct.orchestration.operators.lookups import AsOf, EntryLookup
-from dagster_adjunct.orchestration.step.kept_entries import TimedEntries
 from dagster_adjunct.orchestration.step.spark_datasets import AsOfMatch, TimedRows, join_entries
 from dagster_adjunct.orchestration.step.spark_frames import SparkFrames
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO

@@ -124,6 +124,40 @@ def test_a_column_of_few_records_is_a_doubt():
     assert "2 of 4" in doubts["b"]
 
 
+SPARSE = [{f"attribute{n}": f"v{n}", f"other{n // 2}": "v"} for n in range(12)]
+EVENTS = [{f"event{n}": {f"field{n}": n}} for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "doubt"),
+    [
+        (SPARSE, "map<string,string>", "18 different names in 12 objects, none in more than 2"),
+        ([{each: {"n": 1}} for each in "abcdefgh"], "map<string,struct<n:bigint>>", "8 different"),
+        ([{each: [1.5]} for each in "abcdefgh"], "map<string,array<double>>", "8 different"),
+        ([{"2026-01-31": 1, "2026-02-01": 2}], "map<string,bigint>", "2 different"),
+        ([{"17": "x"}, {"18": "y", "17": None}], "map<string,string>", "2 different"),
+        (
+            [{"a": 1}, {"b": 2.5}, {"c": 3}],
+            "struct<a:bigint,b:double,c:bigint>",
+            "map<string,double>",
+        ),
+        # no maps: values of several types or structs, one name in most objects, two names
+        ([*SPARSE, {"x": 1}], "struct<attribute0:", None),
+        (EVENTS, "struct<event0:struct<field0:bigint>", None),
+        ([{**each, "all": "v"} for each in SPARSE], "struct<attribute0:", None),
+        ([{"home": "x"}, {"work": "y"}], "struct<home:string,work:string>", None),
+    ],
+)
+def test_objects_whose_names_vary_and_have_one_type_are_maps(values, kind, doubt):
+    schema, doubts = doubts_of([{"a": value} for value in values])
+    assert schema.field("a").type.startswith(kind)
+    if doubt is None:
+        assert "a" not in doubts
+    else:
+        assert list(doubts) == ["a"]
+        assert doubt in doubts["a"]
+
+
 def test_objects_with_very_many_names_are_maps():
     records = [{"id": n, "views": {f"page-{n}": {"n": n}, "all": {"n": 1}}} for n in range(5_000)]
     schema, doubts = doubts_of(records)

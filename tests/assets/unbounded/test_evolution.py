@@ -23,8 +23,9 @@ from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import evolve_columns
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.evolution import holds_values_of, is_widening
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema
+from dagster_adjunct.resources.schemas.types import parse_type
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from tests.assets.conftest import World
 
@@ -268,6 +269,25 @@ def test_what_widens_is_what_fits_exactly() -> None:
         ("double", "float"),
     ):
         assert not is_widening(narrow, wide)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "holds", "widens"),
+    [
+        ("struct<a:int,b:int>", "struct<a:bigint,b:int,c:date>", True, True),
+        ("struct<a:int,b:int>", "struct<b:int,a:int>", True, False),
+        ("struct<a:int>", "struct<c:date,a:int>", True, False),
+        ("struct<a:int,b:int>", "struct<a:int>", False, False),
+        ("array<map<string,struct<a:int>>>", "array<map<string,struct<a:double>>>", True, True),
+        ("array<struct<a:bigint>>", "array<struct<a:int>>", False, False),
+        ("array<int>", "map<string,int>", False, False),
+    ],
+)
+def test_nested_types_hold_members_by_name_and_widen_in_order(
+    narrow: str, wide: str, holds: bool, widens: bool
+) -> None:
+    assert holds_values_of(parse_type(wide), parse_type(narrow)) is holds
+    assert is_widening(narrow, wide) is widens
 
 
 @pytest.mark.spark

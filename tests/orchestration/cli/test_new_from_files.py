@@ -58,12 +58,22 @@ def test_the_project_has_the_columns_and_a_key_of_the_files(
     assert f"append my-readings '{tmp_path}/My readings.csv'" in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("name", "text"), [("keyed", CSV), ("keyless", "a\n1\n1\n")])
+VARYING = "".join(f'{{"id": {n}, "sizes": {{"part-{n}": {n}}}}}\n' for n in range(9))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text"),
+    [
+        ("keyed", "records.csv", CSV),
+        ("keyless", "records.csv", "a\n1\n1\n"),
+        ("mapped", "records.jsonl", VARYING),
+    ],
+)
 def test_its_application_keeps_the_record_of_its_test(
-    name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, file: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "records.csv").write_text(text)
-    made(name, "--from", "records.csv")
+    (tmp_path / file).write_text(text)
+    made(name, "--from", file)
     folder = tmp_path / name
     monkeypatch.syspath_prepend(folder)
     own: dict[str, Any] = {}
@@ -81,6 +91,18 @@ def test_a_nested_sample_is_declared_whole(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(tmp_path / "orders_in_spring")
     declared = import_module("orders_in_spring.columns").SCHEMA
     assert declared == Schema.of(id="bigint", lines=[{"sku": "string"}])
+
+
+def test_an_object_whose_names_vary_is_declared_as_a_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parts.jsonl").write_text(VARYING)
+    made("parts_of_cars", "--from", "parts.jsonl")
+    text = (tmp_path / "parts_of_cars/parts_of_cars/columns.py").read_text()
+    assert "sizes: 9 different names in 9 objects" in text
+    monkeypatch.syspath_prepend(tmp_path / "parts_of_cars")
+    declared = import_module("parts_of_cars.columns").SCHEMA
+    assert declared == Schema.of(id="bigint", sizes="map<string,bigint>")
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,7 @@ MISTAKES = {
         "by: customer\n            how",
         "by: town\n            how",
         "names 'town'",
-        "Join on the key",
+        "Name columns of the key",
         at="join:",
     ),
     "a system that there is not": M(

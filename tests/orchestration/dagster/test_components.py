@@ -42,7 +42,7 @@ from dagster_adjunct.orchestration.code_location.components import AdjunctScaffo
 from dagster_adjunct.resources.streams.system import registered_systems
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import RemoteTable, SqliteTable
-from dagster_adjunct.validators import min_rows
+from dagster_adjunct.validators import min_rows, no_nulls, values_in
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.dagster import functions_of_components as functions
 
@@ -495,6 +495,38 @@ def test_texts_stay_as_they_are_written_and_functions_stand_alone() -> None:
     assert made["two"].operators[-1].spec.summary() is not None
 
 
+def test_tables_and_validators_take_paths() -> None:
+    text = """
+bounded_datasets:
+  a:
+    input: lake.a
+    key: k
+    partitions: 1
+    validators: [{no_nulls: customer.mail}, {values_in: {column: customer.land, values: [FR]}}]
+tables:
+  t:
+    key: k
+    store: {RedisTable: {url_env: SHOP_REDIS, prefix: t, key: k, columns: {k: string, n: bigint}}}
+applications:
+  one:
+    datasets: [a]
+    steps:
+      - input_stream: lake.in
+      - update: {table: t, by: {customer.id: k}, set: [customer.age as n], if_missing: []}
+      - send_to: {target: t, by: {customer.id: k}}
+"""
+    made = component(text).applications()["one"]
+    one = Application("one")
+    validators = [no_nulls("customer.mail"), values_in("customer.land", ["FR"])]
+    a = bounded_dataset("a", input="lake.a", key="k", partitions=1, validators=validators)
+    one.table(a)
+    table = one.table(made.tables["t"])
+    records = one.input_stream("lake.in")
+    on = {"customer.id": "k"}
+    records.update(table, on=on, set=["customer.age as n"], if_missing=[]).send_to(table, on=on)
+    assert facts(made) == facts(one)
+
+
 def test_an_output_stream_declares_renames_and_removals() -> None:
     out = "{partitions: 1, renamed: {note: remark, customer.mail: email}, drop: [old, lines]}"
     text = f"""
@@ -508,6 +540,27 @@ applications:
     changes = component(text).applications()["one"].outputs["lake.out"].changes
     assert changes.renamed == {"note": "remark", "customer.mail": "email"}
     assert changes.drop == ("old", "lines")
+
+
+def test_datasets_and_local_tables_declare_renames_and_removals() -> None:
+    changes = 'renamed: {note: remark, "lines[].sku": item}, drop: old'
+    text = f"""
+bounded_datasets:
+  a: {{input: lake.a, key: k, partitions: 1, {changes}}}
+unbounded_datasets:
+  b: {{input: lake.b, key: k, broadcast: true, {changes}}}
+applications:
+  one:
+    datasets: [a, b]
+    local_tables:
+      c: {{key: k, schema: {{k: string, remark: string}}, partitions: 1, {changes}}}
+    steps: []
+"""
+    datasets = component(text).application("one").datasets
+    assert {dataset.name for dataset in datasets} == {"a", "b", "c"}
+    for dataset in datasets:
+        assert dataset.evolution.renamed == {"note": "remark", "lines[].sku": "item"}
+        assert dataset.evolution.drop == ("old",)
 
 
 def test_an_application_that_reads_what_nobody_has_written_yet_waits_for_its_run(

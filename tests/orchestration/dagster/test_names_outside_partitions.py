@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -177,6 +177,26 @@ def test_days_of_a_zone_have_the_hours_that_its_clock_shows(
             (NOW.astimezone(ZoneInfo(zone)).date() - datetime(2026, 1, 1).date()).days + 1
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("by", "start", "names"),
+    [
+        ("week", "2026-11-02", ["2026-11-02", "2026-11-09", "2026-11-16", "2026-11-23"]),
+        ("month", "2026-09-01", ["2026-09-01", "2026-10-01", "2026-11-01"]),
+    ],
+)
+def test_weeks_and_months_have_the_names_of_their_first_days(
+    by: Literal["week", "month"], start: str, names: list[str], tmp_path: Path
+) -> None:
+    versions = VersionPartitions(by, start=start)
+    partitions = dagster_partitions(in_folders(tmp_path, versions))
+    now = datetime(2026, 11, 26, 12, tzinfo=UTC)
+    assert list(partitions.get_partition_keys(current_time=now)) == names
+    days = [(datetime(2026, 8, 1) + timedelta(days=day)).date().isoformat() for day in range(118)]
+    assert [day for day in days if versions.has(day)] == names
+    with pytest.raises(ConfigurationError):
+        VersionPartitions(by, start="2026-11-04")
 
 
 @pytest.mark.lengthy

@@ -607,6 +607,25 @@ def updated(table, **changes):
     return lambda app, visits: visits.update(app.table(table), **changes)
 
 
+def sent_from_inside(key, columns, on):
+    def describe(app, visits):
+        store = SqliteTable("inside.sqlite", "inside", key=key, columns=columns)
+        table = app.table(RemoteTable("inside", key=key, write_function=store))
+        inside = visits.map("level", "named_struct('name', visitor) as visitor")
+        inside.send_to(table, on=on)
+
+    return describe
+
+
+with_levels = {
+    "lake.visits": TestStream(Schema.of(visitor="string", level="string"), key="visitor")
+}
+kinds = {"name": "string", "level": "string", "visitor": "struct<name:string>"}
+rejected(sent_from_inside("visitor", kinds, None), with_levels)
+rejected(sent_from_inside("visitor.name", {"visitor.name": "string"}, None), with_levels)
+rejected(sent_from_inside("level", kinds, {"visitor.name": "level"}), with_levels)
+planned(sent_from_inside("name", kinds, {"visitor.name": "name"}), with_levels)
+
 newest = RemoteTable("newest-levels", key="visitor", write_function=store, newest_by="level")
 rejected(updated(newest, add={"level": "1"}))
 rejected(updated(levels, set={"levle": "shop"}))

@@ -328,6 +328,8 @@ SHOPS = StreamFacts(
         ),
         (values_in("size", [1, "a"]), "size", "it allows 'a' in column 'size', which is int."),
         (values_in("size", [True]), "size", "it allows True in column 'size', which is int."),
+        (no_nulls("shop", "city.name"), "city.name", "paths go through structs only"),
+        (no_nulls("citty.name"), "citty.name", "no column 'citty'"),
     ],
 )
 def test_columns_that_validators_name_are_proven(
@@ -345,6 +347,28 @@ def test_columns_that_validators_name_are_proven(
     assert str(error.declared_at).startswith(
         "tests/orchestration/planner/test_columns_of_expressions.py:"
     )
+
+
+@pytest.mark.parametrize(
+    ("validator", "column", "named"),
+    [
+        (no_nulls("owner.home.city", "owner.hom.city"), "owner.hom.city", "mail, home"),
+        (values_in("owner.home.size", ["a"]), "owner.home.size", "type int"),
+        (values_in("owner.home", ["a"]), "owner.home", "'owner.home.city'"),
+    ],
+)
+def test_paths_that_validators_name_are_proven(validator, column: str, named: str) -> None:
+    kinds = {"shop": "string", "owner": "struct<mail:string,home:struct<city:string,size:int>>"}
+
+    def describe(app, visits):
+        shops = bounded_dataset(
+            "shops", input="lake.shops", key="shop", validators=[validator], broadcast=True
+        )
+        visits.join(app.table(shops), on="shop", select=["owner.mail"])
+
+    error = refusal(describe, StreamFacts("lake.shops", 4, ("shop",), SPARK, Schema.of(kinds)))
+    assert (error.dataset, error.column) == ("shops", column)
+    assert named in error.next_step
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,33 @@ def test_a_window_calls_its_key_as_the_last_step_of_a_path() -> None:
     assert known["id"].sources == ((LineageNode("stream", "lake.orders"), "customer"),)
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("customer.home.city", "city"),
+        ("customer.home.`odd.name`", "odd.name"),
+        ("customer.home.city as town", "town"),
+    ],
+)
+@pytest.mark.parametrize("door", ["select", "map", "window", "join"])
+def test_a_path_that_becomes_a_column_has_the_name_of_its_last_step(
+    door: str, path: str, name: str
+) -> None:
+    def describe(app: Application, orders: Any) -> Any:
+        if door == "window":
+            options = {"name": "w", "aggregates": {"n": Count()}}
+            return orders.window(Tumbling(SECOND), by=path, **options)
+        if door == "join":
+            entries = bounded_dataset("orders", input="lake.orders", key="id", partitions=2)
+            return orders.select("id").join(app.table(entries), on="id", select=[path])
+        return getattr(orders, door)("id", path)
+
+    columns = plan(describe, auto_repartition=True).operators[-2].columns
+    assert columns is not None
+    assert name in columns
+    assert not {"customer", "city", "odd.name"} & {*columns} - {name}
+
+
 @pytest.mark.parametrize("by", [["customer.id", "id"], ["customer.id as buyer", "id"]])
 def test_two_keys_of_a_window_of_one_name_need_an_alias(by: list[str]) -> None:
     def window(app: Application, orders: Any) -> Any:

@@ -116,6 +116,32 @@ def test_a_dataset_that_could_not_be_made_is_refused_whether_it_is_joined_or_not
     )
 
 
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"order_by": "meta.seq.m"},
+        {"order_by": ["seats", "meta.seq.m"]},
+        {"sensitive": "meta.seq.m"},
+        {"history": "all", "valid_from": "meta.seq.m"},
+    ],
+)
+def test_a_misspelt_path_of_a_dataset_is_refused_with_the_fields_where_it_breaks(
+    declared: dict[str, Any],
+) -> None:
+    columns = Schema.of(tailnum="string", seats="int", meta={"at": "int", "seq": {"number": "int"}})
+    facts = StreamFacts("lake.planes", 2, ("tailnum",), SPARK, columns)
+    app = application()
+    made = {"key": "tailnum", "partitions": 8} | declared
+    app.table(unbounded_dataset("planes", input="lake.planes", **made))
+    app.input_stream("lake.flights")
+    with pytest.raises(PlanningError) as caught:
+        build_plan(app, catalog(FLIGHTS, facts))
+    assert caught.value.column == "meta.seq.m"
+    said = f"{caught.value.problem} {caught.value.next_step}"
+    assert "number" in said
+    assert "tailnum" not in said
+
+
 def test_what_an_extractor_makes_are_the_datasets_columns() -> None:
     chairs = Projection("tailnum string, chairs int", {"chairs": "seats * 2"})
     assert planned(planes(FILES, extractor=chairs)).operators[-1].columns == (

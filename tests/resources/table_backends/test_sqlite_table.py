@@ -499,6 +499,16 @@ def test_reading_makes_neither_a_folder_nor_a_file_nor_a_table(tmp_path):
             assert (table.get(1)["s"], store.exists()) == ("x", True)
 
 
+def test_a_file_that_is_created_is_logged_once_as_its_folder_may_be_misspelt(tmp_path, caplog):
+    path = tmp_path / "misspelt" / "t.sqlite"
+    for _ in range(2):
+        with blocking(SqliteTable(path, "t", "id", columns=TYPES, create=True)) as table:
+            table.put(1, {"s": "x"})
+    assert [text for text in caplog.messages if str(path) in text] == [
+        f"Creating the SQLite file {path}."
+    ]
+
+
 def test_a_relative_path_counts_from_where_the_table_is_declared(tmp_path, monkeypatch):
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:

@@ -1,0 +1,142 @@
+"""Entries in memory by their key, or by key and time, to find those of many records at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from dagster_adjunct.assets.versions.version import TOMBSTONE
+from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema
+
+_OPEN = 2**62
+"""Microseconds: the end of an interval that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedEntries:
+    """The entries of a version, and the row of each key."""
+
+    entries: pa.Table
+    key: tuple[str, ...]
+    rows: Mapping[tuple[Any, ...], int] | None  # None for a key of one column, which Arrow finds
+
+    @staticmethod
+    def of(entries: pa.Table, key: tuple[str, ...]) -> KeyedEntries:
+        """Index the entries by the columns of their key; no two entries may have the same key."""
+        entries = entries.combine_chunks()
+        if len(key) == 1:
+            return KeyedEntries(entries, key, None)
+        keys = _zip_columns([entries.column(name) for name in key])
+        return KeyedEntries(entries, key, {values: row for row, values in enumerate(keys)})
+
+    def find(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+        """Return the row number of each key's entry, null for a key without one; `columns` are
+        those of the keys.
+        """
+        if self.rows is not None:
+            return pa.array(map(self.rows.get, _zip_columns(columns)), pa.int32())
+        found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
+        return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _zip_columns(columns: Sequence[pa.ChunkedArray]) -> list[tuple[Any, ...]]:
+    """Return the values of these columns, a tuple for each row."""
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TimedEntries:
+    """The rows over time of a dataset: those of a key are adjacent, in the order of their time, and
+    do not overlap.
+
+    The rows of the key number n of `keys` are those from `starts[n]` up to `starts[n + 1]`. A row
+    is valid from `begins` up to `ends`, in microseconds. Where `there` is false, the row is a
+    deletion. If `firsts` is true for the first row of a key, nothing is known of the key before it;
+    else the key had no entry before it, but what is before `known_from` (None: nothing) is unknown.
+    """
+
+    keys: KeyedEntries
+    entries: pa.Table
+    starts: Sequence[int]
+    begins: Sequence[int]
+    ends: Sequence[int]
+    there: Sequence[bool]
+    firsts: Sequence[bool]
+    known_from: int | None
+
+    @staticmethod
+    def of(
+        rows: pa.Table, schema: Schema, key: tuple[str, ...], known_from: int | None
+    ) -> TimedEntries:
+        """Index rows from `read_rows_over_time` by these columns of their key."""
+        keys = _zip_columns([rows.column(name) for name in key])
+        starts = []
+        for row, values in enumerate(keys):
+            if not row or values != keys[row - 1]:
+                starts.append(row)
+        return TimedEntries(
+            KeyedEntries.of(rows.select(key).take(pa.array(starts, pa.int64())), key),
+            rows.select(schema.names).combine_chunks(),
+            [*starts, rows.num_rows],
+            rows.column(VALID_FROM).cast("int64").to_pylist(),
+            pc.fill_null(rows.column(VALID_TO).cast("int64"), _OPEN).to_pylist(),
+            pc.invert(rows.column(TOMBSTONE)).to_pylist(),
+            rows.column(IS_FIRST).to_pylist(),
+            known_from,
+        )
+
+    @staticmethod
+    def empty(schema: Schema, key: tuple[str, ...]) -> TimedEntries:
+        """Return the rows over time of a dataset without a version: none."""
+        entries = schema.to_arrow().empty_table()
+        return TimedEntries(
+            KeyedEntries.of(entries.select(key), key), entries, [0], [], [], [], [], None
+        )
+
+    def find(
+        self, columns: Sequence[pa.ChunkedArray], times: Sequence[int | None], *, oldest: bool
+    ) -> tuple[pa.Array, pa.Array]:
+        """Return two arrays with a value for each record: the row of its key's entry at its time
+        (null for none), and whether that time is before the history of the key.
+
+        `times` are in microseconds. A record without a key or time gets null and False. With
+        `oldest`, a record from before the history gets the key's first entry, but null if the key
+        has no rows or `firsts` does not mark its first row: a bounded dataset's oldest version
+        lacks the key.
+        """
+        known = reduce(pc.and_, [column.is_valid() for column in columns]).to_pylist()
+        numbers = self.keys.find(columns).to_pylist()
+        rows: list[int | None] = []
+        early: list[bool] = []
+        for number, time, has_key in zip(numbers, times, known, strict=True):
+            row = None
+            is_early = False
+            if has_key and time is not None:
+                row, is_early = self._find(number, time, oldest=oldest)
+            rows.append(row)
+            early.append(is_early)
+        return pa.array(rows, pa.int64()), pa.array(early, pa.bool_())
+
+    def _find(self, number: int | None, time: int, *, oldest: bool) -> tuple[int | None, bool]:
+        is_unknown = self.known_from is not None and time < self.known_from
+        if number is None:
+            return None, is_unknown
+        first = self.starts[number]
+        end = self.starts[number + 1]
+        row = bisect_right(self.begins, time, first, end) - 1
+        if row >= first:
+            if time >= self.ends[row]:
+                return None, is_unknown
+            return row if self.there[row] else None, False
+        if not self.firsts[first]:
+            return None, is_unknown
+        if oldest:
+            for place in range(first, end):
+                if self.there[place]:
+                    return place, True
+        return None, True

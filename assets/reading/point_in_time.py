@@ -1,0 +1,263 @@
+"""Training sets: records with the entries that were valid at their times, in one call.
+
+Records are an Arrow table, a pandas or Polars frame, or a Spark frame. All of them stay, in their
+order (Spark has none), each with the columns of at most one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_adjunct.assets.reading.keyed_entries import TimedEntries
+from dagster_adjunct.assets.reading.valid_time import Reader, history_edge, read_rows_over_time
+from dagster_adjunct.assets.reading.version_reader import VersionReader, no_history_error
+from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
+from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO
+from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.schemas.evolution import is_widening
+from dagster_adjunct.resources.schemas.paths import NamedPath, read_named_path, read_path
+from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
+from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
+from dagster_adjunct.resources.schemas.types import INTEGER_BITS, arrow_type, types_from_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+BeforeHistory = Literal["null", "error"]
+_TIMES = ("timestamp", "date")
+
+
+@dataclass(frozen=True, slots=True)
+class PointInTime:
+    """How records are joined with a dataset over time.
+
+    `on` has pairs (record column, key column) in the order of the key. `chosen` are the columns of
+    entries to add. An entry that is older than `max_age` at the record's time counts as none.
+    """
+
+    reader: Reader
+    on: tuple[tuple[str, str], ...]
+    as_of: str
+    chosen: tuple[NamedPath, ...]
+    max_age: timedelta | None
+    before_history: BeforeHistory
+
+    @classmethod
+    def of(
+        cls,
+        reader: Reader,
+        on: str | Sequence[str] | Mapping[str, str],
+        as_of: str,
+        select: Sequence[str] | None,
+        max_age: timedelta | None,
+        before_history: BeforeHistory,
+    ) -> PointInTime:
+        """Return the join with these arguments. Raises ConfigurationError and DatasetError."""
+        if isinstance(reader, VersionReader) and reader.sealed.history is None:
+            raise no_history_error(reader.dataset)
+        if max_age is not None and max_age <= timedelta(0):
+            raise ConfigurationError(
+                f"dataset {reader.dataset!r}: max_age is {max_age}: expected a time above 0.",
+                "Leave it out if entries never get too old.",
+                argument="max_age",
+                dataset=reader.dataset,
+            )
+        names = reader.schema.names
+        key = reader.sealed.key
+        if select is None:
+            select = [name for name in names if name not in key]
+        chosen = tuple(read_named_path(text, names) for text in select)
+        for column in chosen:
+            reader.schema.field(column.steps[0], f"dataset {reader.dataset!r}")
+        return cls(
+            reader, _pair_key(reader.dataset, key, on), as_of, chosen, max_age, before_history
+        )
+
+    @property
+    def _what(self) -> str:
+        return f"records to be joined with dataset {self.reader.dataset!r}"
+
+    @property
+    def _max_age(self) -> int | None:
+        """The most microseconds since an entry became valid."""
+        return None if self.max_age is None else self.max_age // timedelta(microseconds=1)
+
+    def _check(self, types: Mapping[str, str]) -> None:
+        """Raise SchemaMismatchError unless records with columns of these types can be joined."""
+        for name, entry in self.on:
+            self._require(types, name, "on")
+            kind = self.reader.schema.field(entry).type
+            if not is_widening(types[name], _compared_type(kind)):
+                raise SchemaMismatchError(
+                    f"{self._what}: column {name!r} is {types[name]}, and the key {entry!r} is"
+                    f" {kind}.",
+                    "Cast the column to the type of the key.",
+                    column=name,
+                )
+        self._require(types, self.as_of, "as_of")
+        if types[self.as_of] not in _TIMES:
+            raise SchemaMismatchError(
+                f"{self._what}: column {self.as_of!r} is {types[self.as_of]}: expected a timestamp"
+                " with a time zone, or a date.",
+                "Convert it, as in pandas df[name].dt.tz_localize('UTC').",
+                column=self.as_of,
+            )
+        taken = {name.lower() for name in types}
+        for column in self.chosen:
+            if column.name.lower() in taken:
+                raise SchemaMismatchError(
+                    f"{self._what} have a column {column.name!r} already, or two would get this"
+                    " name.",
+                    f'Give one another name: select=["{column.name} as other_name"].',
+                    column=column.name,
+                )
+            taken.add(column.name.lower())
+
+    def _require(self, types: Mapping[str, str], name: str, argument: str) -> None:
+        if name not in types:
+            raise SchemaMismatchError(
+                f"{self._what}: {argument} names {name!r}, and they have {', '.join(types)}.",
+                "Correct the name.",
+                column=name,
+                argument=argument,
+            )
+
+    # -- in this process
+
+    def join_table(self, records: pa.Table) -> pa.Table:
+        """Return the records with the columns of their entries, in the same order."""
+        self._check(Schema.from_arrow(records.schema).types)
+        rows = read_rows_over_time(self.reader)
+        fields = []
+        for name, entry in self.on:
+            kind = _compared_type(self.reader.schema.field(entry).type)
+            fields.append(Field(name, kind))
+            place = rows.schema.get_field_index(entry)
+            rows = rows.set_column(place, entry, rows.column(entry).cast(arrow_type(kind)))
+        keys = fit_to_schema(
+            records.select([name for name, _ in self.on]), Schema(tuple(fields)), self._what
+        )
+        times = records.column(self.as_of).cast(arrow_type("timestamp")).cast(pa.int64())
+        self._check_edge(times)
+        edge = history_edge(self.reader)
+        names = tuple(entry for _, entry in self.on)
+        timed = TimedEntries.of(rows, self.reader.schema, names, edge)
+        places, _ = timed.find(keys.columns, times.to_pylist(), oldest=False)
+        places = self._without_old(places, times, timed.begins)
+        for column in self.chosen:
+            taken = timed.entries.select([column.steps[0]]).take(places)
+            records = records.append_column(column.name, read_path(taken, column.steps))
+        return records
+
+    def _without_old(
+        self, places: pa.Array, times: pa.ChunkedArray, begins: Sequence[int]
+    ) -> pa.Array:
+        """Return the row numbers, null where the row became valid too long before."""
+        if self._max_age is None:
+            return places
+        began = pa.array(np.asarray(begins, np.int64)).take(places)
+        is_old = pc.greater(pc.subtract(times.combine_chunks(), began), self._max_age)
+        return pc.if_else(pc.fill_null(is_old, False), pa.scalar(None, pa.int64()), places)
+
+    def _check_edge(self, times: pa.ChunkedArray) -> None:
+        edge = history_edge(self.reader)
+        if edge is None or self.before_history == "null":
+            return
+        earliest = pc.min(times).as_py()
+        if earliest is not None and earliest < edge:
+            raise self._edge_error(edge, f": {datetime_from_micros(earliest)}")
+
+    def _edge_error(self, edge: int, found: str) -> DatasetError:
+        return DatasetError(
+            f"dataset {self.reader.dataset!r}: a record is from before its history begins at"
+            f" {datetime_from_micros(edge)}{found}.",
+            'Leave such records out, or accept them without an entry: before_history="null".',
+            dataset=self.reader.dataset,
+        )
+
+    # -- with Spark
+
+    def join_frame(self, records: DataFrame) -> DataFrame:
+        """Return the records with the columns of their entries."""
+        self._check(types_from_spark(records.schema))
+        rows = self.reader.history_frame(records.sparkSession).where(~F.col(TOMBSTONE))
+        columns = []
+        for number, (_, entry) in enumerate(self.on):
+            columns.append(named_column(entry).alias(f"__key_{number}"))
+        for column in self.chosen:
+            value = named_column(column.steps[0])
+            for step in column.steps[1:]:
+                value = value.getField(step)
+            columns.append(value.alias(column.name))
+        side = rows.select(*columns, VALID_FROM, VALID_TO)
+        at = self._time(records)
+        is_valid = (at >= side[VALID_FROM]) & (side[VALID_TO].isNull() | (at < side[VALID_TO]))
+        for number, (name, _) in enumerate(self.on):
+            is_valid = is_valid & (records[_quoted(name)] == side[f"__key_{number}"])
+        if self._max_age is not None:
+            age = F.unix_micros(at) - F.unix_micros(side[VALID_FROM])
+            is_valid = is_valid & (age <= F.lit(self._max_age))
+        joined = records.join(side, is_valid, "left")
+        return joined.select(
+            *[records[_quoted(name)] for name in records.columns],
+            *[side[_quoted(column.name)] for column in self.chosen],
+        )
+
+    def _time(self, records: DataFrame) -> Column:
+        """Return the records' times; with before_history="error", reading one before the history
+        fails.
+        """
+        at = records[_quoted(self.as_of)].cast("timestamp")
+        edge = history_edge(self.reader)
+        if edge is None or self.before_history == "null":
+            return at
+        error = F.raise_error(F.lit(str(self._edge_error(edge, ""))))
+        return F.when(at < F.timestamp_micros(F.lit(edge)), error.cast("timestamp")).otherwise(at)
+
+
+def _compared_type(kind: str) -> str:
+    """Return the type as which keys of this type are compared: integers by their values."""
+    return "bigint" if kind in INTEGER_BITS else kind
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _pair_key(
+    dataset: str, key: tuple[str, ...], on: str | Sequence[str] | Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """Return pairs (record column, key column), in the order of the key."""
+    if isinstance(on, str):
+        on = (on,)
+    if not isinstance(on, Mapping):
+        on = {name: name for name in on}
+    columns = {entry: name for name, entry in on.items()}
+    if set(columns) != set(key) or len(columns) < len(on):
+        raise ConfigurationError(
+            f"dataset {dataset!r}: on={on!r} does not name each column of its key"
+            f" ({', '.join(key)}) once.",
+            "Write on={record column: key column}.",
+            argument="on",
+            dataset=dataset,
+        )
+    return tuple((columns[entry], entry) for entry in key)
+
+
+def join_records(join: PointInTime, records: Any) -> Any:
+    """Return the joined records: a Spark, pandas or Polars frame for one, else an Arrow table."""
+    if hasattr(records, "mapInArrow"):
+        return join.join_frame(records)
+    joined = join.join_table(to_arrow_table(records, join._what))
+    library = type(records).__module__.partition(".")[0]
+    if library == "pandas":
+        return joined.to_pandas()
+    if library == "polars":
+        import polars as pl
+
+        return pl.from_arrow(joined)
+    return joined

@@ -1,0 +1,118 @@
+"""The key of a remote table in the records that are sent to it: in columns of its names, or as on=
+says, in other columns and at paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from dagster_adjunct.orchestration.operators.columns import find_taken, plain_column, plain_path
+from dagster_adjunct.orchestration.operators.stream_facts import Columns
+from dagster_adjunct.orchestration.operators.updates import Pairs, TableSend
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.schemas.paths import (
+    path_expression,
+    read_named_path,
+    split_path,
+    steps_among,
+    write_path,
+)
+from dagster_adjunct.resources.schemas.schema import quote_name
+
+KeySources: TypeAlias = Mapping[str, str]
+"""{column of a table's key: where the records have its value, a column or a path}."""
+
+
+def check_key_unchanged(what: str, key: KeySources, pairs: Pairs) -> None:
+    """Raise ConfigurationError for expressions that give a key column another value than the
+    record has.
+    """
+    for name, expression in pairs:
+        if name in key and not _names_value(expression, key[name]):
+            problem = (
+                f"{what} gives {name!r}, which is in the table's key ({', '.join(key)}), the"
+                f" expression {expression!r}: a record has the key by which it is looked up."
+            )
+            where = "key=" if what.startswith("update_message") else "on="
+            step = (
+                f"Leave {name!r} out: the key is always part of the record. For another key, name"
+                f" its value in {where}."
+            )
+            argument = what.rpartition(" ")[2].rstrip("=")
+            raise ConfigurationError(problem, step, argument=argument, column=name)
+
+
+def _names_value(expression: str, source: str) -> bool:
+    """Whether an expression is only this column or path."""
+    column = plain_column(expression)
+    steps = plain_path(expression) if column is None else (column,)
+    return _fold(steps) in (_fold((source,)), _fold(split_path(source)))
+
+
+def _fold(steps: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(str.lower, steps))
+
+
+def require_key(operator: str, send: TableSend, key: Sequence[str], columns: Columns) -> None:
+    """Raise PlanningError if the records don't have the values of the table's key, or if one is not
+    simple.
+    """
+    table = send.table
+    step = (
+        f"The key of table {table} is {', '.join(key)}; if the records have it elsewhere, write"
+        f" on={{column or path: {key[0]!r}}}."
+    )
+    if send.on:
+        columns.require(operator, send.key_sources(key), step)
+    else:
+        _check_no_path(operator, table, key, columns)
+        columns.require_columns(operator, key, step)
+    use = f"for the key of table {table}, which on= may take from inside a column"
+    columns.require_simple(operator, send.key_sources(key), use)
+    if send.update is None:
+        check_key_free(operator, send, tuple(columns.known))
+
+
+def _check_no_path(operator: str, table: str, key: Sequence[str], columns: Columns) -> None:
+    """Raise PlanningError if a table's key is declared by the path of its value in the records."""
+    for name in key if columns.complete else ():
+        path = read_named_path(name)
+        if path.renames and name not in columns.known:
+            raise PlanningError(
+                f"{operator}: table {table} is declared with the key {name!r}: expected a column of"
+                " the table.",
+                f"Declare it with key={path.name!r}, and say where the records have it:"
+                f" on={{{write_path(path.steps)!r}: {path.name!r}}}.",
+                operator=operator,
+                column=name,
+            )
+
+
+def check_key_free(operator: str, send: TableSend, names: Sequence[str]) -> None:
+    """Raise PlanningError if whole records have a column of their own with the name of a key column
+    that on= takes from elsewhere: a table stores one of them only.
+    """
+    sources = {source for source, _ in send.on}
+    others = [name for name in names if name not in sources]
+    for source, key in send.on:
+        if find_taken((key,), others) is not None:
+            raise PlanningError(
+                f"{operator}: on= takes {key!r}, in the key of table {send.table}, from {source!r},"
+                f" and the records have another column {key!r}, which would be lost.",
+                f'Rename it before, .map("* except ({key})", "{key} as record_{key}"), or leave it'
+                f' out, .map("* except ({key})").',
+                operator=operator,
+                column=key,
+            )
+
+
+def key_expressions(send: TableSend, names: Sequence[str]) -> list[str]:
+    """Return the Spark SQL expressions of the columns of the key, over records with columns of
+    these names; none if these are the columns.
+    """
+    expressions = []
+    for source, key in send.on:
+        expression = path_expression(steps_among(source, names))
+        expressions.append(f"{expression} as {quote_name(key)}")
+    return expressions
