@@ -178,8 +178,8 @@ def test_versions_after_a_rollback_across_a_rename_keep_what_columns_mean(steps:
     fourth = steps.advance(bounded()).version
     assert fourth is not None
     diff = stored.diff(third, fourth)
-    assert (diff.columns_renamed, diff.added, diff.removed, diff.changed) == ((), 0, 0, 1)
-    assert stored.diff(first, fourth).columns_renamed == (("note", "memo"),)
+    assert (diff.columns.renamed, diff.added, diff.removed, diff.changed) == ((), 0, 0, 1)
+    assert stored.diff(first, fourth).columns.renamed == (("note", "memo"),)
     assert stored.require_current().get(3) == {
         "k": 3, "memo": "d", "home": {"town": "Bonn", "city": 4}, "note": 5,
     }  # fmt: skip

@@ -408,13 +408,13 @@ def stay(
     due = iter(waits)
 
     class Waiting(Following):
-        def wait(self) -> bool:
+        def wait(self, held: bool = False) -> bool:
             act = next(due, None)
             if act is None:
                 self._end = self._clock()
             else:
                 act()
-            return super().wait()
+            return super().wait(held)
 
     step = partial(run_step, engine=Copies(during))
     with (

@@ -229,13 +229,13 @@ def stay(
             next(begins, lambda: None)()
             super().begin()
 
-        def wait(self) -> bool:
+        def wait(self, held: bool = False) -> bool:
             act = next(due, None)
             if act is None:
                 self._end = self._clock()
             else:
                 act()
-            return super().wait()
+            return super().wait(held)
 
     step = partial(run_step, engine=Copies())
     bundled = partial(Bundled, every=every)
