@@ -21,11 +21,8 @@ from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
-from dagster_adjunct.resources.tables.functions import (
-    FunctionLayer,
-    TableReadFunction,
-    TableWriteFunction,
-)
+from dagster_adjunct.resources.tables.function_layer import FunctionLayer
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.metrics import (
     Meter,
     TableMetrics,

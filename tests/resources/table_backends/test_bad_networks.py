@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.tables.functions import FunctionLayer
+from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,

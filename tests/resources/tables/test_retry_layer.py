@@ -9,7 +9,8 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.table_backends.memory import MemoryTable
-from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction
+from dagster_adjunct.resources.tables.function_layer import FunctionLayer
+from dagster_adjunct.resources.tables.functions import TableReadFunction
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
