@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
+from dagster_adjunct.assets.reading.served_history import REPARTITION_ACTION, ServedHistory
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_generation_files
 from dagster_adjunct.assets.retention import erasure
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed, version_holders
@@ -35,6 +36,7 @@ from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     Change,
     DatasetManifest,
+    Repartitioned,
     UnboundedManifest,
     as_bounded,
     as_unbounded,
@@ -323,7 +325,7 @@ def repartition_table(
             generations=rewritten or version.generations[:1],
             counters={},
         )
-        declared = _declare_partitions(manifest, partitions, new_version.id, reason)
+        declared = _declare_partitions(log, manifest, partitions, new_version.id, reason)
         after = switch_version(declared, new_version, new_version.sealed_at)
         used = {**made}
         made.clear()  # if the outcome is unknown, the files may be in use
@@ -367,16 +369,22 @@ def _choose_options(
 M = TypeVar("M", UnboundedManifest, BoundedManifest)
 
 
-def _declare_partitions(manifest: M, partitions: int, version: str | None, reason: str) -> M:
+def _declare_partitions(
+    log: DatasetLog, manifest: M, partitions: int, version: str | None, reason: str
+) -> M:
     """Return the manifest with the new number of partitions in its declaration, and the commit's
     description.
     """
+    before = manifest.declaration.partitions
+    assert before is not None, "it is planned"
+    last_change = ServedHistory.read(log.lake, log.name).last_change()
     # A running advance or build with the old partitions fails to commit, because the next number
     # has changed.
     counter = "next_generation" if isinstance(manifest, UnboundedManifest) else "next_number"
     return manifest.after(
         declaration=manifest.declaration.model_copy(update={"partitions": partitions}),
-        change=Change(action="repartition", version=version, reason=reason),
+        change=Change(action=REPARTITION_ACTION, version=version, reason=reason),
+        repartitioned=Repartitioned(partitions=before, commit=last_change),
         **{counter: getattr(manifest, counter) + 1},
     )
 
@@ -423,7 +431,7 @@ def repartition_versions(
         for replacement in old.values():
             doomed |= dict.fromkeys(replacement.old.objects)
         after = erasure.replace_versions(manifest, old).after(doomed=tuple(doomed))
-        after = _declare_partitions(after, partitions, after.served_id, reason)
+        after = _declare_partitions(log, after, partitions, after.served_id, reason)
         log.commit(commit, after, by=by)
         return plan, after
 

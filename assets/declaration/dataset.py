@@ -56,6 +56,7 @@ from dagster_adjunct.resources.schemas.schema import (
 )
 from dagster_adjunct.resources.schemas.types import path_column, write_name
 from dagster_adjunct.resources.sql.expression import did_you_mean
+from dagster_adjunct.resources.streams.system import CHANGE_IMAGES, CHANGES
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -395,6 +396,13 @@ class AdjunctDataset:
         yield from _name_problems("sensitive", self.sensitive)
         described = tuple(dict(self.presentation.column_descriptions))
         yield from _name_problems("column_descriptions", described)
+        if str(self.input).partition(".")[0] in (CHANGES, CHANGE_IMAGES):
+            problem = f"has the input {self.input}, the changes of a dataset, which only"
+            step = (
+                "Let an application send them to a stream that this dataset reads:"
+                " app.input_changes(…).send_to(…)."
+            )
+            yield "input", f"{problem} applications read", step
         if self.by_offset and (self.follows_changes or self.stream is None):
             problem = (
                 f"is keyed by offset, but its input is {self.input}: only versions on a stream have"

@@ -28,25 +28,29 @@ class DiscardPolicy:
     still needed.
 
     Needed are versions that are served, pinned or leased, and unless `keep` is 1 the one that would
-    be served if the current one were revoked. Of several builds of one version partition only the
-    newest is kept. Nothing younger than `grace` is deleted, by the store's clock: neither versions,
-    rejected and revoked ones included, nor leftovers of failed attempts.
+    be served if the current one were revoked; and the one from which a reader of the dataset's
+    changes has to go on, until `followed` after it was replaced. Of several builds of one version
+    partition only the newest is kept. Nothing younger than `grace` is deleted, by the store's
+    clock: neither versions, rejected and revoked ones included, nor leftovers of failed attempts.
     """
 
     keep: int | None = 3
     grace: timedelta = timedelta(hours=24)
+    followed: timedelta = timedelta(days=7)
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
             raise argument_error(
                 f"a discard policy has keep={self.keep}", "1 or more versions", argument="keep"
             )
-        if self.grace < timedelta(0):
-            raise argument_error(
-                f"a discard policy has grace={describe_span(self.grace)}",
-                "a timedelta that is not negative",
-                argument="grace",
-            )
+        for argument in ("grace", "followed"):
+            span = getattr(self, argument)
+            if span < timedelta(0):
+                raise argument_error(
+                    f"a discard policy has {argument}={describe_span(span)}",
+                    "a timedelta that is not negative",
+                    argument=argument,
+                )
 
 
 @validated

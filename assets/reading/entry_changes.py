@@ -1,13 +1,13 @@
 """The changes of a dataset between two of its versions: a row for each key whose entry differs.
 
-Of a version that has the files of the older one and deltas after them, only the keys in these
-deltas are compared, and looked up in the other files. Other versions are compared bucket by bucket,
-without those that are equal by their checksums.
+Of versions of a change stream's table with the same base, only the keys in the deltas that one of
+them lacks are compared, and looked up in the other files. Other versions are compared bucket by
+bucket, without those that are equal by their checksums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -23,6 +23,7 @@ from dagster_adjunct.assets.reading.diff import (
 from dagster_adjunct.assets.reading.superseded import kept_rows
 from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, read_entries
 from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.arrow_values import cast_to
 from dagster_adjunct.resources.schemas.equality import comparable_value
@@ -87,9 +88,18 @@ class EntryChanges:
     as null there, and one that was renamed has its new name before, too.
     """
 
-    def __init__(self, old: VersionReader | None, new: VersionReader) -> None:
+    def __init__(
+        self,
+        old: VersionReader | None,
+        new: VersionReader,
+        compactions: Sequence[tuple[VersionReader, VersionReader]] = (),
+    ) -> None:
+        """`compactions` are the versions before and after each major compaction in between, which
+        have the same entries: with them, only the keys of deltas are compared.
+        """
         self._old = None if old is None else name_as(old, new)
         self._new = new
+        self._compactions = [(name_as(one, new), name_as(other, new)) for one, other in compactions]
         if self._old is not None:
             check_equal_keys(self._old, new)
 
@@ -141,13 +151,14 @@ class EntryChanges:
                 for row in python_rows(rows):
                     yield EntryChange(row["kind"], row["key"], row["before"], row["after"])
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of each bucket that has some, in the columns of `schema`.
+    def batches(self, bucket: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of each bucket that has some, or of one bucket, in the columns of
+        `schema`.
 
         Raises DatasetError for a key with several entries, and ManifestMismatchError for a missing
         or damaged file.
         """
-        for before, after in self._changed_buckets():
+        for before, after in self._changed_buckets(bucket):
             batch = self._compare(before, after)
             if batch.num_rows:
                 yield batch
@@ -166,25 +177,51 @@ class EntryChanges:
         reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__(requested_schema)
 
-    def _changed_buckets(self) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Yield the entries before and after of each bucket, at least those that differ."""
+    def _changed_buckets(self, only: int | None) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield the entries before and after of each bucket, or of one, at least those that
+        differ.
+        """
         old = self._old
         new = self._new
+        numbers = {*new.buckets, *(old.buckets if old is not None else ())}
+        wanted = sorted(number for number in numbers if only in (None, number))
         if old is None:
             nothing = new.schema.to_arrow().empty_table()
-            for number in new.buckets:
+            for number in wanted:
                 yield nothing, read_entries(new, number)
             return
-        if not _has_grown(old.sealed, new.sealed):
+        if not all(shares_base(one.sealed, other.sealed) for one, other in self._steps(old)):
             for bucket in buckets_to_read(old, new)[0]:
-                yield read_entries(old, bucket), read_entries(new, bucket)
+                if only in (None, bucket):
+                    yield read_entries(old, bucket), read_entries(new, bucket)
             return
-        deltas = {generation.id for generation in new.sealed.generations}
-        deltas -= {generation.id for generation in old.sealed.generations}
-        for number in new.buckets:
-            keys = new.keys_in(number, deltas)
-            if keys:
-                yield _entries_of(old, number, keys), _entries_of(new, number, keys)
+        yield from self._looked_up(old, wanted)
+
+    def _steps(self, old: VersionReader) -> list[tuple[VersionReader, VersionReader]]:
+        """Return the pairs of versions between which entries have changed."""
+        steps = []
+        since = old
+        for before, after in self._compactions:
+            steps.append((since, before))
+            since = after
+        return [*steps, (since, self._new)]
+
+    def _looked_up(
+        self, old: VersionReader, buckets: Iterable[int]
+    ) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield the entries before and after of the keys in deltas that were added or merged, by
+        bucket.
+        """
+        steps = self._steps(old)
+        for number in buckets:
+            changed: set[Any] = set()
+            for one, other in steps:
+                for version, without in ((one, other), (other, one)):
+                    own = list_own_generations(version.sealed, without.sealed)
+                    changed.update(version.keys_in(number, {each.id for each in own}))
+            if changed:
+                keys = sorted(changed)
+                yield _entries_of(old, number, keys), _entries_of(self._new, number, keys)
 
     def _compare(self, before: pa.Table, after: pa.Table) -> pa.RecordBatch:
         """Return the changes from the entries `before` to those `after`, in the order of keys."""
@@ -225,16 +262,26 @@ def _struct(schema: Schema) -> pa.DataType:
     return pa.struct(list(schema.to_arrow()))
 
 
-def _has_grown(old: SealedVersion, new: SealedVersion) -> bool:
-    """Whether a version has the files of an older one, and further ones in the same buckets."""
+def shares_base(old: SealedVersion, new: SealedVersion) -> bool:
+    """Whether two versions have the same base, in the same buckets: then only keys in deltas that
+    one of them lacks can have other entries.
+    """
     if not old.positioned or not new.positioned or old.partitions != new.partitions:
         return False
     if old.partition_by != new.partition_by or (old.history is None) != (new.history is None):
         return False
-    folders = [(generation.id, generation.folder) for generation in new.generations]
-    return folders[: len(old.generations)] == [
-        (generation.id, generation.folder) for generation in old.generations
-    ]
+    return _place_of(old.generations[0]) == _place_of(new.generations[0])
+
+
+def list_own_generations(version: SealedVersion, other: SealedVersion) -> tuple[Generation, ...]:
+    """Return the generations of a version that another one does not have."""
+    shared = {_place_of(generation) for generation in other.generations}
+    own = (each for each in version.generations if _place_of(each) not in shared)
+    return tuple(own)
+
+
+def _place_of(generation: Generation) -> tuple[int, str]:
+    return generation.id, generation.folder
 
 
 def _entries_of(view: VersionReader, bucket: int, keys: Sequence[Any]) -> pa.Table:

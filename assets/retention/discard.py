@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
@@ -446,22 +446,24 @@ def discard(
     *,
     by: str,
     roots: Roots = dict,
+    manifests: Callable[[], Collection[str]] = tuple,
     dry_run: bool = False,
 ) -> DiscardReport:
     """Discard the versions that the policy does not keep, and delete unreferenced objects.
 
     Safe to repeat and to run concurrently. `roots` gives, by version id, why applications still
-    need a version (their open batches). With `dry_run` nothing is written but the object from which
-    the store's clock is read. Raises DatasetNotFoundError.
+    need a version (their open batches), `manifests` the keys of the old manifests that they need.
+    With `dry_run` nothing is written but the object from which the store's clock is read. Raises
+    DatasetNotFoundError.
     """
     log = DatasetLog(lake, dataset)
-    manifests = log.read_all()[1]
-    if dataset not in manifests:
+    members = log.read_all()[1]
+    if dataset not in members:
         raise no_commit_error(lake, dataset)
-    policy = policy or manifests[dataset].declaration.discard
-    listing = _list_objects(log, commits=manifests[dataset].versions_are_commits)
-    manifest = expire_pin(log, manifests[dataset], listing.now)
-    pin = manifests[dataset].pin
+    policy = policy or members[dataset].declaration.discard
+    listing = _list_objects(log, commits=members[dataset].versions_are_commits)
+    manifest = expire_pin(log, members[dataset], listing.now)
+    pin = members[dataset].pin
     unpinned = None
     if pin is not None and manifest.pin is None:
         unpinned = pin.version
@@ -472,7 +474,7 @@ def discard(
 
     if dry_run:
         return replace(plan_for(manifest), unpinned=unpinned)
-    expire_pins(log, manifests, listing.now, by=by)
+    expire_pins(log, members, listing.now, by=by)
     plan = DiscardReport(dataset, True)
 
     def doom(fresh: DatasetManifest) -> DatasetManifest | None:
@@ -489,7 +491,7 @@ def discard(
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, listing.now, by=by)
-    objects += _delete_old_records(log, after, listing, policy, roots)
+    objects += _delete_old_records(log, after, listing, policy, roots, manifests())
     return replace(
         plan,
         dry_run=False,
@@ -566,9 +568,10 @@ def _delete_old_records(
     listing: Listing,
     policy: DiscardPolicy,
     roots: Roots,
+    needed: Collection[str],
 ) -> list[ObjectInfo]:
-    """Delete records of builds that ended long ago, old commit manifests, and released files of
-    discarded versions.
+    """Delete records of builds that ended long ago, old commit manifests that are not `needed`, and
+    released files of discarded versions.
 
     Returns the deleted objects.
     """
@@ -586,6 +589,7 @@ def _delete_old_records(
     for item in chain.from_iterable(commits.list_old_manifests(limit) for commits in logs):
         first = manifest.retained_from
         is_retained = first is not None and commit_log.commit_number(item.key) >= first
+        is_retained = is_retained or item.key in needed
         if not is_retained and not any(belongs_to_version(version, item.key) for version in held):
             objects.append(item)
     for version, files in list_released_files(log.lake, log.name).items():

@@ -133,6 +133,15 @@ class Change(ManifestPart):
     reason: str = ""
 
 
+class Repartitioned(ManifestPart):
+    """The last repartitioning of a dataset: its number of partitions before, and the last commit
+    before that had changed entries, with which readers of its changes are level.
+    """
+
+    partitions: int = Field(ge=1)
+    commit: int = Field(ge=0)
+
+
 class CommonManifest(ManifestPart):
     """The part of a manifest that both kinds of dataset have.
 
@@ -160,6 +169,7 @@ class CommonManifest(ManifestPart):
     next_generation: int = Field(default=1, ge=1)
     counters: dict[str, int] = Field(default_factory=dict)
     change: Change | None = None
+    repartitioned: Repartitioned | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -183,7 +193,7 @@ class CommonManifest(ManifestPart):
         """
         return [
             f"the input: {self.declaration.input}",
-            "outputs of applications that joined this dataset",
+            "outputs of applications that joined this dataset, or follow its changes",
         ]
 
     def marks(self, version_id: str) -> list[str]:

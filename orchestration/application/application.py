@@ -60,6 +60,7 @@ from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.small_work import SMALL_RECORDS
+from dagster_adjunct.resources.streams.system import CHANGE_IMAGES, CHANGES
 from dagster_adjunct.resources.tables.table import AnyTable, RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -215,6 +216,39 @@ class Application:
         self._refuse_reading(name)
         self._inputs[name] = spec
         return MessageStream(self._graph, self._graph.add(spec, ()))
+
+    def input_changes(
+        self,
+        dataset: SkipValidation[AdjunctDataset],
+        *,
+        images: bool = False,
+        default_offset: DefaultOffset | None = None,
+        event_time: str | None = None,
+    ) -> MessageStream:
+        """Return the changes of a dataset, as the input stream "changes.NAME".
+
+        Each batch reads the difference between what was served when the last one read it and what
+        is served now: one record for each key whose entry differs, which is the entry, or a
+        tombstone if there is none any more. With `images`, the input is "change-images.NAME": the
+        key, `kind` ("insert", "update" or "delete"), the structs `before` and `after`, and
+        `version` and `at` of what is served. The first batch reads all entries;
+        `default_offset="upcoming"` begins with later changes. Times are those when versions were
+        sealed (ARRIVAL).
+
+        Versions that the application has not read on from are kept for as long as the dataset's
+        `discard` policy says (`followed`). The run does not advance the dataset.
+        """
+        if not isinstance(dataset, AdjunctDataset) or dataset.is_local or not dataset.persistent:
+            problem = (
+                f"application {self.name!r}: {dataset!r} has no changes to read: expected a stored"
+                " dataset that is not a local table."
+            )
+            step = "Pass what bounded_dataset or unbounded_dataset returned."
+            raise ConfigurationError(problem, step, application=self.name, argument="dataset")
+        system = CHANGE_IMAGES if images else CHANGES
+        return self.input_stream(
+            f"{system}.{dataset.name}", default_offset=default_offset, event_time=event_time
+        )
 
     def output_stream(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
+from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -166,6 +167,7 @@ class OperatorGraph:
             self._read.add(spec.reads)
         if spec.writes is not None:
             self.writers.setdefault(spec.writes, operator.id)
+        self._check_followed()
         if spec.match is not None and name:
             self._joins.setdefault(name, operator.id)
         return operator.id
@@ -176,6 +178,12 @@ class OperatorGraph:
         if name in self._joins:
             problem = f"two joins are called {name!r}: {self._joins[name]} and {operator}."
             raise PlanningError(problem, "Give one another name=.", operator=operator)
+
+    def _check_followed(self) -> None:
+        """Raise PlanningError for a dataset whose changes are read and that is written, too."""
+        for stream in sorted(self._read):
+            if followed_dataset(stream) in self.writers:
+                raise self.loop(stream, "of a dataset that the application sends to")
 
     def refuse_writing(self, stream: str, what: str) -> None:
         """Raise PlanningError for a stream that the application also reads: its records would

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import PositiveInt, SkipValidation
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -98,6 +99,14 @@ def check_waiting_records(graph: OperatorGraph, operator: str, what: str) -> Non
     while above_it:
         above = graph.operators[above_it.pop()]
         above_it += above.inputs
+        reads = above.spec.reads
+        if reads is not None and followed_dataset(reads) is not None:
+            problem = (
+                f"{what} has wait=, and joins the records of {reads}: the changes of a commit are"
+                " read together, and none can wait."
+            )
+            step = "Leave wait= out, or send the changes to a stream, and join that one's records."
+            raise PlanningError(problem, step, operator=above.id, stream=reads)
         if above.spec.over_time is not None:
             problem = f"{what} has wait=, and {above.id} makes the records that it joins."
             step = (

@@ -28,11 +28,13 @@ from typing import NamedTuple
 from pydantic import Field as Default
 from pydantic import ValidationError
 
+from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.batch_log.intent import (
     Epochs,
     Intent,
     Offsets,
     Partition,
+    Ranges,
     of_stream,
     without_stream,
 )
@@ -130,6 +132,18 @@ def replay_id(ssp: SystemStreamPartition, startpoint_id: str) -> str:
     return f"{startpoint_id}@{ssp}"
 
 
+class AbandonedEnds(StoredDocument):
+    """The ends of what abandoned batches read of a partition of changes of a dataset, in the order
+    of offsets; `startpoint` is the id of the one at which they began, None for the checkpoint.
+
+    Outputs may have what these batches sent, and a change that was taken back later is in no range
+    that goes past their ends. So batches stop there.
+    """
+
+    startpoint: str | None
+    ends: tuple[str, ...]
+
+
 class OffsetState(StoredDocument):
     """The positions of an application besides its checkpoint, by partition.
 
@@ -138,7 +152,8 @@ class OffsetState(StoredDocument):
     `replays` are those under way, by id; `begun` has the ids of replays that began and whose
     requests may still be fanned out. `taken` has the ids of the latest requests that were applied
     or began a replay: if one is written again, it is not applied again. `furthest` has the end of
-    all that the main position has read, where it was moved before.
+    all that the main position has read, where it was moved before. `abandoned` has the offsets at
+    which batches have to end.
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
@@ -150,6 +165,7 @@ class OffsetState(StoredDocument):
     begun: frozenset[str] = frozenset()
     taken: dict[Partition, tuple[str, ...]] = Default(default_factory=dict)
     furthest: dict[Partition, str] = Default(default_factory=dict)
+    abandoned: dict[Partition, AbandonedEnds] = Default(default_factory=dict)
 
     def has_begun(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
         """Return whether this startpoint is the latest one applied to the partition, or has started
@@ -195,7 +211,9 @@ class OffsetState(StoredDocument):
             about = start.model_dump(include={"id", "position", "offset", "by", "reason"})
             applied[ssp] = AppliedStartpoint(**about, epoch=epoch, batch=batch, applied_at=at)
         update = {"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened}
-        return self.model_copy(update={**update, "taken": self._add_taken(taken)})
+        left = {ssp: each for ssp, each in self.abandoned.items() if ssp not in startpoints}
+        update |= {"taken": self._add_taken(taken), "abandoned": left}
+        return self.model_copy(update=update)
 
     def with_replays(self, replays: Iterable[Replay]) -> OffsetState:
         """Return the state with more replays, whose epochs are opened; a replay of no offsets
@@ -235,6 +253,33 @@ class OffsetState(StoredDocument):
             elif replay in under_way:
                 under_way[replay] = under_way[replay].model_copy(update={"epoch": opened[ssp]})
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": under_way})
+
+    def abandoned_ends(self, ssp: SystemStreamPartition, startpoint: str | None) -> tuple[str, ...]:
+        """Return the offsets at which batches that begin there have to end; () for any."""
+        known = self.abandoned.get(ssp)
+        return known.ends if known is not None and known.startpoint == startpoint else ()
+
+    def with_abandoned_ends(self, ranges: Ranges, startpoints: Offsets) -> OffsetState:
+        """Return the state after a batch of these ranges of changes of datasets was abandoned."""
+        abandoned = dict(self.abandoned)
+        for ssp, span in ranges.items():
+            startpoint = startpoints.get(ssp)
+            known = self.abandoned_ends(ssp, startpoint)
+            ends = tuple(dict.fromkeys((span.end, *known)))
+            abandoned[ssp] = AbandonedEnds(startpoint=startpoint, ends=ends)
+        return self.model_copy(update={"abandoned": abandoned})
+
+    def with_reached(self, before: OffsetState, reached: Offsets, at: Offsets) -> OffsetState:
+        """Return the state after a batch that reached these offsets; `at` are the ids of the
+        startpoints that it applied, and `before` was the state before it.
+        """
+        abandoned = dict(self.abandoned)
+        for ssp, end in reached.items():
+            ends = [each for each in before.abandoned_ends(ssp, at.get(ssp)) if each != end]
+            abandoned.pop(ssp, None)
+            if ends:
+                abandoned[ssp] = AbandonedEnds(startpoint=None, ends=tuple(ends))
+        return self.model_copy(update={"abandoned": abandoned})
 
     def with_taken_back(
         self, startpoints: Sequence[tuple[SystemStreamPartition, str]]
@@ -522,7 +567,12 @@ class BatchLog:
             for ssp, span in intent.ranges.items():
                 if span.start != span.end:
                     again[ssp] = intent.epochs.get(ssp, 0)
-            update["offsets"] = state.offsets.with_abandoned(again, intent.replays)
+            offsets = state.offsets.with_abandoned(again, intent.replays)
+            followed = {}
+            for ssp in again:
+                if ssp not in intent.replays and followed_dataset(ssp.qualified_stream):
+                    followed[ssp] = intent.ranges[ssp]
+            update["offsets"] = offsets.with_abandoned_ends(followed, intent.startpoints)
             update["given_up"] = intent.batch
         self.commit(logged, state.model_copy(update=update), by=by, note=note)
         return intent
@@ -653,7 +703,7 @@ def _apply_batch(
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
     if not intent.replays:
         applied = offsets.with_applied(intent.startpoints, intent.batch, at)
-        return state.checkpoint | ends, applied
+        return state.checkpoint | ends, applied.with_reached(offsets, ends, intent.startpoints)
     replayed = {intent.replays[ssp]: end for ssp, end in ends.items()}
     return state.checkpoint, offsets.with_replayed(replayed)
 

@@ -61,16 +61,19 @@ def without_stream(
 
 
 class JoinedVersions(StoredDocument):
-    """The dataset versions that the joins of a batch read.
+    """The dataset versions that a batch reads: its joins, and its inputs if they are changes of
+    datasets.
 
-    - `versions`: the version of each dataset; None if there is none to read.
+    - `versions`: the version of each joined dataset; None if there is none to read.
     - `over_time`: all versions of each bounded dataset that is joined by time.
+    - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)
     over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
+    followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
 
@@ -80,6 +83,8 @@ class JoinedVersions(StoredDocument):
         for name, version in self.versions.items():
             known = () if version is None else (version,)
             read[name] = tuple(dict.fromkeys((*known, *self.over_time.get(name, ()))))
+        for name, followed in self.followed.items():
+            read[name] = tuple(dict.fromkeys((*read.get(name, ()), *followed)))
         return read
 
 

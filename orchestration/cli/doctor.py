@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.application.application import Application, l
 from dagster_adjunct.orchestration.application.table_registry import list_uses
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state, check_not_renamed
 from dagster_adjunct.orchestration.cli import options, output
+from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.operators.windows.zone_rules import (
     differing_spans,
     java_database,
@@ -124,6 +125,8 @@ def examine(reference: str | None, master: str | None, lake_url: str | None) -> 
     opened: list[ObjectStore] = []
     yield run_check("lake", lambda: check_lake(lake_url, opened))
     store = opened[0] if opened else None
+    if store is not None and lake_in(store).exists():
+        yield from _examine_followers(lake_in(store))
     if no_spark:
         yield Finding("Spark", "skipped", no_spark)
     else:
@@ -139,6 +142,18 @@ def examine(reference: str | None, master: str | None, lake_url: str | None) -> 
         else:
             runs_spark = not no_spark
             yield from _examine_application(app, lake_in(store), master, runs_spark=runs_spark)
+
+
+def _examine_followers(lake: Lake) -> Iterator[Finding]:
+    """Yield a finding for each application that has yet to read changes of a dataset."""
+    now = lake.now()
+    for follower in list_lagging_followers(lake):
+        found = follower.describe(now)
+        if follower.is_kept(now):
+            yield Finding("followed datasets", "ok", found)
+            continue
+        step = f"Run {follower.application}; it says what to do if it can't go on."
+        yield Finding("followed datasets", "warning", found, step)
 
 
 def _examine_application(

@@ -15,7 +15,6 @@ import click
 
 from dagster_adjunct.assets.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.assets.reading.stored_versions import (
@@ -293,30 +292,43 @@ def rebuild(
     "--grace",
     help="Keep everything younger than this, such as 90m or 7d. Default: as each dataset declares.",
 )
+@click.option(
+    "--followed",
+    help=(
+        "Keep what applications that follow the changes have to go on from for this long after it"
+        " was replaced; 0s lets go of it. Default: as each dataset declares."
+    ),
+)
 @options.flag("--dry-run", "Only list what would be deleted, and why.")
 @options.user_option
 @options.lake_options()
 def expire(
-    lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | None, dry_run: bool, by: str
+    lake: Lake,
+    names: tuple[str, ...],
+    keep: str | None,
+    grace: str | None,
+    followed: str | None,
+    dry_run: bool,
+    by: str,
 ) -> None:
     """Delete versions that the retention policy no longer keeps, and what failed builds left.
 
     Without NAME, of all datasets; then unreferenced metadata of the lake is deleted, too. Versions
-    that are served, pinned, leased by a reader or needed by an open batch are kept. For cron; safe
-    while readers and writers work.
+    that are served, pinned, leased by a reader, needed by an open batch, or by an application that
+    follows the changes, are kept. For cron; safe while readers and writers work.
     """
     there = list_datasets(lake)
     unknown = [name for name in names if name not in there]
     if unknown:
         problem = f"there is no dataset {unknown[0]!r}; the lake has: {', '.join(there) or 'none'}."
         raise ConfigurationError(problem, "Check the name and the lake.", dataset=unknown[0])
-    given = _parse_retention(keep, grace)
+    given = _parse_retention(keep, grace, followed)
     reports = []
     errors = []
     for name in names or there:
         try:
             declared = StoredVersions(lake, name).require_manifest().declaration.discard
-            policy = DiscardPolicy(**{"keep": declared.keep, "grace": declared.grace} | given)
+            policy = replace(declared, **given)
             reports.append(expire_versions(lake, name, policy, by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
@@ -331,11 +343,13 @@ def expire(
     raise_first(errors)
 
 
-def _parse_retention(keep: str | None, grace: str | None) -> dict[str, Any]:
+def _parse_retention(keep: str | None, grace: str | None, followed: str | None) -> dict[str, Any]:
     """Return the given settings of a DiscardPolicy."""
     given: dict[str, Any] = {}
-    if grace is not None:
-        given["grace"] = options.parse_duration("--grace", grace, "for example 90m, 24h or 7d")
+    for name, span in (("grace", grace), ("followed", followed)):
+        if span is not None:
+            example = "for example 90m, 24h or 7d"
+            given[name] = options.parse_duration(f"--{name}", span, example)
     if keep == "all":
         given["keep"] = None
     elif keep is not None:

@@ -40,6 +40,7 @@ from dagster_adjunct.orchestration.cli.output import (
     show_line,
     show_table,
 )
+from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
 from dagster_adjunct.orchestration.operators.stream_facts import JOIN_VERSIONS
 from dagster_adjunct.orchestration.planner.planner import systems_for
 from dagster_adjunct.orchestration.startpoints.request import POSITIONS, parse_position
@@ -70,8 +71,8 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     """Show the next offset and epoch of each input partition, and an open batch.
 
     For inputs with event times, also show watermarks of inputs and operators, and the size of
-    state. With MODULE:APP, also show where the streams end, and which partitions hold watermarks
-    back or are idle.
+    state; for changes of datasets, the versions that are kept for the application. With MODULE:APP,
+    also show where the streams end, and which partitions hold watermarks back or are idle.
     """
     app = None
     application = name
@@ -85,7 +86,8 @@ def show_checkpoint(lake: Lake, name: str) -> None:
         ends = _stream_ends(lake, app, last)
         inputs = measure_input_times(app, last.times, lake.now())
     times = _times_to_json(lake, app, last, inputs)
-    document = {"application": application, **last.to_json(), **times}
+    kept = [each.describe(lake.now()) for each in list_lagging_followers(lake, application)]
+    document = {"application": application, **last.to_json(), **times, "follows": kept}
     if ends:
         document["behind"] = {str(ssp): distance for ssp, (_, distance) in ends.items()}
     show_json(document)
@@ -112,6 +114,13 @@ def show_checkpoint(lake: Lake, name: str) -> None:
             f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "
             f"({start.by}: {start.reason})."
         )
+    for text in kept:
+        show_line(f"{text}.")
+    _show_open(last)
+
+
+def _show_open(last: Checkpoint) -> None:
+    """Print the open batch, if there is one."""
     if last.open is not None:
         show_line(
             f"Open: {_describe_batch(last.open)}. The next run retries it, unless a run is at work"

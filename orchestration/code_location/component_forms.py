@@ -31,7 +31,11 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
@@ -152,7 +156,7 @@ def _is_any(kind: Any) -> bool:
 
 def _is_named(kind: Any) -> bool:
     """Return whether a text stands for the value: its name."""
-    return kind in (MessageStream, *TARGETS)
+    return kind in (MessageStream, AdjunctDataset, *TARGETS)
 
 
 def _reject_other_than_text(value: Any) -> Any:
@@ -398,6 +402,7 @@ _METHODS = {
 }
 STEPS: dict[str, Callable[..., Any]] = {
     "input_stream": Application.input_stream,
+    "input_changes": Application.input_changes,
     **{
         name: method
         for name, method in _METHODS.items()

@@ -95,6 +95,7 @@ _KINDS_OF_TARGETS: dict[type, str] = {
     RemoteTableHandle: "a remote table",
     OutputStream: "an output stream",
 }
+_INPUTS = ("input_stream", "input_changes")
 _MADE_BY: dict[Any, type] = {
     bounded_dataset: AdjunctDataset,
     unbounded_dataset: AdjunctDataset,
@@ -634,16 +635,17 @@ class ApplicationTranslation(Translation):
         self, step: Mapping[str, Any], name: str, before: MessageStream | None, place: Place
     ) -> Callable[..., Any]:
         """Return the method that adds a step's operator, of the application or of a stream."""
-        if name == "input_stream":
+        if name in _INPUTS:
             if "from" in step:
                 problem = "an input gets no records of a step."
                 self.refuse(problem, "Leave `from` out.", (*place, "from"))
-            return self.app.input_stream
+            method: Callable[..., Any] = getattr(self.app, name)
+            return method
         source = self.stream(step["from"], (*place, "from")) if "from" in step else before
         if source is None:
             problem = "the first step reads no stream."
-            self.refuse(problem, "Begin with input_stream.", (*place, name))
-        method: Callable[..., Any] = getattr(source, name)
+            self.refuse(problem, "Begin with input_stream or input_changes.", (*place, name))
+        method = getattr(source, name)
         return method
 
     def stream(self, name: str, place: Place) -> MessageStream:
@@ -663,6 +665,11 @@ class ApplicationTranslation(Translation):
         """
         if MessageStream in form.members:
             return self.stream(text, place)
+        if AdjunctDataset in form.members:
+            if text not in self.datasets:
+                step = _name_one_of(text, self.datasets)
+                self.refuse(f"{text!r} is no dataset of this file.", step, place)
+            return self.datasets[text]
         if not form.takes_target:
             return super().text(text, form, place)
         target = self.target(text, place)

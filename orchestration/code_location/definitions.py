@@ -16,6 +16,7 @@ import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, UnboundedDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
+from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.application.application import Application, group_datasets
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,
@@ -468,10 +469,18 @@ class AssetGraph:
             if not _has_own_asset(asset.dataset):
                 passing.append(asset.spec)
         found = []
-        for spec in (*self._read.values(), *passing):
+        for spec in (*map(self._after_followed, self._read.values()), *passing):
             if spec.key not in self.writers:
                 found.append(spec)
         return found
+
+    def _after_followed(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        """Return the asset of a stream, after that of the dataset whose changes it has."""
+        node = self._nodes[spec.key]
+        followed = followed_dataset(node.name) if node.kind == "stream" else None
+        if followed not in self.datasets:
+            return spec
+        return spec.replace_attributes(deps=[self.datasets[followed].spec.key])
 
     def built_assets(self) -> list[dg.AssetsDefinition]:
         """Return the assets that are built here: datasets (each version set as one) and the

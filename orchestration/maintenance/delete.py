@@ -32,6 +32,7 @@ from dagster_adjunct.resources.streams.lake import streams as streams_deleting
 from dagster_adjunct.resources.streams.lake.maintenance import list_retained_attempts
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import CHANGE_IMAGES, CHANGES
 from dagster_adjunct.resources.validation import validated
 
 
@@ -113,6 +114,8 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
             )
         elif state.last is not None and name in state.last.intent.versions:
             affected.append(f"application {application} read it in its last batch")
+        if any(state.has_position_in(f"{system}.{name}") for system in (CHANGES, CHANGE_IMAGES)):
+            affected.append(f"application {application} follows its changes")
     for attempt, renewed in list_attempts(lake, name).items():
         if now - renewed < RUNNING_WITHIN:
             affected.append(f"a build of it is recorded as running ({attempt})")

@@ -5,7 +5,7 @@ will read again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
 
@@ -19,8 +19,13 @@ from dagster_adjunct.assets.retention.erasure import ErasureReport
 from dagster_adjunct.assets.unbounded.transient_table import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
     list_application_states,
     list_applications,
+)
+from dagster_adjunct.orchestration.maintenance.followers import (
+    find_manifests_for_followers,
+    find_versions_for_followers,
 )
 from dagster_adjunct.orchestration.startpoints.recorded_replay import (
     find_held_versions,
@@ -40,11 +45,14 @@ def expire_versions(
     safe to repeat.
 
     The default policy is the one declared at the last advance. Versions that are served, pinned,
-    leased, or needed by an open batch are kept. With `dry_run` nothing is deleted. Raises
-    DatasetNotFoundError.
+    leased, or needed by an open batch or a reader of the dataset's changes are kept. With
+    `dry_run` nothing is deleted. Raises DatasetNotFoundError.
     """
-    needed = partial(needed_versions, lake, dataset)
-    return discard_unneeded(lake, dataset, policy, by=by, roots=needed, dry_run=dry_run)
+    needed = partial(needed_versions, lake, dataset, policy)
+    manifests = partial(find_manifests_for_followers, lake, dataset, policy)
+    return discard_unneeded(
+        lake, dataset, policy, by=by, roots=needed, manifests=manifests, dry_run=dry_run
+    )
 
 
 @validated
@@ -94,24 +102,31 @@ def erase_keys(
     """Erase these keys, given as for `Dataset.get`, from all objects of a dataset, and verify it by
     a search.
 
-    Old versions are kept while a reader has leased them or an open batch of an application needs
-    them: the report names them, and a later erasure or discard deletes their files. Of an unbounded
-    dataset, earlier versions that read a generation with a key are gone; its stream still holds the
-    keys. Raises DatasetNotFoundError, SchemaMismatchError (a key of the wrong type), and
-    ManifestMismatchError where a damaged file can't be rewritten; then nothing is erased.
+    Old versions are kept while a reader has leased them, or an open batch of an application or a
+    reader of the dataset's changes needs them: the report names them, and a later erasure or
+    discard deletes their files. Of an unbounded dataset, earlier versions that read a generation
+    with a key are gone; its stream still holds the keys. Raises DatasetNotFoundError,
+    SchemaMismatchError (a key of the wrong type), and ManifestMismatchError where a damaged file
+    can't be rewritten; then nothing is erased.
     """
 
     def needed() -> dict[str, str]:
-        return versions_in_open_batches(lake).get(dataset, {})
+        states = list_application_states(lake)
+        followed = find_versions_for_followers(lake, dataset, states)
+        return followed | versions_in_open_batches(lake, states).get(dataset, {})
 
     return erasure.erase_keys(lake, dataset, keys, reason=reason, by=by, roots=needed)
 
 
-def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
+def versions_in_open_batches(
+    lake: Lake, states: Mapping[str, ApplicationState] | None = None
+) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, which batch needs the version: an open one, or an
     abandoned one that the next run removes from the application's local tables."""
     needed: dict[str, dict[str, str]] = defaultdict(dict)
-    for application, state in list_application_states(lake).items():
+    if states is None:
+        states = list_application_states(lake)
+    for application, state in states.items():
         if state.given_up is not None:
             why = (
                 f"batch {state.given_up} of application {application}, which was abandoned; its"
@@ -119,12 +134,17 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
             )
             for dataset, version in _versions_before(lake, application, state.given_up).items():
                 needed[dataset][version] = why
-        if state.open is not None:
-            why = f"open batch {state.open.batch} of application {application}"
-            for dataset, versions in state.open.joined.list_all().items():
-                for version in filterfalse(is_transient, versions):
-                    needed[dataset][version] = why
+        for dataset, version, batch in _versions_of_open(state):
+            needed[dataset][version] = f"open batch {batch} of application {application}"
     return needed
+
+
+def _versions_of_open(state: ApplicationState) -> Iterator[tuple[str, str, int]]:
+    """Yield each dataset and version that an open batch reads, with its number."""
+    if state.open is not None:
+        for dataset, versions in state.open.joined.list_all().items():
+            for version in filterfalse(is_transient, versions):
+                yield dataset, version, state.open.batch
 
 
 def _versions_before(lake: Lake, application: str, batch: int) -> dict[str, str]:
@@ -140,13 +160,16 @@ def _versions_before(lake: Lake, application: str, batch: int) -> dict[str, str]
     return before
 
 
-def needed_versions(lake: Lake, dataset: str) -> dict[str, str]:
-    """Return, by version id, what needs the versions of this dataset: an open batch, or a
-    recorded replay.
+def needed_versions(
+    lake: Lake, dataset: str, policy: DiscardPolicy | None = None
+) -> dict[str, str]:
+    """Return, by version id, what needs the versions of this dataset: an open batch, a recorded
+    replay, or a reader of its changes.
     """
     # Replays first: if one ends in between, by opening its last batch, that open batch is found.
     replays = [find_held_versions(lake, application) for application in list_applications(lake)]
-    needed: dict[str, str] = {}
-    for versions_of in (*replays, versions_in_open_batches(lake)):
+    states = list_application_states(lake)
+    needed = find_versions_for_followers(lake, dataset, states, policy)
+    for versions_of in (*replays, versions_in_open_batches(lake, states)):
         needed |= versions_of.get(dataset, {})
     return needed

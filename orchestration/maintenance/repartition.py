@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from dagster_adjunct.assets.reading.change_streams import ChangeImageStreams, ChangeStreams
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.rebucketing import (
     RebucketReport,
@@ -38,7 +39,7 @@ from dagster_adjunct.resources.streams.lake.manifest import StreamState
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.repartition import plan_repartitioning, repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
 
 
@@ -140,14 +141,19 @@ def repartition_dataset(
 
     Rewrites every retained version of a bounded dataset, under a new id, or the served table of an
     unbounded one, whose earlier versions keep their partitions. Entries, names and offsets are
-    kept. Readers with a lease keep their version until they release it. Raises StillReadError while
-    an open batch of an application needs a version, DatasetError while a bootstrap is not finished,
-    and ConfigurationError for a broadcast dataset.
+    kept. Readers with a lease keep their version until they release it. Applications that follow
+    its changes continue at their positions. Raises StillReadError while an open batch of an
+    application needs a version, or an application has yet to read changes; DatasetError while a
+    bootstrap is not finished, and ConfigurationError for a broadcast dataset.
     """
     manifest = DatasetLog(lake, name).read()[1]
     rewrite = repartition_table if isinstance(manifest, UnboundedManifest) else repartition_versions
     needed = partial(needed_versions, lake, name)
-    return rewrite(lake, name, partitions, reason=reason, by=by, roots=needed, dry_run=dry_run)
+    report = rewrite(lake, name, partitions, reason=reason, by=by, roots=needed, dry_run=dry_run)
+    if not dry_run:
+        for changes in (ChangeStreams(lake), ChangeImageStreams(lake)):
+            _carry_applications(lake, f"{changes.name}.{name}", changes.info(name), by)
+    return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +242,19 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
     """
     stream = f"lake.{name}"
     info = LakeStreams(lake).info(name)
+    carried = _carry_applications(lake, stream, info, by)
+    datasets = []
+    for dataset in list_datasets(lake):
+        with suppress(CommitConflictError, MalformedDocumentError):
+            if commit_repartition(DatasetLog(lake, dataset), stream, info, by=by):
+                datasets.append(dataset)
+    return carried, tuple(datasets)
+
+
+def _carry_applications(lake: Lake, stream: str, info: StreamInfo, by: str) -> tuple[str, ...]:
+    """Commit new positions for applications that had read all of the stream ("lake.orders"), and
+    return their names.
+    """
     carried = []
     for application in list_applications(lake):
         log = BatchLog(lake, application)
@@ -247,9 +266,4 @@ def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], t
             with suppress(CommitConflictError):
                 log.commit(logged, after, by=by, note=describe_carry_over(stream, info))
                 carried.append(application)
-    datasets = []
-    for dataset in list_datasets(lake):
-        with suppress(CommitConflictError, MalformedDocumentError):
-            if commit_repartition(DatasetLog(lake, dataset), stream, info, by=by):
-                datasets.append(dataset)
-    return tuple(carried), tuple(datasets)
+    return tuple(carried)

@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import cache, cached_property, cmp_to_key, partial
 from typing import Any, Literal, TypeAlias
 
+from dagster_adjunct.assets.reading.change_streams import followed_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
@@ -227,7 +228,12 @@ def _add_position(
         if startpoint is None or startpoint.position != "oldest":
             positions.lost[ssp] = OffsetRange(start, oldest)
         start = oldest
-    positions.unread[ssp] = OffsetRange(start, upcoming)
+    begun_at = None if startpoint is None else startpoint.id
+    end = upcoming
+    for abandoned in state.offsets.abandoned_ends(ssp, begun_at)[:1]:
+        if stream.system.compare(start, abandoned) < 0:
+            end = abandoned
+    positions.unread[ssp] = OffsetRange(start, end)
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
@@ -501,6 +507,11 @@ def _describe_new_start(stream: str, info: StreamInfo, before: str) -> str:
         f"Set a startpoint in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest"
         " --reason …."
     )
+    if followed_dataset(stream) is not None:
+        begin = (
+            "Empty what follows it, or send to new tables and streams, because rows that were"
+            f" deleted since would stay. {begin}"
+        )
     if not info.was_repartitioned(before):
         return begin
     return (

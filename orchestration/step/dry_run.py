@@ -283,14 +283,17 @@ class DryCompiler:
     def hand_on(self, operator: Operator, sources: Sequence[DataFrame]) -> DataFrame:
         """Return the records that leave an operator as the next ones get them.
 
-        Where they are read back from an output, they are cached: so Spark's plan for them starts
-        there.
+        Where they are read back from an output, or the read has an exchange of its own, they are
+        cached: so Spark's plan for them starts there.
         """
         planned = self.compiler.batch.planned
         frames = self.compiler.batch.records
         frame = self._compile(operator, sources)
-        if operator.spec.reads is not None or not planned.has_consumers(operator.id):
+        if not planned.has_consumers(operator.id):
             return frame
+        if operator.spec.reads is not None:
+            system = planned.system_of(operator.spec.reads)
+            return frames.kept.keep(frame) if system.capabilities.exchanges_reads else frame
         if _is_read_back(planned, operator):
             # The next operators read them from the output, partitioned as it is.
             by = map(named_column, planned.required_partitioning(operator.id))

@@ -402,7 +402,8 @@ def _limit_ranges(context: StepContext, spans: Ranges) -> Ranges:
         if share < lags[ssp]:
             start = spans[ssp].start
             end = context.systems[ssp.system].advance(ssp, start, share)
-            limited[ssp] = OffsetRange(start, end)
+            if context.compare(ssp, end, spans[ssp].end) < 0:
+                limited[ssp] = OffsetRange(start, end)
     return limited
 
 
@@ -502,13 +503,27 @@ def lease_versions(
     that a recorded batch did not read.
     """
     intent = planned.intent
-    if intent.joined.reading == RECORDED:
+    followed = _list_followed_versions(planned)
+    joined = intent.joined.model_copy(update={"followed": followed})
+    intent = intent.model_copy(update={"joined": joined})
+    if joined.reading == RECORDED:
         joined = _lease_recorded(context, intent, seen)
     else:
-        joined = _lease_served(context, state, intent.joined, seen)
+        joined = _lease_served(context, state, joined, seen)
     for text in planned.losses:
         context.report("lost", intent.batch, text=text)
     return replace(planned, intent=intent.model_copy(update={"joined": joined}))
+
+
+def _list_followed_versions(planned: PlannedBatch) -> dict[str, tuple[str, ...]]:
+    """Return the versions between which the batch reads the changes of datasets."""
+    followed: dict[str, tuple[str, ...]] = {}
+    for name, stream in planned.streams.items():
+        needed = stream.system.needed_versions(planned.intent.ranges_of(name))
+        for dataset, versions in needed.items():
+            both = (*followed.get(dataset, ()), *versions)
+            followed[dataset] = tuple(dict.fromkeys(both))
+    return followed
 
 
 def _lease_served(
@@ -523,7 +538,8 @@ def _lease_served(
     for name, manifest in seen.limited.items():
         _check_fresh(context, name, manifest)
     over_time = _list_versions_over_time(context, seen)
-    context.versions.lease(JoinedVersions(versions=seen.versions, over_time=over_time))
+    leased = joined.model_copy(update={"versions": seen.versions, "over_time": over_time})
+    context.versions.lease(leased)
     # Opened once they are leased. Of several versions with the same time only the one sealed last
     # is read.
     for name, ids in over_time.items():

@@ -477,7 +477,8 @@ class StreamCapabilities:
 
     It has a method `read_arrow` (`reads_arrow`), `task_reads` (`reads_in_tasks`) or
     `offset_for_timestamp` (`finds_times`); `records_between` counts without reading the records
-    (`counts_unread`).
+    (`counts_unread`). The frames of `read` have an exchange that moves records into their
+    partitions (`exchanges_reads`), which plans do not list.
 
     The others are for writers. `keeps_positions`: `append` stores the columns of POSITION and gets
     `AppendOptions.sources`. `appends_alone`: no other append gets offsets between those of an
@@ -491,6 +492,7 @@ class StreamCapabilities:
     reads_in_tasks: bool = False
     finds_times: bool = False
     counts_unread: bool = False
+    exchanges_reads: bool = False
     keeps_positions: bool = False
     appends_alone: bool = False
     evolves: bool = False
@@ -731,6 +733,17 @@ class StreamSystem(ABC):
         """
         return sum(self.distance(ssp, span.start, span.end) for ssp, span in ranges.items())
 
+    def needed_versions(
+        self, ranges: Mapping[SystemStreamPartition, OffsetRange]
+    ) -> Mapping[str, Sequence[str]]:
+        """Return the versions of datasets that reading these ranges needs, by dataset: a run leases
+        them, and its batch keeps them until it has ended.
+
+        Only a system whose records are made of datasets needs any. Raises VersionDiscardedError if
+        the ranges can't be read any more.
+        """
+        return {}
+
     def has_all_keys(self, stream: str) -> bool:
         """Return whether the stream still holds the newest record of every key it ever had."""
         return self.info(stream).has_all_keys(self.oldest(self.partitions(stream)))
@@ -934,6 +947,9 @@ def dropped_offset_error(
 
 SystemFactory = Callable[["Lake"], StreamSystem]
 LAKE = "lake"
+CHANGES = "changes"
+CHANGE_IMAGES = "change-images"
+"""The system of the changes of datasets, and that of changes with the entries before and after."""
 _registered: dict[str, SystemFactory] = {}
 
 

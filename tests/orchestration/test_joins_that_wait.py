@@ -27,6 +27,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import MemoryTable, RemoteTable
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash
@@ -210,6 +211,10 @@ def test_what_cannot_wait_is_rejected(world: World) -> None:
     with pytest.raises(PlanningError) as caught:
         per_key.join(prices, on="k", as_of="window_start", wait=MINUTE)
     assert caught.value.operator == "window-2-w"
+    changes = app.input_changes(world.prices, event_time=ARRIVAL)
+    with pytest.raises(PlanningError) as caught:
+        changes.join(prices, on="k", as_of="at", wait=MINUTE)
+    assert caught.value.stream == "changes.prices"
     remote = app.table(RemoteTable("remote", key="k", read_function=MemoryTable("remote")))
     with pytest.raises(ConfigurationError):
         facts.join(remote, on="k", select={"v": "int"}, wait=MINUTE)

@@ -1,0 +1,366 @@
+"""What a dataset served after each of its commits.
+
+A commit has a number. 0 is before the first one, when nothing was served. The commits of a version
+set are counted on from the number of the commit with which the dataset joined it. Many commits
+leave the entries as they are: those that serve the same version, compactions and repartitionings.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+
+from dagster_adjunct.assets.versions.dataset_log import (
+    DatasetLog,
+    member_bodies,
+    no_commit_error,
+    redirect_target,
+    version_set_log,
+)
+from dagster_adjunct.assets.versions.manifest import (
+    DatasetManifest,
+    UnboundedManifest,
+    parse_manifest,
+)
+from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.resources.errors import ObjectNotFoundError, VersionDiscardedError
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, is_deletion_commit
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import CHANGES
+
+ERASE_ACTION = "erase"
+REPARTITION_ACTION = "repartition"
+_SAME_ENTRIES = ("compact", REPARTITION_ACTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a dataset served after a commit: `manifest` is None before its first one, and after it
+    was deleted.
+    """
+
+    number: int
+    at: datetime | None = None
+    manifest: DatasetManifest | None = None
+
+    @property
+    def version(self) -> SealedVersion | None:
+        """The version served, None for nothing."""
+        return None if self.manifest is None else self.manifest.version
+
+    @property
+    def id(self) -> str | None:
+        """The id of the version served, None for nothing."""
+        return None if self.manifest is None else self.manifest.served_id
+
+    @property
+    def action(self) -> str:
+        """What the commit did, as in the history of the dataset."""
+        if self.manifest is None or self.manifest.change is None:
+            return ""
+        return self.manifest.change.action
+
+
+@dataclass
+class ServedHistory:
+    """The commits of a dataset up to the `newest`. Each is read once, when it is needed.
+
+    `joined` is the number of the commit with which the dataset joined the version set `shared`, 0
+    without one. Errors name the dataset's stream in the stream system `system`.
+    """
+
+    log: DatasetLog
+    newest: Served
+    manifest: DatasetManifest
+    joined: int = 0
+    shared: CommitLog | None = None
+    system: str = CHANGES
+    _read: dict[int, Commit] = field(default_factory=dict)
+    _served: dict[int, Served] = field(default_factory=dict)
+    _stored: dict[int, tuple[SealedVersion, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, lake: Lake, dataset: str) -> ServedHistory:
+        """Return the commits of a dataset as they are now. Raises DatasetNotFoundError."""
+        log = DatasetLog(lake, dataset)
+        own = log.log.current()
+        if own is None or is_deletion_commit(own):
+            raise no_commit_error(lake, dataset)
+        set_name = redirect_target(own)
+        if set_name is None:
+            return cls._up_to(log, own, parse_manifest(dataset, own))
+        shared = version_set_log(lake, set_name)
+        commit = shared.current()
+        if commit is not None and member_bodies(commit).get(dataset) is not None:
+            return cls._up_to(log, commit, _member_manifest(dataset, commit), own.number, shared)
+        kept = own.body.get("manifest")
+        if kept is None:
+            raise no_commit_error(lake, dataset)
+        return cls._up_to(log, own, parse_manifest(dataset, replace(own, body=kept)))
+
+    @classmethod
+    def _up_to(
+        cls,
+        log: DatasetLog,
+        commit: Commit,
+        manifest: DatasetManifest,
+        joined: int = 0,
+        shared: CommitLog | None = None,
+    ) -> ServedHistory:
+        number = joined + commit.number
+        newest = Served(number, commit.created_at, manifest)
+        history = cls(log, newest, manifest, joined, shared)
+        history._read[number] = commit
+        history._served[number] = newest
+        return history
+
+    @property
+    def number(self) -> int:
+        """The number of the newest commit."""
+        return self.newest.number
+
+    # -- one commit
+
+    def at(self, number: int) -> Served:
+        """Return what was served after a commit. Raises VersionDiscardedError if that is no longer
+        known.
+        """
+        if number == 0:
+            return Served(0)
+        if number not in self._served:
+            self._served[number] = self._find(number)
+        return self._served[number]
+
+    def _find(self, number: int) -> Served:
+        commit = self._commit(number)
+        name = self.log.name
+        if self.shared is not None and number > self.joined:
+            if member_bodies(commit).get(name) is None:  # it joined a set that had commits already
+                return replace(self.at(self.joined), number=number)
+            return Served(number, commit.created_at, _member_manifest(name, commit))
+        if is_deletion_commit(commit):
+            return Served(number, commit.created_at)
+        if redirect_target(commit) is not None:
+            kept = commit.body.get("manifest")
+            if kept is None:
+                return Served(number, commit.created_at)
+            commit = replace(commit, body=kept)
+        return Served(number, commit.created_at, parse_manifest(name, commit))
+
+    def _commit(self, number: int) -> Commit:
+        """Return a commit by its number.
+
+        A writer that lost the race for a number may have left a manifest with it too; the next
+        commit names the right one.
+        """
+        if number in self._read:
+            return self._read[number]
+        log = self.log.log
+        own = number
+        if self.shared is not None and number > self.joined:
+            log = self.shared
+            own = number - self.joined
+        keys = [item.key for item in log.store.list(f"{log.prefix}/manifests/{own:012d}-")]
+        is_last_of_log = self.shared is not None and number == self.joined
+        if len(keys) > 1 and number < self.number and not is_last_of_log:
+            keys = [log.manifest_key(own, str(self._commit(number + 1).parent))]
+        try:
+            self._read[number] = log.read(keys[-1])
+        except (IndexError, ObjectNotFoundError) as error:
+            raise self.discarded_error(number) from error
+        return self._read[number]
+
+    def versions_at(self, number: int) -> tuple[SealedVersion, ...]:
+        """Return the stored versions with the entries that were served after a commit: the newest,
+        then that of the commit itself; () for nothing.
+
+        The newest has the partitions of now, and the deltas that were added to a compacted table
+        come after it. Raises VersionDiscardedError if none is left.
+        """
+        if number not in self._stored:
+            self._stored[number] = self._find_stored(number)
+        return self._stored[number]
+
+    def _find_stored(self, number: int) -> tuple[SealedVersion, ...]:
+        version = self.at(number).version
+        if version is None:
+            return ()
+        found = {}
+        if self.is_stored(version):
+            found[version.id] = version
+        for later in self._candidates(number, self.number):
+            try:
+                if not self._keeps_entries(later):
+                    break
+                version = self.at(later).version
+            except VersionDiscardedError:
+                break
+            if version is not None and self.is_stored(version):
+                found[version.id] = version
+        if not found:
+            raise self.discarded_error(number)
+        first, *_, last = *found.values(), *found.values()
+        return (last,) if first is last else (last, first)
+
+    def is_stored(self, version: SealedVersion) -> bool:
+        """Whether the files of a version still exist; those of a doomed one may."""
+        return all(part.folder in self._folders for part in version.generations if part.files)
+
+    @cached_property
+    def _folders(self) -> set[str]:
+        return self.manifest.reachable() | set(self.manifest.doomed)
+
+    def is_retained(self, version: SealedVersion) -> bool:
+        """Whether a version can be leased. One that can't may hold keys that were erased."""
+        try:
+            self.manifest.check_kept(version.id)
+        except VersionDiscardedError:
+            return False
+        return self.is_stored(version)
+
+    def discarded_error(self, number: int) -> VersionDiscardedError:
+        """Return the error that what was served after a commit is gone."""
+        name = self.log.name
+        stream = f"{self.system}.{name}"
+        return VersionDiscardedError(
+            f"dataset {name!r}: what it served after its commit {number} has been discarded, so"
+            " what has changed since is unknown.",
+            "Empty what follows it, or send to new tables and streams, because rows that were"
+            " deleted since would stay. Then read everything again: adjunct startpoint set"
+            f" MODULE:APP {stream} --oldest --reason …. To keep versions longer for readers that"
+            " lag: discard=DiscardPolicy(followed=…).",
+            dataset=name,
+        )
+
+    # -- several commits
+
+    def last_change(self) -> int:
+        """Return the number of the last commit that changed the entries that are served."""
+        for number in reversed(self._candidates(0, self.number)):
+            try:
+                if not self._keeps_entries(number):
+                    return number
+            except VersionDiscardedError:  # nobody knows what was served before
+                return number
+        return 0
+
+    def compactions(
+        self, since: int, until: int
+    ) -> tuple[tuple[SealedVersion, SealedVersion], ...] | None:
+        """Return the versions before and after each replacement of the base between two commits;
+        None if one of them changed the entries, or is not known any more.
+        """
+        numbers = [since, *self._candidates(since, until)]
+        found = []
+        place = 0
+        try:
+            while (base := self._base_at(numbers[place])) != self._base_at(until):
+                after = bisect_right(numbers, base, lo=place, key=self._base_at)
+                if after == len(numbers):
+                    return None
+                pair = self.at(numbers[after - 1]).version, self.at(numbers[after]).version
+                if pair[0] is None or pair[1] is None or not self._keeps_entries(numbers[after]):
+                    return None
+                if not (self.is_stored(pair[0]) and self.is_stored(pair[1])):
+                    return None
+                found.append((pair[0], pair[1]))
+                place = after
+        except VersionDiscardedError:
+            return None
+        return tuple(found)
+
+    def _base_at(self, number: int) -> int:
+        """Return the number of the base that was served after a commit, which grows."""
+        version = self.at(number).version
+        return 0 if version is None else version.generations[0].id
+
+    def replaced_at(self, number: int) -> datetime | None:
+        """Return when the entries that were served after a commit were replaced by others; None if
+        they are served now.
+        """
+        try:
+            for later in self._candidates(number, self.number):
+                if not self._keeps_entries(later):
+                    return self.at(later).at
+        except VersionDiscardedError:  # of so long ago that nobody knows
+            return self.at(self.last_change()).at
+        return None
+
+    def manifests_of(self, number: int) -> tuple[str, ...]:
+        """Return the keys of the objects that say what was served after a commit."""
+        return (self._commit(number).manifest_key,)
+
+    def may_have_erased(self, after: int, until: int) -> bool:
+        """Whether one of the commits after a number, up to another one, erased keys, or is no
+        longer known.
+        """
+        try:
+            actions = {self.at(number).action for number in self._candidates(after, until)}
+        except VersionDiscardedError:
+            return True
+        return ERASE_ACTION in actions
+
+    def cuts(self, after: int, until: int) -> Sequence[int]:
+        """Return the numbers, in order, of the commits after one at which a reader may stop: they
+        serve a version that is retained. The last one is `until`.
+        """
+        numbers = [number for number in self._candidates(after, until) if number < until]
+        if isinstance(self.manifest, UnboundedManifest):
+            numbers = [number for number in numbers if number >= self.manifest.retained_from]
+        else:
+            numbers = [number for number in numbers if self._serves_retained(number)]
+        return [*numbers, until]
+
+    def _serves_retained(self, number: int) -> bool:
+        try:
+            version = self.at(number).version
+        except VersionDiscardedError:
+            return False
+        return version is None or self.is_retained(version)
+
+    def number_at(self, moment: datetime) -> int:
+        """Return the number of the newest commit at or before a time, by its writer's clock.
+
+        Raises VersionDiscardedError if that commit is no longer known.
+        """
+
+        def made(number: int) -> bool:
+            try:
+                at = self._commit(number).created_at
+            except VersionDiscardedError:
+                return False
+            return at > moment
+
+        return bisect_right(range(1, self.number + 1), False, key=made)
+
+    def _candidates(self, after: int, until: int) -> Sequence[int]:
+        """Return the numbers in (after, until] of commits that may serve other files than the
+        commits before them.
+        """
+        if isinstance(self.manifest, UnboundedManifest):
+            return list(_made_versions(self.manifest, after, until))
+        return range(after + 1, until + 1)
+
+    def _keeps_entries(self, number: int) -> bool:
+        """Whether the entries served after a commit are those served before it."""
+        here = self.at(number)
+        if here.action in _SAME_ENTRIES:
+            return True
+        return here.id == self.at(number - 1).id
+
+
+def _made_versions(manifest: UnboundedManifest, after: int, until: int) -> Iterator[int]:
+    """Yield the numbers in (after, until] of the commits that made versions; of a very long
+    history, all early numbers.
+    """
+    if manifest.numbers:
+        yield from range(after + 1, min(manifest.numbers[0][0], until + 1))
+    for first, last in manifest.numbers:
+        yield from range(max(first, after + 1), min(last, until) + 1)
+
+
+def _member_manifest(name: str, commit: Commit) -> DatasetManifest:
+    return parse_manifest(name, replace(commit, body=member_bodies(commit)[name]))

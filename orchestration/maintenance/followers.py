@@ -1,0 +1,180 @@
+"""Who follows the changes of a dataset, from which of its commits, and what is kept for them.
+
+An application that reads `changes.planes` is at a commit of the dataset `planes`. To read on, it
+needs the version that was served after it. That is kept because of the position in the batch log,
+so that nothing has to be released: until the application has read on or is deleted, or as long as
+the policy of the dataset says (`followed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
+from dagster_adjunct.assets.reading.change_streams import followed_dataset, parse_commit
+from dagster_adjunct.assets.reading.served_history import ServedHistory
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    application_state,
+    list_application_states,
+)
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    OffsetOutOfRangeError,
+    VersionDiscardedError,
+)
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.times import add_span
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """An application that reads the changes of a dataset and has not read the newest ones.
+
+    It is at the commit `number`. What was served then was `replaced_at` a time, and is kept until
+    `kept_until`. `version` is a version with these entries, None if it was discarded, or if nothing
+    was served then. `manifests` are the objects that say so.
+    """
+
+    application: str
+    dataset: str
+    number: int
+    version: str | None
+    replaced_at: datetime
+    kept_until: datetime
+    manifests: tuple[str, ...] = ()
+
+    def is_kept(self, now: datetime) -> bool:
+        """Whether the version is kept for the application."""
+        return self.version is not None and now < self.kept_until
+
+    def describe(self, now: datetime) -> str:
+        """Return what the application needs and until when it is kept, in a sentence."""
+        where = (
+            f"application {self.application} follows the changes of dataset {self.dataset} from"
+            f" commit {self.number}, replaced at {self.replaced_at:%Y-%m-%d %H:%M:%S} UTC"
+        )
+        if self.version is None:
+            return f"{where}: that version is gone"
+        if not self.is_kept(now):
+            return f"{where}: version {self.version} is not kept any more"
+        return f"{where}: version {self.version} is kept until {self.kept_until:%Y-%m-%d %H:%M} UTC"
+
+
+def find_lagging_followers(
+    lake: Lake,
+    dataset: str,
+    states: Mapping[str, ApplicationState] | None = None,
+    policy: DiscardPolicy | None = None,
+) -> list[Follower]:
+    """Return the readers of the changes of a dataset that have yet to read some, by commit.
+
+    `states` are those of all applications, if they were read before. The default policy is the one
+    declared at the last advance.
+    """
+    if states is None:
+        states = list_application_states(lake)
+    positions = set()
+    for application, ssp, offset in _iter_positions(states):
+        if followed_dataset(ssp.qualified_stream) == dataset:
+            with suppress(OffsetOutOfRangeError):  # of a test's stand-in for the stream
+                positions.add((parse_commit(offset, str(ssp)), application))
+    if not positions:
+        return []
+    history = ServedHistory.read(lake, dataset)
+    policy = policy or history.manifest.declaration.discard
+    found = []
+    for number, application in sorted(positions):
+        replaced_at = None
+        if 0 < number <= history.number:
+            replaced_at = history.replaced_at(number)
+        if replaced_at is None:
+            continue
+        kept_until = add_span(replaced_at, policy.followed)
+        version = None
+        manifests: tuple[str, ...] = ()
+        with suppress(VersionDiscardedError):
+            versions = history.versions_at(number)
+            manifests = history.manifests_of(number)
+            if versions:
+                version = versions[0].id
+        found.append(
+            Follower(application, dataset, number, version, replaced_at, kept_until, manifests)
+        )
+    return found
+
+
+def list_lagging_followers(lake: Lake, application: str | None = None) -> list[Follower]:
+    """Return the applications, or only this one, that have yet to read changes of datasets."""
+    states: Mapping[str, ApplicationState]
+    if application is None:
+        states = list_application_states(lake)
+    else:
+        states = {application: application_state(lake, application)}
+    datasets = {followed_dataset(ssp.qualified_stream) for _, ssp, _ in _iter_positions(states)}
+    found = []
+    for dataset in sorted(filter(None, datasets)):
+        with suppress(AdjunctError):  # it was deleted, or can't be read, which others report
+            found += find_lagging_followers(lake, dataset, states)
+    return found
+
+
+def find_versions_for_followers(
+    lake: Lake,
+    dataset: str,
+    states: Mapping[str, ApplicationState] | None = None,
+    policy: DiscardPolicy | None = None,
+) -> dict[str, str]:
+    """Return, by version id, which reader of the dataset's changes needs the version."""
+    now = lake.now()
+    needed = {}
+    for follower in find_lagging_followers(lake, dataset, states, policy):
+        if follower.version is not None and follower.is_kept(now):
+            needed[follower.version] = follower.describe(now)
+    return needed
+
+
+def find_manifests_for_followers(
+    lake: Lake, dataset: str, policy: DiscardPolicy | None = None
+) -> frozenset[str]:
+    """Return the keys of the manifests that readers of the dataset's changes need."""
+    now = lake.now()
+    needed: set[str] = set()
+    for follower in find_lagging_followers(lake, dataset, policy=policy):
+        if follower.is_kept(now):
+            needed |= set(follower.manifests)
+    return frozenset(needed)
+
+
+def _iter_positions(
+    states: Mapping[str, ApplicationState],
+) -> Iterator[tuple[str, SystemStreamPartition, str]]:
+    """Yield the offsets in changes of datasets from and up to which applications read, or will
+    read.
+    """
+    for application, state in states.items():
+        if state.renamed_to is not None:
+            continue  # it reads on under its new name
+        for ssp, offset in _positions_of(state):
+            if followed_dataset(ssp.qualified_stream) is not None:
+                yield application, ssp, offset
+
+
+def _positions_of(state: ApplicationState) -> Iterator[tuple[SystemStreamPartition, str]]:
+    yield from state.checkpoint.items()
+    for start in state.offsets.resolved.values():
+        yield start.ssp, start.offset
+    for ssp, abandoned in state.offsets.abandoned.items():
+        for end in abandoned.ends:
+            yield ssp, end
+    for replay in state.offsets.replays.values():
+        yield replay.ssp, replay.next
+        yield replay.ssp, replay.until
+    if state.open is not None:
+        for ssp, span in state.open.ranges.items():
+            yield ssp, span.start
+            yield ssp, span.end
