@@ -5,6 +5,7 @@ system of your own.
 from dagster_adjunct.orchestration.operators.event_times import ARRIVAL as ARRIVAL
 from dagster_adjunct.resources.bucketing.hashing import records_checksum as records_checksum
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges as ColumnChanges
+from dagster_adjunct.resources.schemas.paths import value_of as value_of
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy as CompactionPolicy
 from dagster_adjunct.resources.streams.lake.manifest import Retention as Retention
 from dagster_adjunct.resources.streams.lake.streams import open_system as open_system

@@ -25,6 +25,7 @@ from dagster_adjunct.streams import (
     StreamWriter,
     check_range,
     register_system,
+    value_of,
 )
 
 TABLES = """
@@ -133,10 +134,8 @@ class SqliteStreams(NumberedOffsets, DriverReads, StreamWriter):
             first = [int(end) for end in self.upcoming(self.partitions(stream)).values()]
             end = list(first)
             for row, body in zip(rows, bodies, strict=True):
-                part = (
-                    zlib.crc32(json.dumps([row[name] for name in info.key]).encode())
-                    % info.partitions
-                )
+                key = [value_of(row, name) for name in info.key]  # maybe inside a column
+                part = zlib.crc32(json.dumps(key).encode()) % info.partitions
                 at = row.get("__timestamp")
                 millis = int((time.time() if at is None else at.timestamp()) * 1000)
                 marks = (bool(row.get("__tombstone")), row.get("__epoch") or 0)

@@ -35,6 +35,7 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
+from dagster_adjunct.resources.schemas.paths import missing_part, normal_path
 from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.schemas.values import python_rows
@@ -148,14 +149,7 @@ def arrow_table(
             raise errors.ConfigurationError(
                 problem, "Correct the record, or the columns of the stream.", stream=stream
             )
-    for name in key:
-        if everything and not any(name in row for row in everything):
-            problem = (
-                f"stream {stream!r}: no record has the column {name!r}, which is part of the key."
-            )
-            raise errors.ConfigurationError(
-                problem, "Add it; write None for a record without a key.", stream=stream
-            )
+    _check_keys(stream, schema, everything, key)
     columns = {}
     for field in schema.to_arrow():
         try:
@@ -239,6 +233,21 @@ def _locked_table(path: str) -> Iterator[MemoryTable]:
         written.replace(file)
 
 
+def _check_keys(
+    stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], key: Sequence[str]
+) -> None:
+    for name in key:
+        missing = [missing_part(row, name, schema.names) for row in rows]
+        if missing and None not in missing:
+            problem = (
+                f"stream {stream!r}: no record has the column {missing[0]!r}, which is part of the"
+                " key."
+            )
+            raise errors.ConfigurationError(
+                problem, "Add it; write None for a record without a key.", stream=stream
+            )
+
+
 @validated
 def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
     """Return the plan of an application over these streams, which are named "system.stream".
@@ -250,7 +259,7 @@ def assert_plannable(app: Application, streams: Streams) -> ExecutionPlan:
     catalog = {}
     for name, stream in streams.items():
         system, _ = split_stream_name(name)
-        key = validate_column_names(f"stream {name!r}: key", stream.key)
+        key = tuple(map(normal_path, validate_column_names(f"stream {name!r}: key", stream.key)))
         partitioner = stream.partitioner if key else "unknown"
         catalog[name] = StreamFacts(
             name,

@@ -47,13 +47,7 @@ from dagster_adjunct.resources.schemas.paths import (
     write_path,
 )
 from dagster_adjunct.resources.schemas.records import ArrowFrame
-from dagster_adjunct.resources.schemas.schema import (
-    Field,
-    Schema,
-    check_flat_key,
-    check_key_types,
-    repeated_names,
-)
+from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types, repeated_names
 from dagster_adjunct.resources.schemas.types import path_column, write_name
 from dagster_adjunct.resources.sql.expression import did_you_mean
 from dagster_adjunct.resources.streams.system import CHANGE_IMAGES, CHANGES
@@ -233,7 +227,7 @@ class _NamedColumns:
 
 
 def _name_columns(
-    dataset: str, source: Delivered, key: str | Sequence[str], columns: Sequence[str] | None
+    dataset: str, source: Input, key: str | Sequence[str], columns: Sequence[str] | None
 ) -> _NamedColumns:
     """Return the columns that the arguments `key` and `columns` name.
 
@@ -691,6 +685,23 @@ class LocalTable(AdjunctDataset):
     bootstrap: bool = False
     compaction: DeltaCompaction = field(default_factory=DeltaCompaction)
 
+    def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+        what = f"local table {self.name!r}"
+        try:
+            check_key_types(self.stored, self.key, what)
+        except SchemaMismatchError as error:
+            raise ConfigurationError(
+                error.problem, error.next_step, argument="key", dataset=self.name
+            ) from error
+        return iter(())
+
+    @property
+    def stored(self) -> Schema:
+        """The columns that it stores: those that the application sends, and those of its key that
+        are made of paths.
+        """
+        return select_stored_columns(self, self.input.schema, f"local table {self.name!r}")
+
 
 def _check_source_columns(dataset: BoundedDataset, records: Schema) -> None:
     """Raise ConfigurationError for columns that a dataset names and its files or its query, with
@@ -991,28 +1002,23 @@ def local_table(
     name: str,
     owned: OwnedBy,
     *,
-    key: tuple[str, ...],
+    key: str | Sequence[str],
     partitions: int,
-    partition_by: tuple[str, ...] = (),
+    partition_by: str | Sequence[str] | None = None,
     **options: Unpack[LocalTableOptions],
 ) -> LocalTable:
     """Return the local table `name` of an application; see `Application.local_table`.
 
     Raises ConfigurationError for a key that can't be compared.
     """
-    what = f"local table {name!r}"
-    try:
-        check_flat_key(owned.schema, key, what, "a local table")
-    except SchemaMismatchError as error:
-        raise ConfigurationError(
-            error.problem, error.next_step, argument="key", dataset=name
-        ) from error
+    named = _name_columns(name, owned, key, None)
     return LocalTable(
         name=name,
         input=owned,
-        key=key,
-        partition_by=partition_by or key,
+        key=tuple(column.name for column in named.key),
+        partition_by=bucket_columns(name, named.key, partitions, partition_by or None, False),
         partitions=partitions,
+        paths=named.paths,
         evolution=ColumnChanges(options.get("renamed", {}), to_name_tuple(options.get("drop", ()))),
         discard=options.get("discard", DiscardPolicy()),
         compaction=options.get("compaction", DeltaCompaction()),

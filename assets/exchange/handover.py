@@ -215,8 +215,8 @@ class StreamView:
     `replaced`.
 
     Other engines see the columns of `schema`, then `__tombstone` and `__epoch`; in files, epoch 0
-    is null. `version` is the number of the stream's commit. `stream_id` distinguishes it from a
-    later stream of the same name.
+    is null. `stored` are all hidden columns of the files, with their types. `version` is the number
+    of the stream's commit. `stream_id` distinguishes it from a later stream of the same name.
     """
 
     store: ObjectStore
@@ -227,6 +227,7 @@ class StreamView:
     files: tuple[StoredFile, ...]
     replaced: tuple[SupersededRange, ...] = ()
     names: StoredNames = AS_NAMED
+    stored: tuple[tuple[str, str], ...] = HIDDEN_COLUMNS
 
     @property
     def layout(self) -> BucketLayout:
@@ -251,11 +252,7 @@ class StreamView:
     @property
     def hidden(self) -> dict[str, str]:
         """Columns that files may have and other engines don't see, with their types."""
-        found = {}
-        for name, kind in HIDDEN_COLUMNS:
-            if name not in SHOWN:
-                found[name] = kind
-        return found
+        return {name: kind for name, kind in self.stored if name not in SHOWN}
 
 
 @validated
@@ -298,6 +295,7 @@ def stream_view(
         tuple(files),
         tuple(replaced),
         state.declaration.names,
+        state.declaration.layout.hidden,
     )
 
 

@@ -47,8 +47,9 @@ from dagster_adjunct.resources.bucketing.files import IS_FIRST
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.optional_packages import import_package
+from dagster_adjunct.resources.schemas.types import decimal_digits
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
-from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
+from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS, KEY_COPY
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.validation import validated
 
@@ -67,13 +68,22 @@ NAME = "adjunct.version-name"
 GARBAGE = "gc.enabled"
 _COMPACTIONS = 3
 _ATTEMPTS = 3  # to register what is served while others change that
+_FIRST_HIDDEN = 2_147_000_000
 _HIDDEN = {
-    name: 2_147_000_000 + place
+    name: _FIRST_HIDDEN + place
     for place, name in enumerate(
         dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST))
     )
 }
 """Field ids beyond those of any real table, and below those reserved by Iceberg."""
+_FIRST_COPY = _FIRST_HIDDEN + 1000
+
+
+def _hidden_id(name: str) -> int:
+    """Return the field id of a hidden column of files."""
+    if name in _HIDDEN:
+        return _HIDDEN[name]
+    return _FIRST_COPY + int(name.removeprefix(KEY_COPY))
 
 
 @validated
@@ -721,7 +731,7 @@ def _name_mapping(files: ViewFiles, metadata: TableMetadata, before: NameMapping
     there = {name for field in fields for name in field.names}
     for name in files.hidden:
         if name not in there:
-            fields.append(MappedField(field_id=_HIDDEN[name], names=[name]))
+            fields.append(MappedField(field_id=_hidden_id(name), names=[name]))
     return NameMapping(fields).model_dump_json()
 
 
@@ -733,7 +743,11 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
     """
     from pyiceberg.schema import Schema
     from pyiceberg.types import (
+        BinaryType,
         BooleanType,
+        DateType,
+        DecimalType,
+        IcebergType,
         IntegerType,
         LongType,
         NestedField,
@@ -741,16 +755,24 @@ def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetada
         TimestamptzType,
     )
 
-    types = {
+    types: dict[str, IcebergType] = {
         "bigint": LongType(),
+        "binary": BinaryType(),
         "boolean": BooleanType(),
+        "date": DateType(),
         "int": IntegerType(),
+        "smallint": IntegerType(),
         "string": StringType(),
         "timestamp": TimestamptzType(),
+        "tinyint": IntegerType(),
     }
+    for kind in hidden.values():
+        digits = decimal_digits(kind)
+        if digits is not None:
+            types[kind] = DecimalType(*digits)
     schema = metadata.schema()
     fields = [
-        NestedField(_HIDDEN[name], name, types[kind], required=False)
+        NestedField(_hidden_id(name), name, types[kind], required=False)
         for name, kind in hidden.items()
     ]
     wide = Schema(*fields_in_files(metadata), *fields, schema_id=schema.schema_id)

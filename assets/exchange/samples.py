@@ -224,7 +224,7 @@ def _declared_by_parquet(files: Sequence[SampledFile], rows: int) -> InferredSch
             raise SchemaMismatchError(problem, "Name files of the same columns.", file=each.url)
         for record in islice(_parquet_records(each, parquet, names), share):
             inference.add(record)
-    unique = inference.unique()
+    unique = inference.unique(schema)
     return InferredSchema(schema, tuple(doubts), inference.records, unique)
 
 

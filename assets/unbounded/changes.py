@@ -17,7 +17,7 @@ both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,11 @@ from dagster_adjunct.assets.sources.entries import (
 from dagster_adjunct.assets.sources.json_records import find_fractions
 from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded import commit
-from dagster_adjunct.assets.unbounded.change_times import list_partitions_read, observe_times
+from dagster_adjunct.assets.unbounded.change_times import (
+    MeasuredTimes,
+    list_partitions_read,
+    observe_times,
+)
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.dead_letters import (
@@ -212,15 +216,14 @@ class _WrittenChanges:
 
     `advance` is the one to continue with: if the ranges had to be committed before their dead
     letters were sent, it is the one after that commit. `samples` are the first values of the
-    ordering columns. `newest` are the newest times of the changes, by partition, if the dataset has
-    a watermark.
+    ordering columns. `times` are those of the changes, if the dataset has a watermark.
     """
 
     advance: Advance
     generation: Generation
     counters: dict[str, int]
     samples: Samples | None
-    newest: Mapping[str, int] = field(default_factory=dict)
+    times: MeasuredTimes = field(default_factory=MeasuredTimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,10 +364,7 @@ def _write_changes(
         counters["late"] = count_late()
     elif plan.replaced_from is not None and not set_aside:
         counters["late"] = writer.late
-    measured = measure_times()
-    if measured.late and not again:
-        counters["late_changes"] = measured.late
-    return _WrittenChanges(advance, generation, counters, samples, measured.newest)
+    return _WrittenChanges(advance, generation, counters, samples, measure_times())
 
 
 def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> DatasetError:
@@ -553,6 +553,8 @@ def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChang
     with interpret_small_plans(spark, rows):
         written = _write_changes(advance, chunk, spark)
     counters = written.counters
+    if chunk.rewinding is None and written.times.late:
+        counters["late_changes"] = written.times.late
     counters["deleted"] += count_deletions(written.generation)
     if not advance.running:
         ignored = deletions = 0
@@ -610,7 +612,7 @@ def _manifest_with_changes(
         after = after.after(confirmed_at=advance.snapshot.at)
     if advance.spec.has_watermark:
         read = list_partitions_read(source.system, chunk.ranges)
-        times = after_changes(manifest.times, written.newest, read, advance.context.now())
+        times = after_changes(manifest.times, written.times.newest, read, advance.context.now())
         after = after.after(times=times)
     if chunk.rewinding is not None:
         after = chunk.rewinding.record_in_manifest(after, source.system)

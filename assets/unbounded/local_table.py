@@ -73,11 +73,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def columns_of_local_table(spec: LocalTable) -> Schema:
-    """Return the declared columns of a local table."""
-    return spec.input.schema
-
-
 def has_expired(generation: Generation, watermark: datetime | None) -> bool:
     """Whether all rows of a generation have expired at this watermark.
 
@@ -95,7 +90,7 @@ def new_manifest(spec: LocalTable, now: datetime) -> UnboundedManifest:
     """Return the first manifest of a table, which serves no version yet."""
     return UnboundedManifest(
         name=spec.name,
-        declaration=declaration_from_spec(spec, columns_of_local_table(spec)),
+        declaration=declaration_from_spec(spec, spec.stored),
         offsets={},
         bootstrap=Bootstrap(state="done", start={}, target={}, started_at=now, finished_at=now),
     )
@@ -119,7 +114,7 @@ def version_from_generations(
     """
     rows = count_entries(generations, over_time=False)
     return build_version(
-        spec, columns_of_local_table(spec), generations, names=names, rows=rows, offsets={}, **facts
+        spec, spec.stored, generations, names=names, rows=rows, offsets={}, **facts
     )
 
 
@@ -129,7 +124,7 @@ def require_local_manifest(stored: DatasetManifest, spec: LocalTable) -> Unbound
     Raises DatasetError for incompatible columns, listing the differences, and where the dataset of
     this name belongs to another application or to none.
     """
-    columns = columns_of_local_table(spec)
+    columns = spec.stored
     declared = declaration_from_spec(spec, columns)
     if stored.declaration.owner != declared.owner:
         raise errors.DatasetError(
@@ -150,7 +145,7 @@ def _evolve_names(spec: LocalTable, stored: SealedVersion | None) -> StoredNames
     if stored is None:
         return AS_NAMED
     fixed = FixedColumns(spec.key)
-    declared = columns_of_local_table(spec)
+    declared = spec.stored
     after = evolve(stored.columns, stored.names, declared, spec.evolution, fixed, ordered=True)
     if after.problems and spec.input.expires is not None:
         raise errors.DatasetError(
@@ -200,7 +195,7 @@ def advance_local(
         action="up-to-date",
         version=None,
         seconds=stages.seconds,
-        schema=columns_of_local_table(spec),
+        schema=spec.stored,
         note=note,
     )
     if version is None:
@@ -313,7 +308,7 @@ def _find_version_before(
         columns = served.columns
         names = served.names
         if declared is not None:
-            columns = columns_of_local_table(declared)
+            columns = declared.stored
             names = AS_NAMED
         return served.after(
             columns=columns,
@@ -400,7 +395,7 @@ class LocalTableWriter:
         self._batch = batch
         self._writer = writer
         self._log = DatasetLog(lake, spec.name)
-        self._schema = columns_of_local_table(spec)
+        self._schema = spec.stored
         self._names = _evolve_names(spec, pinned)
         layout = build_layout(
             self._schema, spec.key, spec.partition_by, spec.partitions, positioned=True

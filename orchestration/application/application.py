@@ -58,6 +58,7 @@ from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
+from dagster_adjunct.resources.schemas.paths import normal_path
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.small_work import SMALL_RECORDS
 from dagster_adjunct.resources.streams.system import CHANGE_IMAGES, CHANGES
@@ -260,8 +261,8 @@ class Application:
         renamed: Mapping[str, str] | None = None,
         drop: str | Sequence[str] = (),
     ) -> OutputStream:
-        """Declare a stream that records can be sent to, partitioned by the columns `key` into
-        `partitions`.
+        """Declare a stream that records can be sent to, partitioned by the columns `key`, or paths
+        of values in columns, into `partitions`.
 
         Without a key, records stay in their partitions, and the planner takes them for
         unpartitioned from then on. The plan and the stream's asset in Dagster show the
@@ -276,7 +277,7 @@ class Application:
             problem = f"application {self.name!r} declares the {what} twice."
             step = "Keep what the first output_stream() returned, and use it in both places."
             raise PlanningError(problem, step, application=self.name)
-        columns = validate_column_names(f"{what}: key", key)
+        columns = tuple(map(normal_path, validate_column_names(f"{what}: key", key)))
         changes = ColumnChanges(renamed or {}, to_name_tuple(drop))
         output = OutputStream(self._graph, name, partitions, columns, description, changes)
         self._graph.refuse_writing(name, "an output stream")

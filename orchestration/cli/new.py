@@ -25,7 +25,9 @@ from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.package_files import read_package_file, read_package_folder
 from dagster_adjunct.resources.schemas.declarations import write_python
 from dagster_adjunct.resources.schemas.inference import InferredSchema
+from dagster_adjunct.resources.schemas.paths import steps_among
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import Struct, Type, parse_type
 
 _MODULE = "new_project"
 _TITLE = "new-project"
@@ -143,8 +145,8 @@ def infer_beginning(urls: Sequence[str]) -> Beginning:
 
 
 def guess_key(inferred: InferredSchema) -> str | None:
-    """Return the column that is most likely the key, None if none might be: of those that are
-    unique in the sample, one with a name like `id`, else the first.
+    """Return the column, or the path, that is most likely the key, None if none might be: of those
+    that are unique in the sample, a column with a name like `id`, else the first.
     """
     names = [name for name in inferred.unique if "`" not in name]
     for name in names:
@@ -165,8 +167,21 @@ def _example(schema: Schema, key: str | None) -> str:
     """Return a record for the project's test, as source: with only a key."""
     if key is None:
         return f"{{{_literal(schema.names[0])}: None}}"
-    value = '"a"' if schema.field(key).type == "string" else "1"
-    return f"{{{_literal(key)}: {value}}}"
+    column, *steps = steps_among(key, schema.names)
+    return f"{{{_literal(column)}: {_example_value(parse_type(schema.field(column).type), steps)}}}"
+
+
+def _example_value(type_: Type, steps: Sequence[str]) -> str:
+    """Return a value of this type, as source: of a struct only that at the steps is not None."""
+    if not isinstance(type_, Struct):
+        return '"a"' if str(type_) == "string" else "1"
+    members = []
+    for member in type_.members:
+        value = "None"
+        if member.name == steps[0]:
+            value = _example_value(member.type, steps[1:])
+        members.append(f"{_literal(member.name)}: {value}")
+    return f"{{{', '.join(members)}}}"
 
 
 def _literal(text: str) -> str:

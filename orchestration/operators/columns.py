@@ -13,7 +13,7 @@ from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.paths import split_path
-from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
+from dagster_adjunct.resources.schemas.schema import COPY, Field, Schema, check_key_types
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import POSITION, RECORD_META
 from dagster_adjunct.resources.times import describe_span
@@ -78,8 +78,7 @@ REPLAYED = "__again"
 """Whether the application has read the record before, because a startpoint went back. Operators
 with state skip it.
 """
-BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
-"""Hidden columns that exist within the batch only: they are not written to streams."""
+_BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 _DIGITS = 10
 _OPTIONAL = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 
@@ -92,6 +91,18 @@ def is_own(name: str) -> bool:
 def list_hidden_columns(names: Collection[str]) -> list[str]:
     """Return the hidden columns among these, which an operator must pass on."""
     return [*RECORD_META, *keep_present(_OPTIONAL, names)]
+
+
+def list_copies(names: Collection[str]) -> list[str]:
+    """Return those of these columns that copy a value inside a column (`copy_name`)."""
+    return [name for name in names if name.startswith(COPY)]
+
+
+def list_batch_columns(names: Collection[str]) -> list[str]:
+    """Return those of these columns that exist within the batch only: they are not written to
+    streams.
+    """
+    return [*keep_present(_BATCH_ONLY, names), *list_copies(names)]
 
 
 def tie_breakers(names: Collection[str]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     TASK,
     is_own,
     keep_present,
+    list_copies,
 )
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, ColumnFacts, Columns
@@ -60,9 +61,10 @@ def make_records(
 ) -> DataFrame:
     """Return the rows as records of this batch: with hidden columns, which give them new positions.
 
-    `by` are the columns that choose one of `partitions` partitions, `ordinal` is a text that is
-    unique in the batch. If the rows have a TOMBSTONE column, it is kept. `behind` becomes BEHIND
-    (see `hold_back_watermark`): the watermark that a late row is behind, null for others.
+    `by` are the columns, or paths of values, that choose one of `partitions` partitions, `ordinal`
+    is a text that is unique in the batch. If the rows have a TOMBSTONE column, it is kept. `behind`
+    becomes BEHIND (see `hold_back_watermark`): the watermark that a late row is behind, null for
+    others.
     """
     place: Column = F.lit(0)
     if by:
@@ -75,6 +77,7 @@ def make_records(
         behind = F.lit(None)
     return frame.select(
         *_own_columns(frame),
+        *map(named_column, list_copies(frame.columns)),
         place.cast("int").alias(PARTITION),
         F.lit(planned.number).cast("bigint").alias(OFFSET),
         F.lit(planned.clock).cast("timestamp").alias(TIMESTAMP),

@@ -19,6 +19,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     find_taken,
     function_label,
     is_own,
+    list_copies,
     list_hidden_columns,
     ordinal_column,
     plain_column,
@@ -54,6 +55,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
@@ -353,7 +355,7 @@ class Map(Spec):
         hidden: list[str] = []
         if not any(parse_expression(text).star for text in self.expressions):
             names = batch.records.names(frame)
-            hidden = [f"`{name}`" for name in list_hidden_columns(names)]
+            hidden = list(map(quote_name, (*list_hidden_columns(names), *list_copies(names))))
         return batch.records.select(frame, (*hidden, *self.expressions))
 
 

@@ -149,7 +149,8 @@ class OutputStreamSpec(Spec):
         """
         output = context.app.outputs[self.stream]
         name = output.name
-        columns.require_columns(context.operator, output.key, why, side=what)
+        columns.require(context.operator, output.key, why, side=what)
+        columns.require_simple(context.operator, output.key, "as the key of a stream")
         facts = context.catalog.get(name)
         if facts is None:
             _check_new_stream(context, output)
@@ -279,7 +280,7 @@ class SendToLocal(DatasetSend):
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
         dataset = context.app.dataset(self.table)
         assert dataset.partitions is not None, "a local table has buckets"
-        by = dataset.partition_by
+        by = tuple(map(dataset.source_of, dataset.partition_by))
         buckets = dataset.partitions
         if partitions == buckets and _is_hashed_by(flow, by):
             return None

@@ -4,11 +4,11 @@ matches may arrive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
@@ -60,7 +60,16 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
-from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, value_column
+from dagster_adjunct.resources.schemas.paths import split_path
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    Steps,
+    copy_name,
+    named_column,
+    value_column,
+)
+from dagster_adjunct.resources.schemas.types import Struct, Type, parse_type
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:
@@ -209,32 +218,75 @@ def combine_results(
     side.
 
     Columns of a side without a row are null, except for the key: the left key columns have it from
-    either side. `arriving` are the columns of both inputs.
+    either side, and a left column with key values inside it has only these of the right side.
+    `arriving` are the columns of both inputs.
     """
     left, right = sides
-    # By name of a column of the results: its type, and the columns that it is taken from, if there.
-    results: dict[str, tuple[str | None, list[str]]] = {}
+    results: dict[str, _ResultColumn] = {}
     for name, column in arriving[0].known.items():
-        results[name] = column.type, [left.prefixed(name)]
+        results[name] = _ResultColumn(column.type, [left.prefixed(name)])
     for name, theirs in zip(left.keys, right.keys, strict=True):
+        other = right.prefixed(theirs)
         if name in results:
-            results[name][1].append(right.prefixed(theirs))
+            results[name].places.append(other)
+            continue
+        key = [left.prefixed(name), other]
+        results[copy_name(name)] = _ResultColumn(arriving[0].type_of(name), key)
+        of, *steps = split_path(name)
+        results[of].inside[tuple(steps)] = other
     for item in added:
-        results[item.name] = arriving[1].type_of(item.column), [right.prefixed(item.column)]
-    results[LIMIT] = "timestamp", [LIMIT]
+        places = [right.prefixed(item.column)]
+        results[item.name] = _ResultColumn(arriving[1].type_of(item.column), places)
+    results[LIMIT] = _ResultColumn("timestamp", [LIMIT])
 
     def combine(part: DataFrame) -> DataFrame:
         there = set(part.columns)
         columns = list(map(F.col, (KIND, FIRST, SECOND, TIME)))
-        for name, (kind, places) in results.items():
-            value = F.lit(None).cast(str(kind))
-            for place in reversed(places):
-                if place in there:
-                    value = named_column(place)
-            columns.append(value.alias(name))
+        columns += [column.value(there).alias(name) for name, column in results.items()]
         return part.select(*columns)
 
     return reduce(lambda one, other: one.unionByName(other), map(combine, parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultColumn:
+    """A column of the results: its type, and the columns that it may be taken from, in this order.
+
+    Where none of these is there, a struct of the columns `inside`, by their steps, if these are.
+    """
+
+    type: str | None
+    places: list[str]
+    inside: dict[Steps, str] = field(default_factory=dict)
+
+    def value(self, there: Collection[str]) -> Column:
+        """Return the value in rows that have these columns; null if it is taken from none."""
+        for place in self.places:
+            if place in there:
+                return named_column(place)
+        if self.inside and set(self.inside.values()) <= set(there):
+            return _struct_of(parse_type(str(self.type)), self.inside)
+        return F.lit(None).cast(str(self.type))
+
+
+def _struct_of(kind: Type, values: Mapping[Steps, str]) -> Column:
+    """Return a struct of this type with the columns `values` at their steps, and nulls elsewhere;
+    null if all of these are.
+    """
+    if () in values:
+        return named_column(values[()])
+    within: dict[str, dict[Steps, str]] = {}
+    for (step, *rest), column in values.items():
+        within.setdefault(step, {})[tuple(rest)] = column
+    assert isinstance(kind, Struct), "the planner checks the paths of keys"
+    members = []
+    for member in kind.members:
+        value = F.lit(None)
+        if member.name in within:
+            value = _struct_of(member.type, within[member.name])
+        members.append(value.cast(str(member.type)).alias(member.name))
+    known = reduce(or_, [named_column(column).isNotNull() for column in values.values()])
+    return F.when(known, F.struct(*members))
 
 
 def prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
@@ -281,7 +333,6 @@ def _join_spans(
 
 HowStreams = Literal["inner", "left", "right", "full"]
 _MICROSECOND = timedelta(microseconds=1)
-_KEY_STEP = "Unmatched records of the right stream have their key there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +407,7 @@ class StreamJoin(Spec):
         left, right = arriving
         to_left = {theirs: ours for ours, theirs in self.on}
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
-        flow = merge_flows(context, [left, replace(right, partitioned_by=renamed)])
-        if context.columns[0].known.keys() >= set(self.partition_by):
-            return flow
-        return flow.lose(context.operator)  # Spark does not know that a stored value is a path's
+        return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
 
     def selection(self, columns: Sequence[str]) -> tuple[SelectedColumn, ...]:
         """Return the columns to add, for a right side with these columns."""
@@ -374,8 +422,6 @@ class StreamJoin(Spec):
         right.require(operator, right_keys, "Correct on=.", side=side)
         left.require_simple(operator, left_keys, "in on=")
         right.require_simple(operator, right_keys, "in on=")
-        if self._is_outer("right"):
-            left.require_columns(operator, left_keys, _KEY_STEP, side="the left stream")
         chosen = self.selection(tuple(right.known))
         taken = [item.column for item in chosen]
         right.require(operator, taken, "Correct select=.", side=side)
@@ -428,7 +474,8 @@ class StreamJoin(Spec):
         # Spark omits this exchange if it knows the partitioning, which it never does for a single
         # partition.
         if partitions > 1:
-            return records.repartition(partitions, *map(named_column, required))
+            columns = [value_column(records.columns, name) for name in required]
+            return records.repartition(partitions, *columns)
         return records.coalesce(1)
 
     def _sides(

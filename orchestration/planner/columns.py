@@ -60,7 +60,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     FixedColumns,
     evolve,
 )
-from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, check_flat_key
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, check_key_types
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -475,7 +475,7 @@ def _check_written(
         return []
     with _as_column_error(operator.id, target):  # an unknown type counts as string
         schema = Schema.of({name: kind or "string" for name, kind in written.items()})
-        check_flat_key(schema, context.app.outputs[target].key, "there", "a stream")
+        check_key_types(schema, context.app.outputs[target].key, "there")
     unknown = [repr(name) for name, kind in written.items() if kind is None]
     if not unknown:
         return []

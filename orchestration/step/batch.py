@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.operators.batch import (
     SparkBatch,
     Tables,
 )
-from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN
+from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN, list_copies
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.step.batch_outputs import (
     Append,
@@ -43,7 +43,7 @@ from dagster_adjunct.orchestration.step.failures import FailedBatch, analysis_er
 from dagster_adjunct.orchestration.step.kept_entries import count_stored_rows
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch, system_of
 from dagster_adjunct.orchestration.step.spark_datasets import SparkDatasets
-from dagster_adjunct.orchestration.step.spark_frames import SparkFrames, TaskWrites
+from dagster_adjunct.orchestration.step.spark_frames import SparkFrames, TaskWrites, rename_copies
 from dagster_adjunct.orchestration.step.spark_sinks import CalledSinks
 from dagster_adjunct.orchestration.step.spark_state import (
     SparkState,
@@ -208,10 +208,23 @@ class SparkCompiler:
                 keep = self.batch.records.materialize
                 sources = [keep(operator.id, frame) for frame in sources]
             self.arrived[operator.id] = self._prepare_inputs(operator, sources)
-            leaving = self._compile(operator)
+            leaving = self._rename_copies(operator, self._compile(operator))
         except AnalysisException as error:
             raise analysis_error(operator, error) from error
         return sources[0] if aside else leaving
+
+    def _rename_copies(self, operator: Operator, leaving: DataFrame) -> DataFrame:
+        """Return the records that leave an operator with the copied values that they still have."""
+        if not list_copies(leaving.columns):
+            return leaving
+        planned = self.batch.planned
+        after = planned.required_partitioning(operator.id)
+        before = after  # of records that begin a stream
+        if operator.spec.role is None:
+            before = planned.required_partitioning(operator.inputs[0])
+            for exchange in planned.moves(operator.id):
+                before = exchange.partitioned_by
+        return rename_copies(leaving, before, after)
 
     def _compile(self, operator: Operator) -> DataFrame:
         """Return the records that leave an operator whose inputs are in `arrived`. A failed job, as

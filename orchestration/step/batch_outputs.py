@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
 from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
-from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.operators.columns import ORIGIN, list_batch_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
@@ -426,7 +426,7 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
     POSITION if it keeps these (`add_positions`)."""
     order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
     rows = records.sort_by([(name, "ascending") for name in order])
-    unsent = {*order, *BATCH_ONLY}
+    unsent = {*order, *list_batch_columns(records.column_names)}
     if sources is None:
         unsent |= {*POSITION}
     elif SOURCE not in rows.column_names:

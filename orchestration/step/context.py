@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable
 from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
@@ -552,8 +552,8 @@ def list_sensitive_columns(
     found = {LineageNode("stream", stream): of_stream(stream) for stream in app.inputs}
     for dataset in app.datasets:
         own = frozenset(column.lower() for column in dataset.masked)
-        if isinstance(dataset.input, OwnedBy):
-            own |= _sensitive_names(dataset.input.schema)
+        if isinstance(dataset, LocalTable):
+            own |= _sensitive_names(dataset.stored)
         elif dataset.stream:
             own |= _with_made_columns(dataset, of_stream(dataset.stream))
         found[LineageNode("dataset", dataset.name)] = own

@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
-from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, tie_breakers
+from dagster_adjunct.orchestration.operators.columns import list_batch_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.lookup_join import check_stored_columns
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.operators.operator import Operator
@@ -64,7 +64,7 @@ from dagster_adjunct.orchestration.step.spark_state import (
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import evolve
-from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, named_column
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, value_column
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,
@@ -207,7 +207,7 @@ class CheckedLocalTables:
 
     def write(self, operator: str, frame: DataFrame, send: LocalSend) -> None:
         self.inspect(operator, frame, placed=True)
-        key = self.planned.app.dataset(send.table).key
+        key = self.planned.app.dataset(send.table).key_sources
         prepare_table_rows(frame, key, send.deleted, send.on_null_key)
 
 
@@ -231,7 +231,8 @@ class CheckedSinks:
         made = plan_results(frame, call)
         by = self.planned.required_partitioning(operator)
         if by:
-            made = made.repartition(self.planned.partitions_at(operator), *map(named_column, by))
+            columns = [value_column(made.columns, name) for name in by]
+            made = made.repartition(self.planned.partitions_at(operator), *columns)
         return self.frames.kept.keep(made)
 
 
@@ -296,8 +297,12 @@ class DryCompiler:
             return frames.kept.keep(frame) if system.capabilities.exchanges_reads else frame
         if _is_read_back(planned, operator):
             # The next operators read them from the output, partitioned as it is.
-            by = map(named_column, planned.required_partitioning(operator.id))
-            stored = frame.drop(*tie_breakers(frame.columns), *BATCH_ONLY)
+            unstored = (*tie_breakers(frame.columns), *list_batch_columns(frame.columns))
+            stored = frame.drop(*unstored)
+            by = [
+                value_column(stored.columns, name)
+                for name in planned.required_partitioning(operator.id)
+            ]
             return frames.kept.keep(stored.repartition(planned.partitions_at(operator.id), *by))
         marked = mark_operator(operator.id, frame)
         return frames.materialize(operator.id, marked) if planned.is_shared(operator) else marked

@@ -41,7 +41,7 @@ from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
-from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
+from dagster_adjunct.resources.streams.checked_reads import read_frame, read_options, read_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,
@@ -494,7 +494,8 @@ class BatchTimes:
         if stream in self._inputs.arrived:
             records = small_frame(context.spark(), self._inputs.arrived[stream])
         else:
-            records = read_frame(self._system_now(stream), context.spark(), ranges)
+            options = read_options(streams)
+            records = read_frame(self._system_now(stream), context.spark(), ranges, **options)
         if epochs:
             # They are added: records that an application wrote in a replay have an epoch already.
             epoch = F.col(EPOCH) + number_by_partition(epochs)

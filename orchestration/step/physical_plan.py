@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.planner.planned import PlannedOperator
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import COPY
 from dagster_adjunct.resources.spark.in_process import is_remote
 from dagster_adjunct.resources.spark.jvm import cached_plan, executed_plan
 
@@ -264,7 +265,7 @@ def _is_bucketed(name: str, node: Any) -> bool:
 
 
 def _partitioning_text(partitioning: Any) -> str:
-    return _ATTRIBUTE.sub("", partitioning.toString())
+    return _ATTRIBUTE.sub("", partitioning.toString()).replace(COPY, "")
 
 
 _UNSEEN = "Spark Connect does not show its clients the plan: joins and shuffles were not compared."

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable
 from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
@@ -312,8 +312,8 @@ def schema_of_dataset(planned: PlannedBatch, dataset: str, *, over_time: bool = 
     """
     declared = planned.app.dataset(dataset)
     is_own = planned.is_dry_run or declared.is_owned_by(planned.app.name)
-    if isinstance(declared.input, OwnedBy) and is_own:
-        return declared.input.schema
+    if isinstance(declared, LocalTable) and is_own:
+        return declared.stored
     read: Reader | View = planned.inputs.views[dataset]
     if over_time:
         read, _ = reader_over_time(planned, dataset)

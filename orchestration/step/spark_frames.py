@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
@@ -13,9 +13,10 @@ from uuid import uuid4
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters
 from dagster_adjunct.orchestration.operators.calls import RecordCall
 from dagster_adjunct.orchestration.operators.columns import (
-    BATCH_ONLY,
     ORDINAL,
     DataFrameFunction,
+    list_batch_columns,
+    list_copies,
     ordinal_column,
     tie_breakers,
 )
@@ -29,13 +30,13 @@ from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import call_frame_function
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.paths import column_of
+from dagster_adjunct.resources.schemas.paths import column_of, split_path
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, value_column
+from dagster_adjunct.resources.schemas.schema import Schema, copy_name, named_column, value_column
 from dagster_adjunct.resources.schemas.types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
-from dagster_adjunct.resources.streams.checked_reads import read_frame
+from dagster_adjunct.resources.streams.checked_reads import read_frame, read_options
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, AppendResult
 from dagster_adjunct.resources.tables.arrow import DEFAULT, PARTS, UPDATE
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_table
@@ -135,12 +136,13 @@ class SparkFrames:
 
     def merge(self, operator: str, frames: Sequence[DataFrame]) -> DataFrame:
         by = self.planned.required_partitioning(operator)
-        first, *others = frames
+        copied = set.intersection(*(set(list_copies(frame.columns)) for frame in frames))
+        first, *others = (frame.drop(*set(list_copies(frame.columns)) - copied) for frame in frames)
         if by:
             # If all inputs are partitioned alike, Spark unions partition by partition. To find out,
             # it compares the names that the columns have in files; an alias with metadata makes it
             # compare the current names.
-            keys = dict.fromkeys(column_of(name, first.columns) for name in by)
+            keys = dict.fromkeys(_read_column(name, first.columns) for name in by)
             first = first.withColumns(
                 {name: named_column(name).alias(name, metadata={"merged": 1}) for name in keys}
             )
@@ -158,8 +160,10 @@ class SparkFrames:
     def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
         if self.planned.gathered:
             return frame
-        columns = [value_column(frame.columns, name) for name in by]
-        return self.gather_small(frame).repartition(partitions, *columns)
+        # From here on Spark knows the values themselves, also in functions of users.
+        moved = frame.drop(*list_copies(frame.columns))
+        columns = [value_column(moved.columns, name) for name in by]
+        return self.gather_small(moved).repartition(partitions, *columns)
 
     def gather_small(self, frame: DataFrame) -> DataFrame:
         """Return the records, in one task if the batch is small; used before they are
@@ -173,7 +177,11 @@ class SparkFrames:
     def call_frame(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         # Without the barrier Spark pushes later filters below the function, and calls its UDFs
         # twice for a record.
-        return _add_barrier(call_frame_function(operator, function, frame))
+        made = _add_barrier(call_frame_function(operator, function, frame))
+        kept = self.planned.required_partitioning(operator)
+        return _check_copies(
+            operator, made, [name for name in kept if copy_name(name) in made.columns]
+        )
 
     def call(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
         return call_in_tasks(frame, call, kept)
@@ -290,11 +298,44 @@ def _with_lists(frame: DataFrame, update: Update) -> Update:
     return replace(update, append=tuple(lists))
 
 
+def _check_copies(operator: str, frame: DataFrame, paths: Sequence[str]) -> DataFrame:
+    """Return the records that a function has made. Computing them fails if it has changed one of
+    the copied values at these paths, by which they are still partitioned as it promises.
+    """
+    for path in paths:
+        column, *steps = split_path(path)
+        value = reduce(lambda value, step: value.getField(step), steps, named_column(column))
+        problem = f"{operator} has keeps_partitioning=True, and changes {path}"
+        failed = F.raise_error(F.lit(problem)).cast("boolean")
+        same = named_column(copy_name(path)).eqNullSafe(value)
+        frame = frame.where(F.when(same, F.lit(True)).otherwise(failed))
+    return frame
+
+
 def _add_barrier(frame: DataFrame) -> DataFrame:
     """Return the same records with a metric that nobody reads: Spark's optimizer moves nothing
     past it.
     """
     return frame.observe(f"here-{uuid4().hex}", F.count(F.lit(1)))
+
+
+def _read_column(name: str, names: Collection[str]) -> str:
+    """Return the column that `value_column` reads of records with the columns `names`."""
+    return copy_name(name) if copy_name(name) in names else column_of(name, names)
+
+
+def rename_copies(frame: DataFrame, before: Sequence[str], after: Sequence[str]) -> DataFrame:
+    """Return the records that leave an operator with their copied values under new paths: what
+    they were partitioned by, `before`, has the names `after` now. Other copies are dropped, since
+    the operator may have changed their columns.
+    """
+    renamed: dict[str, str] = {}
+    if len(before) == len(after):
+        for old, new in zip(before, after, strict=True):
+            renamed[copy_name(old)] = copy_name(new)
+    copies = list_copies(frame.columns)
+    kept = frame.drop(*[name for name in copies if name not in renamed])
+    return kept.withColumnsRenamed({name: renamed[name] for name in copies if name in renamed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,10 +355,12 @@ class TaskWrites:
             partitioned=self._planned.is_partitioned(operator),
             one_task=self._planned.inputs.few,
         )
-        return append.send(add_positions(frame, options.sources).drop(*BATCH_ONLY), options)
+        sent = add_positions(frame, options.sources)
+        return append.send(sent.drop(*list_batch_columns(sent.columns)), options)
 
     def read(self, append: Append, **ranges: Any) -> DataFrame:
-        return read_frame(append.system, self.frames.session, **ranges)
+        options = read_options(append.system)
+        return read_frame(append.system, self.frames.session, **options, **ranges)
 
     def write(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         moves = operator in self._planned.exchanges and not self._planned.inputs.few

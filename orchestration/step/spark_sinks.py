@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
-from dagster_adjunct.orchestration.operators.columns import function_label
+from dagster_adjunct.orchestration.operators.columns import function_label, list_copies
 from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.step import recorded_answers
 from dagster_adjunct.orchestration.step.batch_outputs import BatchCounts
@@ -30,7 +30,8 @@ class CalledSinks:
     def call(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
         self.before_output(function_label(function))
         call = sink_call(self.planned, operator, function, None, frame.columns)
-        self.counts.count(operator, recorded_answers.call_function(frame, call))
+        given = frame.drop(*list_copies(frame.columns))
+        self.counts.count(operator, recorded_answers.call_function(given, call))
 
     def call_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
@@ -40,7 +41,7 @@ class CalledSinks:
         asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
         call = sink_call(planned, operator, function, returns, frame.columns)
         results, counted = recorded_answers.call_unless_recorded(
-            frame,
+            frame.drop(*list_copies(frame.columns)),
             call,
             planned.recorded_answers(operator, asked),
             partial(self.before_output, label),

@@ -5,7 +5,7 @@ What a batch writes to them is committed at its end, after all other outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import reduce
@@ -19,7 +19,6 @@ from dagster_adjunct.assets.unbounded.local_table import (
     LocalTableWriter,
     StateSpec,
     WritingBatch,
-    columns_of_local_table,
     declare_state_dataset,
     validate_state,
 )
@@ -38,7 +37,7 @@ from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, buckete
 from dagster_adjunct.resources.errors import NullKeyError, ZoneRulesError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.reports import sum_counters
-from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.schemas.schema import named_column, value_column
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -273,13 +272,16 @@ class WrittenLocalTables:
     def _send(self, operator: str, frame: DataFrame, send: LocalSend) -> dict[str, int]:
         dataset = self.planned.app.dataset(send.table)
         assert isinstance(dataset, LocalTable), "the planner checks what operators send to"
-        key = dataset.key
+        key = dataset.key_sources
         rows, null_keys = prepare_table_rows(frame, key, send.deleted, send.on_null_key)
         order = (PARTITION, OFFSET, *tie_breakers(frame.columns))
-        names = (*columns_of_local_table(dataset).names, TOMBSTONE, *order)
+        columns = [
+            value_column(frame.columns, dataset.source_of(name)).alias(name)
+            for name in dataset.stored.names
+        ]
         try:
             done = self.open(dataset).send(
-                rows.select(*map(named_column, names)),
+                rows.select(*columns, *map(named_column, (TOMBSTONE, *order))),
                 order_by=order,
                 partitioned=self.planned.is_partitioned(operator),
             )
@@ -315,7 +317,7 @@ def prepare_table_rows(
         )
     if on_null_key == "fail":
         return frame, None  # the writer rejects them
-    lacks = _lacks_key(key)
+    lacks = _lacks_key(frame.columns, key)
     observed = Observation()
     watched = frame.observe(
         observed, F.coalesce(F.sum(lacks.cast("long")), F.lit(0)).alias("null_keys")
@@ -323,8 +325,8 @@ def prepare_table_rows(
     return watched.where(~lacks), lambda: int(observed.get["null_keys"])
 
 
-def _lacks_key(key: tuple[str, ...]) -> Column:
-    return reduce(or_, [named_column(name).isNull() for name in key])
+def _lacks_key(names: Collection[str], key: tuple[str, ...]) -> Column:
+    return reduce(or_, [value_column(names, name).isNull() for name in key])
 
 
 def locate_null_key(
@@ -337,7 +339,8 @@ def locate_null_key(
     """Return the error with the operator, the first record without a key, and what to do about
     such records.
     """
-    first = rows.where(_lacks_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
+    lacking = rows.where(_lacks_key(rows.columns, key))
+    first = lacking.select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
     where = f"{stream}." if stream is not None else "partition "
     place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
     problem = f"{operator}: {error.problem.rstrip('.')}{place}."

@@ -51,6 +51,7 @@ from dagster_adjunct.resources.objects.arrow_files import (
     read_json_lines,
 )
 from dagster_adjunct.resources.schemas.arrow_values import cast_table
+from dagster_adjunct.resources.schemas.paths import missing_part, read_values
 from dagster_adjunct.resources.schemas.records import fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_column_names
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
@@ -355,8 +356,8 @@ class DeclaredFiles:
     """Files of a tree with records in this format and with these columns.
 
     `what` names the dataset in errors. If `values` is False, errors name the position of a value
-    but do not show it. Each record of JSON lines has a member for each `required` column, which may
-    be null; others may be absent.
+    but do not show it. Each record of JSON lines has a member for each `required` column or path,
+    which may be null; others may be absent.
     """
 
     tree: FileTree
@@ -471,7 +472,7 @@ def _parse_block(
 ) -> pa.Table:
     table = _parse_fast(block, schema, keys)
     # Arrow's parser doesn't say whether a null stands in the line or is a missing member.
-    if table is None or any(table.column(name).null_count for name in required):
+    if table is None or any(read_values(table, name).null_count for name in required):
         return _parse_lines(block, line, schema, where, required)
     return table
 
@@ -576,7 +577,7 @@ def _parse_lines(
         if line.strip(_BLANKS):
             numbers.append(number)
             record = _parse_line(line, number, schema, where)
-            _require_members(record, required, number, where)
+            _require_members(record, required, schema, number, where)
             records.append(record)
     columns = []
     for field in schema.fields:
@@ -622,17 +623,18 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
 
 
 def _require_members(
-    record: dict[str, Any], required: tuple[str, ...], number: int, where: str
+    record: dict[str, Any], required: tuple[str, ...], schema: Schema, number: int, where: str
 ) -> None:
     for name in required:
-        if name not in record:
+        missing = missing_part(record, name, schema.names)
+        if missing is not None:
             found = ", ".join(record) or "no fields"
             problem = (
-                f"{where}, line {number}: field {name!r}, which is part of the key, is missing; it"
-                f" has {found}."
+                f"{where}, line {number}: field {missing!r}, which is part of the key, is missing;"
+                f" it has {found}."
             )
-            step = f"Correct the names, or write {name!r}: null for records without a key."
-            raise SchemaMismatchError(problem, step, line=number, column=name)
+            step = f"Correct the names, or write {missing!r}: null for records without a key."
+            raise SchemaMismatchError(problem, step, line=number, column=missing)
 
 
 _BATCH = 65_536

@@ -78,10 +78,17 @@ NO_CHANGES = ColumnChanges()
 
 @dataclass(frozen=True, slots=True)
 class FixedColumns:
-    """Columns that may not be renamed, dropped or get another type, and what they are part of."""
+    """Columns, and paths of values in columns, that may not be renamed, dropped or get another
+    type, and what they are part of. A path fixes the column and the members that it goes through,
+    too.
+    """
 
     names: Collection[str] = ()
     what: str = "the key"
+
+    def steps(self, paths: Mapping[str, Steps]) -> list[Steps]:
+        """Return the steps to each of them; `paths` has the steps by the texts of paths."""
+        return [paths[name] for name in self.names if name in paths]
 
 
 NONE_FIXED = FixedColumns()
@@ -218,6 +225,7 @@ class _Request:
     def __init__(
         self, paths: Mapping[str, Steps], changes: ColumnChanges, declared: Schema | None
     ) -> None:
+        self.paths = paths
         self._changes = changes
         self._declared: Mapping[str, Steps] = {}
         if declared is not None:
@@ -274,10 +282,19 @@ class _Request:
 
     def fixed_problems(self, fixed: FixedColumns) -> Iterator[str]:
         """Yield which columns may be neither renamed nor dropped, but are."""
+        within = {
+            steps[:length]: None
+            for steps in fixed.steps(self.paths)
+            for length in range(1, len(steps) + 1)
+        }
+        for steps in within:
+            for done, changed in (("renamed", self.renames), ("dropped", self.drops)):
+                if steps in changed:
+                    yield f"{self.text(steps)} can't be {done}: it is a part of {fixed.what}"
         for name in fixed.names:
-            for done, paths in (("renamed", self.renames), ("dropped", self.drops)):
-                if (name,) in paths:
-                    yield f"{name} can't be {done}: it is a column of {fixed.what}"
+            steps = self.paths.get(name, (name,))
+            if self._declared.get(name, steps) != steps:
+                yield f"{name} can't be added: {fixed.what} has the path {name}"
 
 
 class _Walk:
@@ -289,6 +306,7 @@ class _Walk:
         self._request = request
         self._before = names
         self._fixed = fixed
+        self._fixed_steps = fixed.steps(request.paths)
         self._ordered = ordered
         self.names: list[tuple[Steps, str]] = []
         self.retired: set[Steps] = set()
@@ -392,9 +410,9 @@ class _Walk:
 
     def _widen(self, was: Type, now: Type, steps: Steps) -> None:
         path = self._request.text(steps)
-        if len(steps) == 1 and steps[0] in self._fixed.names:
+        if steps in self._fixed_steps:
             self.problems.append(
-                f"{path} is {now}, was {was}, and is a column of {self._fixed.what}, which can't"
+                f"{path} is {now}, was {was}, and is a part of {self._fixed.what}, which can't"
                 " change"
             )
         elif not isinstance(was, Simple) or not is_widening(str(was), str(now)):

@@ -23,6 +23,7 @@ from decimal import Decimal
 from typing import Any
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.schemas.paths import find_path, write_path
 from dagster_adjunct.resources.schemas.schema import Field, Schema, repeated_names
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -74,7 +75,9 @@ class InferredSchema:
     doubts: tuple[Doubt, ...]
     records: int
     unique: tuple[str, ...] = ()
-    """The columns that might be a key: simple, never null, and no value occurred twice."""
+    """The columns, then the paths of values in columns, that might be a key: simple, never null,
+    and no value occurred twice.
+    """
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class Inference:
         self._columns: dict[str, _Seen] = {}
         self.records = 0
         self._paths = 0
-        self._distinct: dict[str, set[Any]] = {}
+        self._distinct: dict[tuple[str, ...], set[Any]] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a record of the sample."""
@@ -157,10 +160,9 @@ class Inference:
         for name, value in record.items():
             if name not in self._columns:
                 self._columns[name] = self._new_path(name)
-                self._distinct[name] = set()
                 self._check_width()
             self._observe(self._columns[name], value, write_name(name))
-            self._follow_distinct(name, value)
+            self._follow_distinct((name,), value)
 
     def result(self) -> InferredSchema:
         """Return the schema of what was added. Raises SchemaMismatchError if there is none."""
@@ -176,17 +178,32 @@ class Inference:
             type_ = self._type_of(seen, path, doubts)
             doubts += _rare(seen, path, self.records, "records", type_)
             fields.append(Field(name, str(type_)))
-        return InferredSchema(Schema(tuple(fields)), tuple(doubts), self.records, self.unique())
+        schema = Schema(tuple(fields))
+        return InferredSchema(schema, tuple(doubts), self.records, self.unique(schema))
 
-    def unique(self) -> tuple[str, ...]:
-        """Return the columns that might be a key: simple, never null, no value twice."""
-        unique = []
-        for name, values in self._distinct.items():
-            kinds = set(self._columns[name].kinds)
-            is_simple = len(kinds) == 1 and kinds <= {"whole number", "text"}
-            if len(values) == self.records and is_simple:
-                unique.append(name)
-        return tuple(unique)
+    def unique(self, schema: Schema) -> tuple[str, ...]:
+        """Return what might be a key of records with these columns: `InferredSchema.unique`."""
+        columns = []
+        paths = []
+        for steps, values in self._distinct.items():
+            if len(values) < self.records or not self._is_simple(steps):
+                continue
+            path = write_path(steps)
+            if len(steps) == 1:
+                columns.append(steps[0])
+            elif find_path(path, schema.types) is not None:
+                paths.append(path)
+        return (*columns, *paths)
+
+    def _is_simple(self, steps: tuple[str, ...]) -> bool:
+        """Whether all values at these steps are whole numbers, or all are texts."""
+        members = self._columns
+        seen = _Seen()
+        for step in steps:
+            seen = members.get(step, _Seen())
+            members = seen.members
+        kinds = set(seen.kinds)
+        return len(kinds) == 1 and kinds <= {"whole number", "text"}
 
     # -- adding
 
@@ -204,15 +221,21 @@ class Inference:
             step = "Put what has names of its own into an object, which becomes a map."
             raise SchemaMismatchError(problem, step, argument="records")
 
-    def _follow_distinct(self, name: str, value: Any) -> None:
-        """Keep the values of a column while no value has occurred twice."""
-        values = self._distinct.get(name)
+    def _follow_distinct(self, steps: tuple[str, ...], value: Any) -> None:
+        """Keep the values at these steps while no value has occurred twice."""
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                self._follow_distinct((*steps, name), inner)
+            return
+        if self.records == 1:  # what this record lacks is not in all of them
+            self._distinct[steps] = set()
+        values = self._distinct.get(steps)
         if values is None:
             return
         if isinstance(value, str | int) and value not in values and value != "":
             values.add(value)
         else:
-            del self._distinct[name]
+            del self._distinct[steps]
 
     def _observe(self, seen: _Seen, value: Any, path: str) -> None:
         seen.values += 1

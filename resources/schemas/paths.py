@@ -26,6 +26,7 @@ from dagster_adjunct.resources.schemas.types import (
     parse_type,
     write_name,
 )
+from dagster_adjunct.resources.validation import validated
 
 _STEP = re.compile(r"`(?:[^`]|``)+`|[^`.]+")
 _ALIASED = re.compile(
@@ -83,12 +84,36 @@ def flat_name(name: str) -> str:
     return "_".join(split_path(name)) or name
 
 
+@validated
 def value_of(record: Mapping[str, Any], name: str) -> Any:
-    """Return the value that a name, or a path, means in a record; null within a null struct."""
+    """Return the value that a name, or a path, means in a record; None within a null struct.
+
+    Raises SchemaMismatchError if the record has no such column or field.
+    """
     value: Any = record
     for step in steps_among(name, record):
-        value = None if value is None else value[step]
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or step not in value:
+            problem = f"a record has no {name!r}: its columns are {', '.join(record) or 'none'}."
+            raise SchemaMismatchError(problem, "Check the name.", column=name)
+        value = value[step]
     return value
+
+
+def missing_part(record: Mapping[str, Any], name: str, names: Container[str]) -> str | None:
+    """Return the first part of a path that a record, which may have the columns `names`, does not
+    have: "customer" or "customer.id"; None if it has all, or a null struct on the way.
+    """
+    steps = steps_among(name, names)
+    value: Any = record
+    for length, step in enumerate(steps, 1):
+        if not isinstance(value, Mapping):
+            return None
+        if step not in value:
+            return step if length == 1 else write_path(steps[:length])
+        value = value[step]
+    return None
 
 
 def column_of(name: str, names: Collection[str]) -> str:
@@ -148,9 +173,34 @@ def read_path(records: pa.Table, steps: Sequence[str]) -> pa.ChunkedArray:
     return values
 
 
+def set_value(
+    values: pa.Array, steps: Sequence[str], new: pa.Array, where: pa.BooleanArray
+) -> pa.Array:
+    """Return the values, in which those at these steps are replaced by the `new` ones `where` that
+    is true. A struct on the way that is null there becomes one, unless the new value is null.
+    """
+    if not steps:
+        return pc.if_else(where, new, values)
+    kind = values.type
+    members = values.flatten()  # null where the struct is
+    place = kind.get_field_index(steps[0])
+    members[place] = set_value(members[place], steps[1:], new, where)
+    is_null = pc.and_(values.is_null(), pc.invert(pc.and_(where, new.is_valid())))
+    fields = [kind.field(index) for index in range(kind.num_fields)]
+    return pa.StructArray.from_arrays(members, fields=fields, mask=is_null)
+
+
 def write_path(steps: Sequence[str]) -> str:
     """Return the text of a path with these steps."""
     return ".".join(map(write_name, steps))
+
+
+def normal_path(text: str) -> str:
+    """Return a path without needless backticks, so that equal paths are equal texts; any other text
+    unchanged.
+    """
+    steps = split_path(text)
+    return write_path(steps) if len(steps) > 1 else text
 
 
 def split_path(text: str) -> tuple[str, ...]:
@@ -210,8 +260,20 @@ def find_path(name: str, types: Mapping[str, str | None]) -> Path | None:
 def require_value(name: str, types: Mapping[str, str], what: str) -> Path:
     """Return the simple value that a name, or a path, means among columns of these types.
 
-    Raises SchemaMismatchError for a missing column or field, for a path through anything but
-    structs, and for a value that is not simple; `what` names whose columns these are.
+    Raises SchemaMismatchError as `require_path` does, and for a value that is not simple.
+    """
+    path = require_path(name, types, what)
+    if is_nested(path.type):
+        problem = f"{what}: {name!r} is {path.type}: expected a simple value."
+        raise SchemaMismatchError(problem, simple_value_advice(str(path), path.type), column=name)
+    return path
+
+
+def require_path(name: str, types: Mapping[str, str], what: str) -> Path:
+    """Return the value that a name, or a path, means among columns of these types.
+
+    Raises SchemaMismatchError for a missing column or field, and for a path through anything but
+    structs; `what` names whose columns these are.
     """
     steps = split_path(name)
     if name in types:
@@ -226,11 +288,7 @@ def require_value(name: str, types: Mapping[str, str], what: str) -> Path:
         if member is None:
             raise _no_field_error(name, steps[: at + 1], type_, what)
         type_ = member.type
-    path = Path(steps, str(type_))
-    if is_nested(path.type):
-        problem = f"{what}: {name!r} is {path.type}: expected a simple value."
-        raise SchemaMismatchError(problem, simple_value_advice(str(path), path.type), column=name)
-    return path
+    return Path(steps, str(type_))
 
 
 def _no_field_error(name: str, steps: Sequence[str], type_: Type, what: str) -> SchemaMismatchError:
@@ -254,20 +312,11 @@ def simple_value_advice(
     """Return what to do where a simple value is expected, and a path to a value of this nested type
     was given; `fits` says of which types the value may be.
     """
-    inner = find_simple_value(path, kind, fits)
-    if inner is None:
-        return "Compute a simple value of it as a column of its own, and name that."
-    return f"Name a simple value within it instead, for example {inner!r}."
-
-
-def find_simple_value(path: str, kind: str, fits: Callable[[str], bool]) -> str | None:
-    """Return the path of the first simple value that fits, through structs, in a value of this type
-    at this path; None if there is none.
-    """
     within = _first_simple(parse_type(kind), fits)
     if within is None:
-        return None
-    return write_path((*split_path(path), *within))
+        return "Compute a simple value of it as a column of its own, and name that."
+    inner = write_path((*split_path(path), *within))
+    return f"Name a simple value within it instead, for example {inner!r}."
 
 
 def _first_simple(type_: Type, fits: Callable[[str], bool]) -> tuple[str, ...] | None:

@@ -13,6 +13,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import pa, pt
 from dagster_adjunct.resources.schemas.arrow_values import cast_values, find_misfit
 from dagster_adjunct.resources.schemas.exact_values import build_without_missing, to_exact_array
+from dagster_adjunct.resources.schemas.paths import missing_part
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
@@ -149,9 +150,10 @@ def to_arrow_table(
     the data.
 
     To rows, columns of `schema` that none of them has are added as nulls, except the `required`
-    ones, such as the key: where a row lacks it, its name is a mistake. A pandas index with a name
-    becomes a column; one without is left out. Raises SchemaMismatchError for columns that Arrow
-    can't hold, and ConfigurationError for a RecordBatchReader, which can't be read twice.
+    ones, such as the key, which may be paths: where a row lacks it, its name is a mistake. A pandas
+    index with a name becomes a column; one without is left out. Raises SchemaMismatchError for
+    columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which can't be
+    read twice.
     """
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
@@ -243,7 +245,7 @@ def _table_from_rows(
     lacks one.
     """
     for name in required:
-        _check_present(rows, name, what)
+        _check_present(rows, name, what, schema)
     columns: dict[str, Any] = {}
     if schema is not None:
         columns = {field.name: pa.nulls(len(rows), field.type) for field in schema.to_arrow()}
@@ -286,16 +288,20 @@ def _first_misfit(
     return 0, error
 
 
-def _check_present(rows: Sequence[Mapping[str, Any]], name: str, what: str) -> None:
+def _check_present(
+    rows: Sequence[Mapping[str, Any]], name: str, what: str, schema: Schema | None
+) -> None:
+    names = () if schema is None else schema.names
     for number, row in enumerate(rows):
-        if name not in row:
+        missing = missing_part(row, name, names)
+        if missing is not None:
             found = ", ".join(map(str, row)) or "no columns"
             problem = (
-                f"{what}: row {number} lacks the column {name!r}, which is part of the key; it has"
-                f" {found}."
+                f"{what}: row {number} lacks the column {missing!r}, which is part of the key; it"
+                f" has {found}."
             )
-            step = f"Correct the names, or add {name!r}: None for records without a key."
-            raise SchemaMismatchError(problem, step, column=name, row=number)
+            step = f"Correct the names, or add {missing!r}: None for records without a key."
+            raise SchemaMismatchError(problem, step, column=missing, row=number)
 
 
 def _column_from_values(values: Sequence[Any], name: str, what: str) -> pa.Array:

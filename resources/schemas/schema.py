@@ -27,14 +27,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.models import columns_of_model
-from dagster_adjunct.resources.schemas.paths import (
-    column_of,
-    find_simple_value,
-    flat_name,
-    simple_value_advice,
-    steps_among,
-    write_path,
-)
+from dagster_adjunct.resources.schemas.paths import require_path, simple_value_advice, steps_among
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
@@ -330,10 +323,22 @@ def named_columns(names: Iterable[str]) -> list[Column]:
     return [named_column(name) for name in names]
 
 
+COPY = "__value "
+
+
+def copy_name(path: str) -> str:
+    """Return the name of a hidden column of frames that copies the value at a path. Spark knows how
+    records are partitioned by columns that it reads, but not by values inside them.
+    """
+    return f"{COPY}{path}"
+
+
 def value_column(names: Collection[str], name: str) -> Column:
     """Return Spark's column of this name, or the value that the name is the path of, in records
-    that have the columns `names`.
+    that have the columns `names`: its copy, if there is one.
     """
+    if copy_name(name) in names:
+        return named_column(copy_name(name))
     steps = steps_among(name, names)
     value = named_column(steps[0])
     for step in steps[1:]:
@@ -351,44 +356,20 @@ def is_key_type(kind: str) -> bool:
     return kind in _KEY_TYPES or decimal_digits(kind) is not None
 
 
-def check_key_types(schema: Schema, columns: Sequence[str], what: str) -> None:
-    """Raise SchemaMismatchError for key columns whose type can't be compared exactly."""
-    for name in columns:
-        kind = schema.field(name, what).type
+def check_key_types(schema: Schema, key: Sequence[str], what: str) -> None:
+    """Raise SchemaMismatchError for a column of a key, or a value that a path names, that does not
+    exist, or whose type can't be compared exactly.
+    """
+    for name in key:
+        value = require_path(name, schema.types, what)
+        kind = value.type
         if not is_key_type(kind):
             expected = "a string, integer, date, timestamp, decimal or binary column"
             problem = f"{what}: key column {name!r} is {kind}: expected {expected}."
             step = f"Cast {name!r} before it becomes a key."
             if is_nested(kind):
-                step = simple_value_advice(write_path((name,)), kind, is_key_type)
+                step = simple_value_advice(str(value), kind, is_key_type)
             raise SchemaMismatchError(problem, step, column=name)
-
-
-def check_flat_key(schema: Schema, key: Sequence[str], what: str, keyed: str) -> None:
-    """Raise SchemaMismatchError for a key of what can't be keyed by values inside columns: streams
-    and local tables store records as they are. `keyed` is "a stream", for example.
-    """
-    for name in key:
-        column = column_of(name, schema.names)
-        if column not in schema or not is_nested(schema.field(column).type):
-            continue
-        path: str | None = name
-        if name in schema:
-            path = find_simple_value(write_path((name,)), schema.field(name).type, is_key_type)
-        step = "Give the records a simple column of their own for it."
-        if path is not None:
-            flat = write_name(flat_name(path))
-            step = (
-                f"Give the records a column with the value, and name that: key={flat!r}, after"
-                f' .with_columns({flat}="{path}") in an application.'
-            )
-        kind = schema.field(column).type
-        problem = (
-            f"{what}: the key is {name!r}, and {column!r} is {kind}: the key of {keyed} is made of"
-            " simple columns."
-        )
-        raise SchemaMismatchError(problem, step, column=name)
-    check_key_types(schema, key, what)
 
 
 def check_column_names(

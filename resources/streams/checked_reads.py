@@ -37,6 +37,13 @@ def read_frame(
     return frame
 
 
+def read_options(system: StreamSystem) -> dict[str, Any]:
+    """Return the options of a read whose records are joined: with copies of the key's values inside
+    columns, if the system makes them.
+    """
+    return {"copies": True} if system.capabilities.copies_keys else {}
+
+
 def read_table(
     system: StreamSystem, ranges: Ranges, columns: Sequence[str] | None = None, **options: Any
 ) -> pa.Table:

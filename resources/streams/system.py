@@ -24,8 +24,9 @@ from dagster_adjunct.resources.names import check_name, split_stream_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
+from dagster_adjunct.resources.schemas.paths import normal_path
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
-from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, check_flat_key
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, check_key_types
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 
@@ -266,7 +267,10 @@ StoredSchema = Annotated[
 
 
 class StreamDeclaration(StoredDocument):
-    """A declared stream, as given to `create`. Systems with more options have a subclass."""
+    """A declared stream, as given to `create`. Systems with more options have a subclass.
+
+    The `key` has names of columns, and paths of values in columns (`normal_path`).
+    """
 
     columns: StoredSchema
     key: tuple[str, ...]
@@ -289,10 +293,11 @@ def build_declaration(
         raise errors.SchemaMismatchError(
             f"{what} has no columns.", "Name at least one column.", stream=stream
         )
+    key = tuple(name if name in schema else normal_path(name) for name in key)
     if len(set(key)) != len(key):
         problem = f"{what}: key columns {list(key)} contain a column twice."
         raise errors.ConfigurationError(problem, argument="key", stream=stream)
-    check_flat_key(schema, key, what, "a stream")
+    check_key_types(schema, key, what)
     if not key and partitions != 1:
         problem = (
             f"{what} has no key and {partitions} partitions: without a key it can only have one."
@@ -477,8 +482,10 @@ class StreamCapabilities:
 
     It has a method `read_arrow` (`reads_arrow`), `task_reads` (`reads_in_tasks`) or
     `offset_for_timestamp` (`finds_times`); `records_between` counts without reading the records
-    (`counts_unread`). The frames of `read` have an exchange that moves records into their
-    partitions (`exchanges_reads`), which plans do not list.
+    (`counts_unread`). With `copies=True`, frames of `read` have a copy of each value of the key
+    that is inside a column (`copies_keys`), named by `copy_name`: Spark then knows the partitions.
+    The frames of `read` have an exchange that moves records into their partitions
+    (`exchanges_reads`), which plans do not list.
 
     The others are for writers. `keeps_positions`: `append` stores the columns of POSITION and gets
     `AppendOptions.sources`. `appends_alone`: no other append gets offsets between those of an
@@ -492,6 +499,7 @@ class StreamCapabilities:
     reads_in_tasks: bool = False
     finds_times: bool = False
     counts_unread: bool = False
+    copies_keys: bool = False
     exchanges_reads: bool = False
     keeps_positions: bool = False
     appends_alone: bool = False

@@ -710,11 +710,32 @@ def test_columns_made_of_sensitive_values_are_sensitive(
     assert set(world.view(spec).sealed.columns.sensitive) == hidden
 
 
-@pytest.mark.parametrize("key", ["customer.id", "customer"])
-def test_a_local_table_has_a_column_for_its_key(key: str) -> None:
+TOTALS = Schema.of(customer={"name": "string", "id": "bigint"}, id="int", total="double")
+
+
+def test_a_local_table_has_a_column_for_its_key() -> None:
     app = Application("totals")
-    schema = Schema.of(customer={"name": "string", "id": "bigint"}, total="double")
+    table = app.local_table(
+        "t", key=["customer.name", "id"], schema=TOTALS, partitions=2, partition_by="customer.name"
+    ).dataset
+    assert (table.key, table.partition_by) == (("name", "id"), ("name",))
+    assert table.key_sources == ("customer.name", "id")
+    other = app.local_table("u", key="customer.id as no", schema=TOTALS, partitions=2).dataset
+    assert other.key == ("no",)
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("customer", "for example 'customer.name'"),
+        ("customer.id", 'Give one of them another name: "customer.id as customer_id"'),
+        ("customer.no", "Name one of its fields: name, id"),
+        ("total", "Cast 'total'"),
+    ],
+)
+def test_a_local_table_refuses_keys_that_are_no_simple_values(key: str, advice: str) -> None:
+    app = Application("totals")
     with pytest.raises(ConfigurationError) as caught:
-        app.local_table("t", key=key, schema=schema, partitions=2)
+        app.local_table("t", key=key, schema=TOTALS, partitions=2)
     assert caught.value.argument == "key"
-    assert ".with_columns(" in str(caught.value.next_step)
+    assert advice in str(caught.value.next_step)

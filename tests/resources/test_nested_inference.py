@@ -191,6 +191,7 @@ def test_columns_of_texts_get_what_all_of_them_can_be_read_as():
 
 def test_columns_that_might_be_a_key_are_unique_and_simple():
     records = [{"id": n, "kind": n % 2, "code": f"c{n}", "x": {"y": n}, "f": n / 2} for n in (1, 2)]
+    assert infer_schema(records).unique == ("id", "kind", "code", "x.y")
     records.append({"id": 3, "kind": 1, "code": None, "x": None, "f": 0.1})
     assert infer_schema(records).unique == ("id",)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import KeyOrderError
 from dagster_adjunct.resources.lazy_modules import np
+from dagster_adjunct.resources.schemas.paths import column_of
 from dagster_adjunct.resources.streams.kafka.client import TopicFacts
 from dagster_adjunct.resources.streams.system import order_keys_step
 
@@ -82,7 +83,8 @@ def check_key_partitions(topic: TopicFacts, partition: int, got: Sequence[Messag
     keys: list[Any] = [message.key() for message in got]
     chosen = choose_partitions([key or b"" for key in keys], topic.partitions)
     unkeyed = [place for place, key in enumerate(keys) if key is None]
-    in_value = set(declared.key_names) <= set(declared.value.columns().names)
+    columns = declared.value.columns().names
+    in_value = all(column_of(name, columns) in columns for name in declared.key_names)
     chosen[unkeyed] = -1 if in_value else partition
     wrong = np.nonzero(chosen != partition)[0]
     if not len(wrong):

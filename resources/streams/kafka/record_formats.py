@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,8 +19,16 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.parsed_columns import MAX_SHOWN, RowProblems, shorten_text
+from dagster_adjunct.resources.schemas.paths import (
+    NamedPath,
+    read_named_path,
+    read_path,
+    require_value,
+    set_value,
+    write_path,
+)
 from dagster_adjunct.resources.schemas.records import fit_to_schema
-from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
+from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, repeated_names
 from dagster_adjunct.resources.schemas.types import arrow_type, is_nested, types_from_spark
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import FAIL, Format, FormatReader, Raw, RawKey
@@ -62,7 +70,9 @@ class KafkaTopic:
     `topic` is its name if the stream has another. `value` and `key` are formats; `headers` names a
     column for the headers as JSON, a list of [name, base64 of the value or null]. `partitioner` is
     how *all* its producers assign keys to partitions. `default_offset` is where a reader without a
-    checkpoint begins. `transactional` makes each of Adjunct's appends a transaction.
+    checkpoint begins. `transactional` makes each of Adjunct's appends a transaction. `key_paths`
+    are paths of values inside columns of the value: the key has each as the column of its last
+    step, or of the name after "as", which records do not have.
     """
 
     topic: str | None = None
@@ -72,12 +82,50 @@ class KafkaTopic:
     headers: str | None = None
     default_offset: Literal["oldest", "upcoming"] = "oldest"
     transactional: bool = False
+    key_paths: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.topic is not None:
             check_topic_name(self.topic)
         if self.key is not None:
             _check_simple_key(self.key)
+        paths = (self.key_paths,) if isinstance(self.key_paths, str) else tuple(self.key_paths)
+        object.__setattr__(self, "key_paths", paths)
+        self._check_paths()
+
+    def _check_paths(self) -> None:
+        """Raise ConfigurationError for a path that leads to no simple value of the message's value,
+        or that is no column of the key of the same type.
+        """
+        named = self._named_paths()
+        columns = Schema(()) if self.key is None else self.key.columns()
+        for path in named:
+            try:
+                columns.field(path.name, f"key_paths has {str(path)!r}, and the key")
+                found = require_value(
+                    write_path(path.steps), self.value.columns().types, "the value"
+                )
+            except SchemaMismatchError as error:
+                raise ConfigurationError(
+                    f"a Kafka topic: {error.problem}", error.next_step, argument="key_paths"
+                ) from error
+            kind = columns.field(path.name).type
+            if found.type != kind:
+                problem = (
+                    f"Kafka column {path.name!r} is {kind} in the key, and {str(found)!r} is"
+                    f" {found.type} in the value."
+                )
+                step = "Declare the same type in both."
+                raise ConfigurationError(problem, step, argument="key_paths", column=path.name)
+        twice = repeated_names(path.name for path in named)
+        if twice:
+            problem = f"key_paths names two columns {twice[0]!r} of the key."
+            step = f'Give one another name, as its field in the key: "… as {twice[0]}_2".'
+            raise ConfigurationError(problem, step, argument="key_paths", column=twice[0])
+
+    def _named_paths(self) -> list[NamedPath]:
+        columns = self.value.columns()
+        return [read_named_path(text, columns) for text in self.key_paths]
 
     def name_for(self, stream: str) -> str:
         """Return the topic's name, which is that of the stream unless another was declared."""
@@ -85,10 +133,24 @@ class KafkaTopic:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The columns of the declared key, which determine a record's partition; () without one."""
+        """The columns of the declared key, or paths of values in columns, which determine a
+        record's partition; () without one.
+        """
+        names: list[str] = []
         if self.key is None:
             return ()
-        return self.key.columns().names
+        for steps in self.key_steps.values():
+            names.append(steps[0] if len(steps) == 1 else write_path(steps))
+        return tuple(names)
+
+    @property
+    def key_steps(self) -> dict[str, tuple[str, ...]]:
+        """The steps to the value in a record for each column of the key."""
+        key = self.key_format()
+        if key is None:
+            return {}
+        steps = {name: (name,) for name in key.columns().names}
+        return steps | {path.name: path.steps for path in self._named_paths()}
 
     def key_format(self) -> Format | None:
         """Return the format of keys: the declared one; else raw bytes if the values are raw, or
@@ -121,7 +183,10 @@ class KafkaTopic:
     def _columns_only_in_key(self, key: Format) -> list[Field]:
         columns = self.value.columns()
         fields = []
+        paths = {path.name for path in self._named_paths()}
         for here in key.columns().fields:
+            if here.name in paths:
+                continue
             if here.name not in columns:
                 fields.append(here)
                 continue
@@ -182,7 +247,7 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         columns, problems = value.read(batch.column(VALUE).to_pylist())
         sides = [(value, problems)]
         if key is not None:
-            sides.insert(0, (key, _read_keys(batch, key, columns)))
+            sides.insert(0, (key, _read_keys(batch, key, columns, topic.key_steps)))
         unreadable = problems.keys() | sides[0][1].keys()
         if unreadable:
             is_read = np.ones(batch.num_rows, bool)
@@ -200,7 +265,10 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
 
 
 def _read_keys(
-    batch: pa.RecordBatch, key: _SideReader, columns: dict[str, pa.Array]
+    batch: pa.RecordBatch,
+    key: _SideReader,
+    columns: dict[str, pa.Array],
+    steps_of: Mapping[str, tuple[str, ...]],
 ) -> RowProblems:
     """Add the columns of the keys to those of the values; return why keys can't be read.
 
@@ -208,15 +276,18 @@ def _read_keys(
     """
     tombstones = batch.column(VALUE).is_null()
     keys: list[bytes | None] = batch.column(KEY).to_pylist()
-    if columns.keys() >= set(key.names):
+    if all(steps[0] in columns for steps in steps_of.values()):
         if not batch.column(VALUE).null_count:
             return {}
         is_read = tombstones.to_pylist()
         keys = [data if read else None for data, read in zip(keys, is_read, strict=True)]
     of_keys, bad = key.read(keys)
-    for name in of_keys.keys() & columns.keys():
-        of_keys[name] = pc.if_else(tombstones, of_keys[name], columns[name])
-    columns |= of_keys
+    for name, values in of_keys.items():
+        column, *inside = steps_of[name]
+        if column in columns:
+            columns[column] = set_value(columns[column], inside, values, tombstones)
+        else:
+            columns[column] = values
     return bad
 
 
@@ -357,10 +428,9 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     subject = topic.name_for(split_stream_name(stream)[1])
     value_names = topic.value.columns().names
     write_value = topic.value.writer(stream, f"{subject}-value")
-    key_names: tuple[str, ...] = ()
+    key_steps = topic.key_steps.values()
     write_key = None
     if key is not None:
-        key_names = key.columns().names
         write_key = key.writer(stream, f"{subject}-key")
 
     def run(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -380,7 +450,8 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         nulls = pa.nulls(batch.num_rows, pa.binary())
         out = {KEY: nulls, VALUE: pc.replace_with_mask(nulls, keep, pa.array(made, pa.binary()))}
         if write_key is not None:
-            out[KEY] = pa.array(write_key(flat.select(key_names).columns), pa.binary())
+            values = [read_path(flat, steps) for steps in key_steps]
+            out[KEY] = pa.array(write_key(values), pa.binary())
         if topic.headers is not None:
             out[HEADERS] = _headers_from_json(flat.column(topic.headers), topic.headers, stream)
         for name, column in around.items():

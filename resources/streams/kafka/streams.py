@@ -23,8 +23,10 @@ from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
+from dagster_adjunct.resources.schemas.paths import require_value
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.types import write_name
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.kafka import consume, produce
@@ -81,12 +83,16 @@ class _CreatedStream(StoredDocument):
 
     def known(self) -> KafkaTopic:
         schema = self.declaration.columns
-        key = self.declaration.key
-        if not key:
+        if not self.declaration.key:
             return KafkaTopic(self.topic, Json(schema))
-        return KafkaTopic(
-            self.topic, Json(schema), KeyText(schema.select(key).ddl()), "kafka-murmur2"
-        )
+        fields = []
+        paths = []
+        for name in self.declaration.key:
+            fields.append(Field(name, require_value(name, schema.types, "the stream").type))
+            if name not in schema:
+                paths.append(f"{name} as {write_name(name)}")
+        key = KeyText(Schema(tuple(fields)).ddl())
+        return KafkaTopic(self.topic, Json(schema), key, "kafka-murmur2", key_paths=paths)
 
 
 class DeclaredTopics:

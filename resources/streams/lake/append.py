@@ -26,6 +26,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
+from dagster_adjunct.resources.schemas.paths import read_path
 from dagster_adjunct.resources.schemas.records import (
     ArrowFrame,
     cast_column,
@@ -38,6 +39,7 @@ from dagster_adjunct.resources.schemas.schema import (
     check_column_names,
     named_column,
     quote_name,
+    value_column,
 )
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -359,6 +361,8 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     for name in POSITION:
         if name in table.column_names:
             marked = marked.append_column(name, _optional_column(table, name, what))
+    for copy, path in declaration.copied.items():
+        marked = marked.append_column(copy, read_path(plain, path.steps))
     if (found := first_unreadable(marked)) is not None:
         hidden = found.column in declaration.columns.sensitive
         raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
@@ -413,7 +417,13 @@ def conform_frame(
     for name in dict.fromkeys(order_by):
         if name not in schema and name not in OPTIONAL_META:
             columns.append(named_column(name))
-    return df.select(*columns)
+    return _with_copies(df.select(*columns), declaration)
+
+
+def _with_copies(df: DataFrame, declaration: LakeStreamDeclaration) -> DataFrame:
+    for copy, path in declaration.copied.items():
+        df = df.withColumn(copy, value_column(declaration.columns.names, str(path)))
+    return df
 
 
 def _check_frame_types(types: Mapping[str, Type], schema: Schema, what: str) -> None:

@@ -36,6 +36,7 @@ from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, PageRef
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.paths import Path, find_path
 from dagster_adjunct.resources.schemas.schema import AS_NAMED, StoredNamesField
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -173,6 +174,9 @@ OPTIONAL_META = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **P
 """The columns that a producer may add to the stream's own, with their Spark types."""
 HIDDEN_COLUMNS = ((ROW, "bigint"), *OPTIONAL_META.items())
 """The columns of data files that are not the stream's own."""
+KEY_COPY = "__key_"
+"""The beginning of the names of hidden columns that copy values of the key: see
+`LakeStreamDeclaration.copied`."""
 _IN_ALL_FILES = (ROW, TIMESTAMP, TOMBSTONE)
 
 
@@ -206,20 +210,38 @@ class LakeStreamDeclaration(StreamDeclaration):
     names: StoredNamesField = AS_NAMED
 
     @property
+    def copied(self) -> dict[str, Path]:
+        """The values of the key that are inside columns, by the hidden column with a copy of each:
+        Spark's buckets are by columns.
+        """
+        types = self.columns.types
+        copies = {}
+        for place, name in enumerate(self.key):
+            path = find_path(name, types)
+            if path is not None:
+                copies[f"{KEY_COPY}{place}"] = path
+        return copies
+
+    @property
     def layout(self) -> BucketLayout:
         """The layout of the stream's files: Spark's buckets by key, rows in offset order."""
+        copied = self.copied
+        names = {str(path): copy for copy, path in copied.items()}
         return BucketLayout(
-            self.columns, self.key, self.partitions, hidden=HIDDEN_COLUMNS, names=self.names
+            self.columns,
+            tuple(names.get(name, name) for name in self.key),
+            self.partitions,
+            hidden=(*HIDDEN_COLUMNS, *((copy, path.type) for copy, path in copied.items())),
+            names=self.names,
         )
 
     def layout_of(self, columns: Iterable[str]) -> BucketLayout:
         """Return the layout of files with these columns: those of epochs and source positions
         are optional.
         """
-        there = {*_IN_ALL_FILES, *columns}
-        return replace(
-            self.layout, hidden=tuple(item for item in HIDDEN_COLUMNS if item[0] in there)
-        )
+        there = {*_IN_ALL_FILES, *self.copied, *columns}
+        layout = self.layout
+        return replace(layout, hidden=tuple(item for item in layout.hidden if item[0] in there))
 
 
 class EarlierColumns(StoredDocument):

@@ -23,7 +23,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
 from dagster_adjunct.resources.schemas.arrow_values import cast_table, rename_columns
-from dagster_adjunct.resources.schemas.schema import Schema, StoredNames, named_column
+from dagster_adjunct.resources.schemas.schema import Schema, StoredNames, copy_name, named_column
 from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import bigint_array
@@ -323,10 +323,12 @@ def read_frame(
     spans: Mapping[int, Span],
     *,
     positions: bool,
+    copies: bool = False,
 ) -> DataFrame:
     """Return the records of these spans with the columns of RECORD_META, as a bucketed scan.
 
-    With `positions`, those of POSITION follow. `touched` are the segments that overlap the spans;
+    With `positions`, those of POSITION follow, and with `copies` those that copy values of the key
+    (`copy_name`). `touched` are the segments that overlap the spans;
     each is a generation of the bucketed table. What differs by segment and partition (the first
     offset, the time of the append) is looked up in array literals.
     """
@@ -337,13 +339,17 @@ def read_frame(
         if manifest.has_records_in(segment, spans):
             segments.append(segment)
     generations = [segment.generation(i, files.prefix) for i, segment in enumerate(segments)]
-    frame = bucketed_frame(spark, files.store, files.prefix, declaration.layout, generations)
+    layout = declaration.layout
+    frame = bucketed_frame(spark, files.store, files.prefix, layout, generations)
+    copied = []
+    for copy, path in declaration.copied.items() if copies else ():
+        copied.append(named_column(copy).alias(copy_name(str(path))))
     if not segments:
-        return _empty_frame(frame, schema.names, positions=positions)
+        return _empty_frame(frame, schema.names, copied, positions=positions)
 
     partition: Column = F.lit(0)
-    if declaration.key:
-        partition = F.pmod(F.hash(*[named_column(name) for name in declaration.key]), F.lit(n))
+    if layout.bucket_by:
+        partition = F.pmod(F.hash(*map(named_column, layout.bucket_by)), F.lit(n))
     place = F.col(GENERATION_COLUMN) * n + partition
     base = bigint_array(offset for segment in segments for offset in segment.base)
     appended = bigint_array(segment.appended * 1000 for segment in segments)
@@ -362,11 +368,14 @@ def read_frame(
     columns += [meta[name].alias(name) for name in RECORD_META]
     if positions:
         columns += map(F.col, POSITION)
-    return frame.select(*columns)
+    return frame.select(*columns, *copied)
 
 
-def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
-    """Return the empty `frame`, still a bucketed scan, with the columns of records.
+def _empty_frame(
+    frame: DataFrame, own: Sequence[str], copied: Sequence[Column], *, positions: bool
+) -> DataFrame:
+    """Return the empty `frame`, still a bucketed scan, with the columns of records, and those
+    `copied`.
 
     Its timestamps and tombstones are columns: if they were literals, Spark would find that filters
     on them never match, and remove the scan from the plan, with its buckets.
@@ -378,6 +387,7 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     return frame.select(
         *[named_column(name) for name in own],
         *[known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()],
+        *copied,
     )
 
 
@@ -450,12 +460,13 @@ def spans_from_ranges(
 
 
 class ReadOptions(TypedDict, total=False):
-    """Options of a read: which records it returns, and whether with source positions. See
-    `LakeStreams.read`.
+    """Options of a read: which records it returns, and whether with source positions and copies of
+    the key. See `LakeStreams.read`.
     """
 
     epochs: Epochs
     positions: bool
+    copies: bool
     without_position: WithoutPosition
 
 
@@ -495,16 +506,23 @@ class LakeReads(StreamStates, NumberedOffsets):
         """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
 
         The frame has the stream's columns and those of RECORD_META; with `positions`, those of
-        POSITION follow. With `epochs="latest"`, it leaves out records that a later epoch, even
-        outside of these ranges, has replaced. Then records without a source position raise
-        ConfigurationError, unless `without_position="keep"`.
+        POSITION follow. With `copies`, a copy of each value of the key that is inside a column
+        follows (`copy_name`): by these the scan is bucketed. With `epochs="latest"`, it leaves out
+        records that a later epoch, even outside of these ranges, has replaced. Then records without
+        a source position raise ConfigurationError, unless `without_position="keep"`.
         """
         spark = resolve_session(spark)
         positions = options.get("positions", False)
         at = self._locate(ranges, **options)
         wanted = positions or bool(at.replaced)
         frame = read_frame(
-            spark, at.files, at.state.declaration, at.segments, at.spans, positions=wanted
+            spark,
+            at.files,
+            at.state.declaration,
+            at.segments,
+            at.spans,
+            positions=wanted,
+            copies=options.get("copies", False),
         )
         frame = filter_latest_frame(frame, at.replaced)
         if positions:
@@ -588,6 +606,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         ranges: Mapping[SystemStreamPartition, OffsetRange],
         epochs: Epochs = "all",
         positions: bool = False,
+        copies: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> _Located:
         stream = system.require_one_stream(self.name, ranges)

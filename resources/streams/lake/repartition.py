@@ -285,7 +285,8 @@ def _write_step(
     done: list[FileEntry] = []
     try:
         for rows in _read_rows(stored, before, step):
-            numbers = assign_buckets([rows.column(name) for name in new.key], new.partitions)
+            placed = [rows.column(name) for name in layout.bucket_by]
+            numbers = assign_buckets(placed, new.partitions)
             for bucket in np.unique(numbers).tolist():
                 if bucket not in writers:
                     writers[bucket] = BucketFileWriter(

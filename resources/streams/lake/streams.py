@@ -199,6 +199,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         reads_in_tasks=True,
         finds_times=True,
         counts_unread=True,
+        copies_keys=True,
         keeps_positions=True,
         appends_alone=True,
         evolves=True,

@@ -233,7 +233,7 @@ def test_removed_narrowed_and_retyped_columns_are_refused_with_the_difference() 
         (Schema.of(k="int", a="bigint", b="binary", c="double"), "b is binary, was string"),
         (
             Schema.of(k="bigint", a="bigint", b="string", c="double"),
-            "k is bigint, was int, and is a column of the key",
+            "k is bigint, was int, and is a part of the key",
         ),
     ):
         with pytest.raises(DatasetError) as caught:

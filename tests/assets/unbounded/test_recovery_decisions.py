@@ -271,11 +271,11 @@ def test_another_key_is_rejected_and_other_input_partitions_are_decided_on() -> 
     spec, stored = declared(), table(declared())
     other = replace(spec, key=("n",), partition_by=("n",))
     with pytest.raises(DatasetError, match=r"key is \(n\), was \(k\)"):
-        require_matching_manifest(stored, declaration_from_spec(other, COLUMNS, input_partitions=2))
-    assert (
-        require_matching_manifest(stored, declaration_from_spec(spec, COLUMNS, input_partitions=3))
-        is stored
-    )
+        require_matching_manifest(
+            other, stored, declaration_from_spec(other, COLUMNS, input_partitions=2)
+        )
+    more = declaration_from_spec(spec, COLUMNS, input_partitions=3)
+    assert require_matching_manifest(spec, stored, more) is stored
 
 
 # -- columns, and what refuses any decision

@@ -66,6 +66,7 @@ VARYING = "".join(f'{{"id": {n}, "sizes": {{"part-{n}": {n}}}}}\n' for n in rang
     [
         ("keyed", "records.csv", CSV),
         ("keyless", "records.csv", "a\n1\n1\n"),
+        ("keyed_inside", "records.jsonl", '{"x": {"n": "a", "id": 1}}\n'),
         ("mapped", "records.jsonl", VARYING),
     ],
 )
@@ -112,7 +113,10 @@ def test_an_object_whose_names_vary_is_declared_as_a_map(
         ([{"a": 1, "paid": 1}, {"a": 2, "paid": 1}], "a"),
         ([{"id": 1}, {"id": 1}], None),
         ([{"id": 1}, {"id": None}], None),
-        ([{"x": {"id": 1}}, {"x": {"id": 2}}], None),
+        ([{"x": {"id": 1}}, {"x": {"id": 2}}], "x.id"),
+        ([{"x": {"id": 1}}, {"x": None}], None),
+        ([{"x": {"id": 1}, "y": [{"id": 1}]}, {"x": {"id": 1}, "y": [{"id": 2}]}], None),
+        ([{"x": {"id": 1}, "code": "a"}, {"x": {"id": 2}, "code": "b"}], "code"),
     ],
 )
 def test_the_key_is_unique_and_simple_with_a_name_like_id(

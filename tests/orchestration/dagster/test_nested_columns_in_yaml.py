@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from dagster_adjunct.components import AdjunctComponent
-from dagster_adjunct.errors import ComponentError
+from dagster_adjunct.errors import ComponentError, ConfigurationError
 from dagster_adjunct.orchestration.code_location.component_source import ATTRIBUTES, Source
 from dagster_adjunct.orchestration.code_location.component_translation import Translation
+from dagster_adjunct.orchestration.testing import TestApplication, assert_plannable
+from dagster_adjunct.orchestration.testing import TestStream as AppStream
+from dagster_adjunct.resources.objects.lake import lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.sources import FileSource
+from dagster_adjunct.streams import open_system
 from tests.orchestration.dagster.test_components import component
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NESTED = "{id: bigint, customer: {id: bigint, zip code: string}, lines: [{sku: string}]}"
 SCHEMA = Schema.of(
@@ -104,3 +114,56 @@ def test_paths_are_texts_in_yaml() -> None:
     assert customers.steps_to("zip") == ("customer", "zip code")
     newest = application.dataset("newest")
     assert (newest.key, newest.key_sources) == (("customer_id",), ("customer.id",))
+
+
+KEYS = """
+kafka:
+  shop:
+    bootstrap_servers: "127.0.0.1:1"
+    topics:
+      orders:
+        KafkaTopic:
+          value: {Json: "number INT, customer STRUCT<id: BIGINT>"}
+          key: {KeyText: id BIGINT}
+          key_paths: customer.id
+bounded_datasets:
+  customers: {input: lake.customers, key: person.id, partitions: 4}
+applications:
+  app:
+    output_streams:
+      lake.out: {key: customer.id, partitions: 4}
+    local_tables:
+      last: {key: customer.id, schema: {number: int, customer: {id: bigint}}, partitions: 4}
+    steps:
+      - input_stream: lake.visits
+      - send_to: last
+      - join: {table: customers, by: {customer.id: id}, select: [name]}
+      - send_to: lake.out
+"""
+VISITS = Schema.of(number="int", customer={"id": "bigint"})
+PERSONS = Schema.of(person={"id": "bigint"}, name="string")
+
+
+@pytest.mark.spark
+def test_keys_are_paths_in_yaml_too(spark: SparkSession) -> None:
+    app = component(KEYS).application()
+    streams = {
+        "lake.visits": AppStream(VISITS, key="customer.id", partitions=4),
+        "lake.customers": AppStream(PERSONS, key="`person`.id", partitions=4),
+    }
+    assert assert_plannable(app, streams).exchanges == ()
+    topic = open_system(lake_in(InMemoryStore()), "shop").settings.topics["orders"]
+    assert topic.key_names == ("customer.id",)
+    with TestApplication(app, streams) as tested:
+        tested.dataset("customers", [{"person": {"id": 7}, "name": "Ann"}])
+        visits = [{"number": no, "customer": {"id": 7 + no % 2}} for no in range(4)]
+        tested.input("lake.visits", visits, deleted=[{"customer": {"id": 8}}])
+        with pytest.raises(ConfigurationError, match=r"customer\.id"):
+            tested.input("lake.visits", [{"customer": {}}])
+        result = tested.run(spark)
+    assert sorted(result.output("lake.out"), key=repr) == [
+        {**visits[0], "name": "Ann"},
+        {**visits[2], "name": "Ann"},
+    ]
+    counted = {"rows": 1, "deleted": 1, "superseded": 3, "duplicate_batches": 0}
+    assert result.counters["last"] == counted

@@ -42,9 +42,9 @@ def fed(*columns: str, **declared: Any) -> None:
     [
         (
             {"key": ["id", "n"], "partition_by": "id"},
-            "n is bigint, was int, and is a column of the key",
+            "n is bigint, was int, and is a part of the key",
         ),
-        ({"key": "n", "order_by": "v"}, "n is bigint, was int, and is a column of the key"),
+        ({"key": "n", "order_by": "v"}, "n is bigint, was int, and is a part of the key"),
         ({"extractor": Projection("id STRING, n INT")}, "declares n as int, the record has bigint"),
     ],
 )

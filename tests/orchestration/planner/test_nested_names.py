@@ -261,36 +261,31 @@ def test_two_values_for_a_function_need_names_of_their_own() -> None:
     assert error.column == "id"
 
 
-@pytest.mark.parametrize("how", ["right", "full"])
-def test_the_key_of_unmatched_right_records_needs_a_column(how: Any) -> None:
-    def joined(app: Application, orders: Any, key: str) -> Any:
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
+def test_records_of_joined_streams_stay_partitioned_by_a_path(how: Any) -> None:
+    def joined(app: Application, orders: Any) -> Any:
         others = app.input_stream("lake.others", event_time="at").select("id as other", "at as met")
-        return orders.join_stream(others, on={key: "other"}, within=SECOND, name="s", how=how)
+        on = {"customer.id": "other"}
+        return orders.join_stream(others, on=on, within=SECOND, name="s", how=how)
 
-    error = refusal(lambda app, orders: joined(app, orders, "customer.id"))
-    assert error.column == "customer.id"
-    advised = re.search(r'\.with_columns\((\w+)="([^"]+)"\), and name \'(\w+)\'', error.next_step)
-    assert advised is not None
-    made = {advised[1]: advised[2]}
-    plan(
-        lambda app, orders: joined(app, orders.with_columns(**made), advised[3]),
-        auto_repartition=True,
-    )
+    planned = plan(joined, auto_repartition=True)
+    (join,) = [each for each in planned.operators if each.kind == "stream-join"]
+    assert join.partitioned_by == ("customer.id",)
 
 
 @pytest.mark.parametrize("stream", ["lake.keyed", "kafka.keyed"])
-def test_the_key_of_an_output_stream_is_a_column(stream: str) -> None:
-    def sent(make: Callable[[Any], Any], key: str) -> None:
+def test_the_key_of_an_output_stream_is_a_simple_value(stream: str) -> None:
+    def sent(key: str) -> None:
         app = Application("app")
-        orders = make(app.input_stream("lake.orders"))
+        orders = app.input_stream("lake.orders")
         orders.send_to(app.output_stream(stream, partitions=2, key=key))
         build_plan(app, FACTS)
 
-    with pytest.raises(PlanningError) as failure:
-        sent(lambda orders: orders, "customer.id")
-    assert failure.value.column == "customer.id"
-    assert '.with_columns(customer_id="customer.id")' in failure.value.next_step
-    sent(lambda orders: orders.with_columns(customer_id="customer.id"), "customer_id")
+    sent("`customer`.id")
+    for key in ("customer", "customer.none", "customer.id.none"):
+        with pytest.raises(PlanningError) as failure:
+            sent(key)
+        assert failure.value.column == key
 
 
 @pytest.mark.parametrize("made", [None, "summed"])

@@ -66,7 +66,7 @@ def test_more_and_wider_columns_in_any_order_are_planned(expressions: tuple[str,
         (("k", "cast(v as tinyint) as v"), "v is tinyint, was int"),
         (("k", "upper(k) as v"), "v is string, was int"),
         (("k", "x as v"), "v is double, was int|whose values"),
-        (("cast(v as bigint) as k", "v"), "k is bigint, was string, and is a column of the key"),
+        (("cast(v as bigint) as k", "v"), "k is bigint, was string, and is a part of the key"),
     ],
 )
 def test_what_records_that_are_there_can_not_be_read_with_is_refused(

@@ -124,6 +124,24 @@ def test_the_records_of_a_key_are_in_one_partition(system: StreamWriter) -> None
     assert (len(rows), len(places)) == (18, 6)
 
 
+def test_a_key_may_be_a_value_inside_a_column(system: StreamWriter) -> None:
+    schema = Schema.of(place={"sensor": "string"}, celsius="bigint")
+    system.create("nested", schema=schema, key=["place.sensor"], partitions=3)
+    assert system.info("nested").key == ("place.sensor",)
+    rows = [{"place": {"sensor": draw}, "celsius": n} for n, draw in enumerate("abcdeabcde")]
+    rows += [{"place": None, "celsius": 10}, {"place": {"sensor": None}, "celsius": 11}]
+    sent = pa.Table.from_pylist(rows, schema.to_arrow())
+    result = system.append("nested", sent, producer="p", sequence=1)
+    found: dict[str | None, set[int]] = defaultdict(set)
+    for ssp in system.partitions("nested"):
+        first, after = result.first[ssp.partition], result.next[ssp.partition]
+        for row in read_table(system, {ssp: OffsetRange(first, after)}).to_pylist():
+            found[row["place"] and row["place"]["sensor"]].add(ssp.partition)
+    assert set(found) == {*"abcde", None}
+    assert all(len(partitions) == 1 for partitions in found.values())
+    assert len(set.union(*found.values())) > 1
+
+
 def test_other_records_under_a_sequence_add_nothing(system: StreamWriter) -> None:
     system.append("readings", table(("a", 1)), producer="p", sequence=1)
     with pytest.raises(ProducerConflictError):
