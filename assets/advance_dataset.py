@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from dagster_adjunct.assets.bounded.advance import advance_bounded, advance_version_set
 from dagster_adjunct.assets.declaration.dataset import (
@@ -12,7 +12,7 @@ from dagster_adjunct.assets.declaration.dataset import (
     LocalTable,
     UnboundedDataset,
 )
-from dagster_adjunct.assets.generation import Runtime, no_session, open_runtime
+from dagster_adjunct.assets.generation import Runtime, RuntimeOptions, no_session, open_runtime
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.sources.entries import open_changes, require_changes
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
@@ -38,13 +38,11 @@ if TYPE_CHECKING:
 def advance_dataset(
     spec: AdjunctDataset,
     *,
-    lake: Lake | None = None,
-    systems: Mapping[str, StreamSystem] | None = None,
-    spark: SparkSession | Callable[[], SparkSession] | None = None,
     by: str | None = None,
     partition: str | None = None,
     make_current: bool = False,
     on_stage: OnStage = ignore_stage,
+    **where: Unpack[RuntimeOptions],
 ) -> AdvanceReport:
     """Publish the complete versions of a bounded dataset, or bootstrap and follow an unbounded one.
 
@@ -55,9 +53,7 @@ def advance_dataset(
     `make_current` are for bounded datasets with version partitions (see `advance_bounded`);
     `on_stage` receives an event at each stage's end and each build's start.
     """
-    with open_runtime(
-        [spec], lake=lake, systems=systems, spark=spark, by=resolve_user(by)
-    ) as runtime:
+    with open_runtime([spec], by=resolve_user(by), **where) as runtime:
         return advance_with_runtime(
             runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage
         )

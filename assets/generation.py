@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypedDict, Unpack
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
@@ -148,21 +148,24 @@ class Runtime:
         return DatasetLog(self.lake, dataset)
 
 
+class RuntimeOptions(TypedDict, total=False):
+    """Where a call works. Defaults: the lake of `open_lake()`, the systems of the streams of its
+    datasets, and a session that ends with the call and is started when it is needed.
+    """
+
+    lake: Lake | None
+    systems: Mapping[str, StreamSystem] | None
+    spark: SparkSession | Callable[[], SparkSession] | None
+
+
 @contextmanager
 def open_runtime(
-    specs: Iterable[AdjunctDataset],
-    *,
-    lake: Lake | None,
-    systems: Mapping[str, StreamSystem] | None,
-    spark: SparkSession | Callable[[], SparkSession] | None,
-    by: str,
+    specs: Iterable[AdjunctDataset], *, by: str, **where: Unpack[RuntimeOptions]
 ) -> Iterator[Runtime]:
-    """Yield a runtime made of these arguments.
-
-    Those that are None have a default: the lake of `open_lake()`, the systems of these datasets'
-    streams, a session that ends with the context.
-    """
-    lake = open_lake() if lake is None else lake
+    """Yield a runtime for these datasets, by whom and where it is to work."""
+    lake = where.get("lake") or open_lake()
+    systems = where.get("systems")
+    spark = where.get("spark")
     if systems is None:
         systems = open_systems(lake, [spec.stream for spec in specs if spec.stream])
     with ExitStack() as stack:

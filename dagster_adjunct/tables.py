@@ -14,9 +14,8 @@ _NAMES = {  # what is imported below for type checkers; tests compare the two
     "dagster_adjunct.resources.tables.arrow": ("ArrowEntries",),
     "dagster_adjunct.resources.tables.batching": ("BatchLayer", "BatchProvider"),
     "dagster_adjunct.resources.tables.cache": ("Cache", "CacheLayer"),
+    "dagster_adjunct.resources.tables.function_layer": ("FunctionLayer", "LayerAsFunction"),
     "dagster_adjunct.resources.tables.functions": (
-        "FunctionLayer",
-        "LayerAsFunction",
         "StoreFunction",
         "TableReadFunction",
         "TableUse",
@@ -76,8 +75,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.batching import BatchProvider as BatchProvider
     from dagster_adjunct.resources.tables.cache import Cache as Cache
     from dagster_adjunct.resources.tables.cache import CacheLayer as CacheLayer
-    from dagster_adjunct.resources.tables.functions import FunctionLayer as FunctionLayer
-    from dagster_adjunct.resources.tables.functions import LayerAsFunction as LayerAsFunction
+    from dagster_adjunct.resources.tables.function_layer import FunctionLayer as FunctionLayer
+    from dagster_adjunct.resources.tables.function_layer import LayerAsFunction as LayerAsFunction
     from dagster_adjunct.resources.tables.functions import StoreFunction as StoreFunction
     from dagster_adjunct.resources.tables.functions import TableReadFunction as TableReadFunction
     from dagster_adjunct.resources.tables.functions import TableUse as TableUse

@@ -81,3 +81,8 @@ def split_partitions(text: str) -> tuple[str, str | None]:
     system, dot, rest = text.strip().partition(".")
     stream, separator, partitions = rest.partition(".")
     return f"{system}{dot}{stream}", partitions if separator else None
+
+
+def is_storable_text(value: str) -> bool:
+    """Return whether the text can be stored as UTF-8 (a lone surrogate can't)."""
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)

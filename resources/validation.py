@@ -341,7 +341,7 @@ def _union(parts: tuple[Any, ...]) -> Any:
 
 def _options(declared: Any) -> Any:
     """Return the typed dictionary of a function's `**options`, which rejects other names."""
-    members = {name: checked_type(option) for name, option in get_type_hints(declared).items()}
+    members = {name: checked_type(option) for name, option in type_hints(declared).items()}
     make: Any = TypedDict
     options = make(declared.__name__, members, total=False)
     options.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")

@@ -18,28 +18,24 @@ stored as rejected and does not block the next one. Behaviour: SAMZA-1278, "Boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from dagster_adjunct.assets.bounded.candidate import (
     AdvanceGroup,
     CandidateVersion,
     Member,
+    build_bounded_report,
     build_candidate,
     evolve_known_columns,
     reject_revoked_content,
     validate_candidate,
 )
-from dagster_adjunct.assets.declaration.dataset import (
-    AdjunctDataset,
-    BoundedDataset,
-    FileSource,
-    QuerySource,
-)
-from dagster_adjunct.assets.generation import Runtime, open_runtime
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset, QuerySource
+from dagster_adjunct.assets.generation import Runtime, RuntimeOptions, open_runtime
 from dagster_adjunct.assets.sources.open_source import open_source
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.versions import switches as actions
@@ -58,7 +54,6 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.assets.versions.reports import (
     REJECT,
-    Action,
     AdvanceReport,
     OnStage,
     Stages,
@@ -71,129 +66,10 @@ from dagster_adjunct.resources.objects.commit_log import commit_with_rebase
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
-from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-_DROPPED = frozenset({"redelivered", "left_out"})
-"""The counters of records that were dropped."""
-
-
-def build_bounded_report(member: Member) -> AdvanceReport:
-    """Return the report of this dataset's advance, with what its next version waits for."""
-    manifest = member.manifest
-    outcome = member.outcome
-    version = manifest.version
-    action = _choose_action(member)
-    awaiting = member.awaiting
-    if awaiting is not None and (_is_idle(member) or not awaiting.missing):
-        awaiting = None
-    lost: list[str] = []
-    warnings = dict.fromkeys(outcome.warnings)
-    for loss in outcome.lost:
-        lost += loss.versions
-        warnings[loss.summary()] = None
-    warnings |= dict.fromkeys(outcome.notes)
-    report = AdvanceReport(
-        dataset=manifest.name,
-        kind=manifest.declaration.kind,
-        action=action,
-        version=manifest.served_id,
-        sealed=outcome.sealed,
-        rejected=outcome.rejected,
-        lost=tuple(lost),
-        warnings=tuple(warnings),
-        counters=outcome.counters,
-        offsets=manifest.offsets,
-        seconds=member.stages.seconds,
-        schema=member.source.schema,
-        note="; ".join(_list_notes(member, action, awaiting)),
-    )
-    if version is not None:
-        report = replace(report, rows=version.rows, schema=version.columns)
-    evaluated = outcome.last_built or version
-    if evaluated is not None:
-        report = replace(report, evaluated=evaluated.id, verdicts=evaluated.verdicts)
-    if awaiting is not None:
-        report = replace(report, waiting=awaiting.missing, waiting_since=awaiting.since)
-    return report
-
-
-def _choose_action(member: Member) -> Action:
-    """Return what this advance did, in one word."""
-    if member.outcome.sealed:
-        return "sealed"
-    if member.outcome.rejected:
-        return "rejected"
-    if member.outcome.unchanged:
-        return "unchanged"
-    if _is_idle(member):
-        return "up-to-date"
-    return "waiting"
-
-
-def _is_idle(member: Member) -> bool:
-    """Whether nothing has arrived since the served version, and nothing was lost."""
-    if member.awaiting is None or member.outcome.lost:
-        return False
-    return member.awaiting.idle and member.manifest.version is not None
-
-
-def _list_notes(member: Member, action: Action, awaiting: Awaiting | None) -> Iterator[str]:
-    """Yield what a reader of the report has to know besides its fields."""
-    manifest = member.manifest
-    outcome = member.outcome
-    if action == "unchanged":
-        yield "the version delivered equals the current one"
-    dropped = bool(outcome.notes) and not _DROPPED.isdisjoint(outcome.counters)
-    if action == "up-to-date" and not dropped:
-        yield "nothing new was delivered"
-    yield from _list_version_notes(member)
-    if awaiting is not None:
-        yield f"{_name_awaited(awaiting, manifest)} waits for {awaiting.described}"
-    if manifest.pin is not None:
-        yield f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}"
-
-
-def _list_version_notes(member: Member) -> Iterator[str]:
-    """Yield why versions are rejected, or sealed and not served."""
-    versions = member.manifest.versions
-    outcome = member.outcome
-    for ref in versions:
-        if ref.id in outcome.rejected:
-            yield _describe_rejected(member, ref)
-    for ref in versions:
-        if ref.id in outcome.unserved:
-            yield actions.describe_unserved(member.manifest, ref)
-    for ref in versions[-1:]:
-        if ref.state == "rejected" and not outcome.rejected:
-            yield f"version {ref.name!r} ({ref.id}), delivered last, is rejected: {ref.reason}"
-
-
-def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
-    if awaiting.version:
-        return f"version {awaiting.version!r}"
-    if manifest.version is None:
-        return "the first version"
-    return "the next version"
-
-
-def _describe_rejected(member: Member, ref: VersionRef) -> str:
-    """Return a note on a rejected version: the reason and the next steps."""
-    name = member.name
-    again = "deliver it again under the same name"
-    if isinstance(member.spec.input, FileSource):
-        again = "complete the folder again"
-    elif isinstance(member.spec.input, QuerySource):
-        again = "compute it again"
-    show = f"look at it (adjunct dataset show {name} {ref.id})"
-    accept = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
-    drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"
-    # A version rejected before it was built can neither be read nor accepted.
-    steps = f"{show}, {accept}, or {drop}" if ref.document else drop
-    return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,11 +202,9 @@ def advance_bounded(
 def advance_version_set(
     specs: Sequence[AdjunctDataset],
     *,
-    lake: Lake | None = None,
-    systems: Mapping[str, StreamSystem] | None = None,
-    spark: SparkSession | Callable[[], SparkSession] | None = None,
     by: str | None = None,
     on_stage: OnStage = ignore_stage,
+    **where: Unpack[RuntimeOptions],
 ) -> list[AdvanceReport]:
     """Publish every version that all members of a version set have delivered, each in one commit.
 
@@ -338,9 +212,7 @@ def advance_version_set(
     Raises as `advance_bounded` does, and MarkerConflictError if the members' next versions have
     different names.
     """
-    with open_runtime(
-        specs, lake=lake, systems=systems, spark=spark, by=resolve_user(by)
-    ) as runtime:
+    with open_runtime(specs, by=resolve_user(by), **where) as runtime:
         return advance_members(runtime, specs, on_stage=on_stage)
 
 

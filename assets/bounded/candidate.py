@@ -1,4 +1,4 @@
-"""Candidate versions: built and validated before anybody can read them.
+"""Candidate versions: built and validated before anybody can read them. Reports of their datasets.
 
 A finished build is stored in its attempt's record, so that the next run can reuse it after a crash.
 Builds from a query or a function are not reused, because a second build may differ.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dagster_adjunct.assets.declaration.dataset import BoundedDataset
+from dagster_adjunct.assets.declaration.dataset import BoundedDataset, FileSource, QuerySource
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.declaration.policies import parse_valid_from
 from dagster_adjunct.assets.generation import (
@@ -32,9 +32,10 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.version_source import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
 from dagster_adjunct.assets.versions import leases
+from dagster_adjunct.assets.versions import switches as actions
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, KnownColumns, Lost
-from dagster_adjunct.assets.versions.reports import Stages
+from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import (
     SealedVersion,
     VersionRef,
@@ -49,7 +50,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.column_changes import FixedColumns, find_known_part
-from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.schema import StoredNames
 from dagster_adjunct.resources.schemas.version_columns import (
     NamedColumns,
     adopt_columns,
@@ -573,3 +574,122 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
         problem="; ".join(failures),
         warnings=tuple(f"version {candidate.delivery.version!r}: {warning}" for warning in warned),
     )
+
+
+_DROPPED = frozenset({"redelivered", "left_out"})
+"""The counters of records that were dropped."""
+
+
+def build_bounded_report(member: Member) -> AdvanceReport:
+    """Return the report of this dataset's advance, with what its next version waits for."""
+    manifest = member.manifest
+    outcome = member.outcome
+    version = manifest.version
+    action = _choose_action(member)
+    awaiting = member.awaiting
+    if awaiting is not None and (_is_idle(member) or not awaiting.missing):
+        awaiting = None
+    lost: list[str] = []
+    warnings = dict.fromkeys(outcome.warnings)
+    for loss in outcome.lost:
+        lost += loss.versions
+        warnings[loss.summary()] = None
+    warnings |= dict.fromkeys(outcome.notes)
+    report = AdvanceReport(
+        dataset=manifest.name,
+        kind=manifest.declaration.kind,
+        action=action,
+        version=manifest.served_id,
+        sealed=outcome.sealed,
+        rejected=outcome.rejected,
+        lost=tuple(lost),
+        warnings=tuple(warnings),
+        counters=outcome.counters,
+        offsets=manifest.offsets,
+        seconds=member.stages.seconds,
+        schema=member.source.schema,
+        note="; ".join(_list_notes(member, action, awaiting)),
+    )
+    if version is not None:
+        report = replace(report, rows=version.rows, schema=version.columns)
+    evaluated = outcome.last_built or version
+    if evaluated is not None:
+        report = replace(report, evaluated=evaluated.id, verdicts=evaluated.verdicts)
+    if awaiting is not None:
+        report = replace(report, waiting=awaiting.missing, waiting_since=awaiting.since)
+    return report
+
+
+def _choose_action(member: Member) -> Action:
+    """Return what this advance did, in one word."""
+    if member.outcome.sealed:
+        return "sealed"
+    if member.outcome.rejected:
+        return "rejected"
+    if member.outcome.unchanged:
+        return "unchanged"
+    if _is_idle(member):
+        return "up-to-date"
+    return "waiting"
+
+
+def _is_idle(member: Member) -> bool:
+    """Whether nothing has arrived since the served version, and nothing was lost."""
+    if member.awaiting is None or member.outcome.lost:
+        return False
+    return member.awaiting.idle and member.manifest.version is not None
+
+
+def _list_notes(member: Member, action: Action, awaiting: Awaiting | None) -> Iterator[str]:
+    """Yield what a reader of the report has to know besides its fields."""
+    manifest = member.manifest
+    outcome = member.outcome
+    if action == "unchanged":
+        yield "the version delivered equals the current one"
+    dropped = bool(outcome.notes) and not _DROPPED.isdisjoint(outcome.counters)
+    if action == "up-to-date" and not dropped:
+        yield "nothing new was delivered"
+    yield from _list_version_notes(member)
+    if awaiting is not None:
+        yield f"{_name_awaited(awaiting, manifest)} waits for {awaiting.described}"
+    if manifest.pin is not None:
+        yield f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}"
+
+
+def _list_version_notes(member: Member) -> Iterator[str]:
+    """Yield why versions are rejected, or sealed and not served."""
+    versions = member.manifest.versions
+    outcome = member.outcome
+    for ref in versions:
+        if ref.id in outcome.rejected:
+            yield _describe_rejected(member, ref)
+    for ref in versions:
+        if ref.id in outcome.unserved:
+            yield actions.describe_unserved(member.manifest, ref)
+    for ref in versions[-1:]:
+        if ref.state == "rejected" and not outcome.rejected:
+            yield f"version {ref.name!r} ({ref.id}), delivered last, is rejected: {ref.reason}"
+
+
+def _name_awaited(awaiting: Awaiting, manifest: BoundedManifest) -> str:
+    if awaiting.version:
+        return f"version {awaiting.version!r}"
+    if manifest.version is None:
+        return "the first version"
+    return "the next version"
+
+
+def _describe_rejected(member: Member, ref: VersionRef) -> str:
+    """Return a note on a rejected version: the reason and the next steps."""
+    name = member.name
+    again = "deliver it again under the same name"
+    if isinstance(member.spec.input, FileSource):
+        again = "complete the folder again"
+    elif isinstance(member.spec.input, QuerySource):
+        again = "compute it again"
+    show = f"look at it (adjunct dataset show {name} {ref.id})"
+    accept = f"accept it with a reason (adjunct dataset accept {name} {ref.id} --reason …)"
+    drop = f"remove it (adjunct dataset remove-version {name} {ref.id} --reason …) and {again}"
+    # A version rejected before it was built can neither be read nor accepted.
+    steps = f"{show}, {accept}, or {drop}" if ref.document else drop
+    return f"version {ref.name!r} is rejected: {ref.reason.rstrip('.')}. Next: {steps}"

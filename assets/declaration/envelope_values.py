@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks
 

@@ -30,7 +30,6 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.exact_values import (
@@ -40,8 +39,12 @@ from dagster_adjunct.resources.schemas.exact_values import (
 )
 from dagster_adjunct.resources.schemas.paths import path_expression
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
-from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested
+from dagster_adjunct.resources.schemas.types import (
+    arrow_type,
+    decimal_digits,
+    is_nested,
+    type_from_spark,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable, python_rows
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE

@@ -33,8 +33,7 @@ from dagster_adjunct.resources.schemas.parsed_columns import (
     simple_types,
 )
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested
+from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested, types_from_spark
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks
 
 if TYPE_CHECKING:

@@ -27,11 +27,10 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_spark_frame
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.schemas.types import is_nested
+from dagster_adjunct.resources.schemas.types import arrow_type, is_nested
 from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.table_backends import postgres_connection

@@ -45,9 +45,14 @@ from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, obje
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.optional_packages import import_package
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames, list_steps
+from dagster_adjunct.resources.schemas.schema import (
+    AS_NAMED,
+    Field,
+    Schema,
+    StoredNames,
+    list_steps,
+)
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition, find_replaced_results
 from dagster_adjunct.resources.streams.lake.manifest import (

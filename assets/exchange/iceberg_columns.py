@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.schemas.stored_names import (
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
     Steps,
     StoredNames,
     schema_struct,

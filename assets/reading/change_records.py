@@ -16,10 +16,9 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.hashing import spark_hash
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import cast_to
-from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.schemas.stored_names import schema_struct
+from dagster_adjunct.resources.schemas.schema import Field, Schema, schema_struct
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.streams.system import RECORD_META_COLUMNS
 
 _IMAGE_COLUMNS = ("kind", "before", "after", "version", "at")

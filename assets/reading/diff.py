@@ -8,7 +8,7 @@ are compared as a whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -20,9 +20,9 @@ from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.reports import Report
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import cast_to
 from dagster_adjunct.resources.schemas.equality import differing_values
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.user_code import MASKED
 
@@ -186,7 +186,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChangedEntry:
-    """An entry whose values differ between the two versions."""
+    """An entry whose values differ between the two versions; `old` has the new names of columns."""
 
     key: Entry
     old: Entry
@@ -194,16 +194,75 @@ class ChangedEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class EntrySamples:
+    """The smallest keys that were added and removed, as dicts by column, which `Dataset.get`
+    accepts, and the entries with the smallest changed keys.
+    """
+
+    added: tuple[Entry, ...] = ()
+    removed: tuple[Entry, ...] = ()
+    changed: tuple[ChangedEntry, ...] = ()
+
+    def masked(self, sensitive: Iterable[str]) -> EntrySamples:
+        """Return these samples with `***` for the values of sensitive columns."""
+        masks = dict.fromkeys(sensitive, MASKED)
+
+        def mask(entry: Entry) -> Entry:
+            return {name: masks.get(name, value) for name, value in entry.items()}
+
+        return EntrySamples(
+            added=tuple(map(mask, self.added)),
+            removed=tuple(map(mask, self.removed)),
+            changed=tuple(
+                ChangedEntry(mask(entry.key), mask(entry.old), mask(entry.new))
+                for entry in self.changed
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDifferences(Report):
+    """The columns that only one of two versions has, and those that were renamed (old, new) or
+    whose type changed (name, old, new).
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    retyped: tuple[tuple[str, str, str], ...] = ()
+
+    @staticmethod
+    def between(old: VersionReader, new: VersionReader) -> ColumnDifferences:
+        """Return how the columns differ; columns are the same where they are stored alike."""
+        before = _names_by_identity(old)
+        now = _names_by_identity(new)
+        return ColumnDifferences(
+            added=tuple(name for stored, name in now.items() if stored not in before),
+            removed=tuple(name for stored, name in before.items() if stored not in now),
+            renamed=tuple(_renamed_columns(before, now)),
+            retyped=tuple(_retyped_columns(name_as(old, new).schema.types, new.schema.types)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "renamed": [dict(zip(("old", "new"), names, strict=True)) for names in self.renamed],
+            "retyped": [
+                dict(zip(("name", "old", "new"), types, strict=True)) for types in self.retyped
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class VersionDiff(Report):
     """The differences between the versions with the ids `old` and `new`: counted and sampled keys,
     and columns.
 
-    Samples hold the smallest keys as dicts by column, which `Dataset.get` accepts. Entries are
-    compared in the columns of both versions: a column that was renamed, listed as (old, new), is
-    compared, and one that was dropped and added again is not. Old entries have the new names. A
-    column whose type changed, listed as (name, old, new), is compared only if both types are
-    integers, floating-point numbers or decimals; structs are compared in the members of both.
-    `to_json` masks the values of `sensitive` columns.
+    Entries are compared in the columns of both versions: one that was renamed is compared, and one
+    that was dropped and added again is not. A column whose type changed is compared only if both
+    types are integers, floating-point numbers or decimals; structs are compared in the members of
+    both. `to_json` masks the values of `sensitive` columns.
     """
 
     old: str
@@ -212,39 +271,12 @@ class VersionDiff(Report):
     removed: int
     changed: int
     unchanged: int
-    added_sample: tuple[Entry, ...] = ()
-    removed_sample: tuple[Entry, ...] = ()
-    changed_sample: tuple[ChangedEntry, ...] = ()
-    columns_added: tuple[str, ...] = ()
-    columns_removed: tuple[str, ...] = ()
-    columns_renamed: tuple[tuple[str, str], ...] = ()
-    columns_retyped: tuple[tuple[str, str, str], ...] = ()
+    sample: EntrySamples = EntrySamples()
+    columns: ColumnDifferences = ColumnDifferences()
     sensitive: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        retyped = [
-            dict(zip(("name", "old", "new"), types, strict=True)) for types in self.columns_retyped
-        ]
-        masked = self.masked()
-        renamed = [dict(zip(("old", "new"), names, strict=True)) for names in self.columns_renamed]
-        return Report.to_json(masked) | {"columns_renamed": renamed, "columns_retyped": retyped}
-
-    def masked(self) -> VersionDiff:
-        """Return these differences with `***` for the values of sensitive columns."""
-        changed = []
-        for entry in self.changed_sample:
-            sides = map(self._mask, (entry.key, entry.old, entry.new))
-            changed.append(ChangedEntry(*sides))
-        return replace(
-            self,
-            added_sample=tuple(map(self._mask, self.added_sample)),
-            removed_sample=tuple(map(self._mask, self.removed_sample)),
-            changed_sample=tuple(changed),
-        )
-
-    def _mask(self, entry: Entry) -> Entry:
-        masked = dict.fromkeys(self.sensitive, MASKED)
-        return {name: masked.get(name, value) for name, value in entry.items()}
+        return Report.to_json(replace(self, sample=self.sample.masked(self.sensitive)))
 
 
 def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -> VersionDiff:
@@ -258,8 +290,7 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         raise ConfigurationError(
             f"a diff with a sample of {sample} is asked for.", "Give 0 or more.", argument="sample"
         )
-    before = _names_by_identity(old)
-    now = _names_by_identity(new)
+    columns = ColumnDifferences.between(old, new)
     old = name_as(old, new)
     types = _compared_types(old, new)
     key = new.sealed.key
@@ -272,8 +303,6 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     )
     parts.append(((0, 0, 0, unchanged), nothing))
     counts = np.sum([part[0] for part in parts], axis=0).tolist()
-    old_types = old.schema.types
-    new_types = new.schema.types
     rows = map(pa.concat_tables, zip(*(part[1] for part in parts), strict=True))
     added, removed, were, are = (
         smallest_rows(table, np.arange(table.num_rows), key, sample) for table in rows
@@ -289,13 +318,12 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
         removed=counts[1],
         changed=counts[2],
         unchanged=counts[3],
-        added_sample=tuple(added.select(key).to_pylist()),
-        removed_sample=tuple(removed.select(key).to_pylist()),
-        changed_sample=tuple(changed),
-        columns_added=tuple(name for stored, name in now.items() if stored not in before),
-        columns_removed=tuple(name for stored, name in before.items() if stored not in now),
-        columns_renamed=tuple(_renamed_columns(before, now)),
-        columns_retyped=tuple(_retyped_columns(old_types, new_types)),
+        sample=EntrySamples(
+            added=tuple(added.select(key).to_pylist()),
+            removed=tuple(removed.select(key).to_pylist()),
+            changed=tuple(changed),
+        ),
+        columns=columns,
         sensitive=tuple(dict.fromkeys([*old.schema.sensitive, *new.schema.sensitive])),
     )
 

@@ -25,11 +25,11 @@ from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, 
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import cast_to
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.user_code import MASKED

@@ -31,15 +31,15 @@ from dagster_adjunct.resources.bucketing.files import (
     conform_to_layout,
     unpack_footer,
 )
+from dagster_adjunct.resources.bucketing.hashing import Plain, plain_converter
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.arrow_types import has_maps
-from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.schemas.texts import parse_moment, text_form
+from dagster_adjunct.resources.schemas.types import has_maps
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")

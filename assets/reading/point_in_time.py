@@ -18,13 +18,11 @@ from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_mic
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.paths import NamedPath, read_named_path, read_path
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.types import INTEGER_BITS
+from dagster_adjunct.resources.schemas.types import INTEGER_BITS, arrow_type, types_from_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

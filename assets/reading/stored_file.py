@@ -28,7 +28,7 @@ from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.paths import read_path
-from dagster_adjunct.resources.schemas.stored_names import Steps
+from dagster_adjunct.resources.schemas.schema import Steps
 
 T = TypeVar("T")
 _CHUNK = 8 * 1024 * 1024

@@ -44,10 +44,10 @@ from dagster_adjunct.resources.bucketing.files import (
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.equality import comparable_sql
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import Schema, named_columns, quote_name
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.times import fits_utc, to_microseconds

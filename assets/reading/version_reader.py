@@ -55,7 +55,7 @@ from dagster_adjunct.resources.bucketing.files import (
     VALID_TO,
     bucketed_frame,
 )
-from dagster_adjunct.resources.bucketing.hashing import bucket_function
+from dagster_adjunct.resources.bucketing.hashing import Plain, bucket_function, plain_converter
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -66,7 +66,6 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.paths import split_path
-from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Field, named_column, named_columns, quote_name
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.in_process import resolve_session

@@ -43,13 +43,13 @@ from dagster_adjunct.resources.schemas.paths import (
     split_path,
 )
 from dagster_adjunct.resources.schemas.schema import (
+    AS_NAMED,
     Field,
     Schema,
     check_key_types,
     named_column,
     named_columns,
 )
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,

@@ -24,7 +24,7 @@ from dagster_adjunct.resources.schemas.schema import (
     quote_text,
     repeated_names,
 )
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.types import type_from_spark
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import META
 

@@ -13,11 +13,11 @@ that is served.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
@@ -28,7 +28,13 @@ from dagster_adjunct.assets.declaration.dataset import (
     UnboundedDataset,
 )
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
-from dagster_adjunct.assets.generation import SPARK, Runtime, open_runtime, write_generation
+from dagster_adjunct.assets.generation import (
+    SPARK,
+    Runtime,
+    RuntimeOptions,
+    open_runtime,
+    write_generation,
+)
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.sources.changes import add_order, add_read_paths, list_read_paths
 from dagster_adjunct.assets.sources.entries import (
@@ -70,12 +76,12 @@ from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
+    StoredNames,
     named_column,
     repeated_names,
     value_column,
 )
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import (
@@ -83,7 +89,6 @@ from dagster_adjunct.resources.streams.system import (
     PARTITION,
     TIMESTAMP,
     TOMBSTONE,
-    StreamSystem,
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.validation import validated
@@ -544,12 +549,10 @@ def _commit_repartitioned(advance: Advance) -> Advance:
 def rebuild_dataset(
     spec: AdjunctDataset,
     *,
-    lake: Lake | None = None,
-    systems: Mapping[str, StreamSystem] | None = None,
-    spark: SparkSession | Callable[[], SparkSession] | None = None,
     reason: str,
     by: str,
     on_stage: OnStage = ignore_stage,
+    **where: Unpack[RuntimeOptions],
 ) -> AdvanceReport:
     """Rebuild an unbounded dataset from its stream's oldest offset, or from its bulk snapshot.
 
@@ -567,5 +570,5 @@ def rebuild_dataset(
         )
     require_audit_fields("rebuild", spec.name, reason, by)
     spec = require_changes(spec)
-    with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:
+    with open_runtime([spec], by=by, **where) as runtime:
         return advance_unbounded(runtime, spec, rebuild=reason, on_stage=on_stage)

@@ -359,12 +359,7 @@ def _write_changes(
     if set_aside:
         letters = build_dead_letters(changes, spec, writer.incomplete)
     if letters is not None:
-        try:
-            advance = _commit_before_letters(advance, chunk)
-            sent = _send_letters(advance, chunk, letters, sorted(writer.incomplete))
-        except CommitConflictError:
-            advance.log.drop(generation)
-            raise
+        advance, sent = _set_aside(advance, chunk, letters, sorted(writer.incomplete), generation)
         counters["quarantined"] = sent
     if count_late is not None:
         counters["late"] = count_late()
@@ -383,6 +378,25 @@ def _forgotten_deletions_error(dataset: str, late: int, horizon: int | None) -> 
         " these changes are set aside as late.",
         dataset=dataset,
     )
+
+
+def _set_aside(
+    advance: Advance,
+    chunk: _Chunk,
+    letters: DataFrame | pa.Table,
+    incomplete: Sequence[tuple[int, int, str]],
+    generation: Generation,
+) -> tuple[Advance, int]:
+    """Send the dead letters of the chunk, whose ranges are committed before; return their number.
+
+    If another writer commits first, the generation that was written is dropped.
+    """
+    try:
+        advance = _commit_before_letters(advance, chunk)
+        return advance, _send_letters(advance, chunk, letters, incomplete)
+    except CommitConflictError:
+        advance.log.drop(generation)
+        raise
 
 
 def _commit_before_letters(advance: Advance, chunk: _Chunk) -> Advance:

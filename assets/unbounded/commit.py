@@ -48,7 +48,7 @@ from dagster_adjunct.assets.versions.version import (
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, StoredNames
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 _NO_BOOTSTRAP = Bootstrap(

@@ -44,8 +44,7 @@ from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.types import arrow_type, type_from_spark
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.tasks import convert_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE

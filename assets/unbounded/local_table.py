@@ -66,8 +66,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_reb
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.schemas.column_changes import FixedColumns, evolve
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames
 from dagster_adjunct.resources.times import to_microseconds
 
 if TYPE_CHECKING:

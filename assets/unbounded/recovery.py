@@ -59,8 +59,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_commit
 from dagster_adjunct.resources.schemas.column_changes import Evolution, FixedColumns, evolve
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames
 from dagster_adjunct.resources.schemas.version_columns import (
     NamedColumns,
     adopt_columns,

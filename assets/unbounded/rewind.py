@@ -16,16 +16,16 @@ are late unless the table holds their key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     BoundedDataset,
     UnboundedDataset,
 )
-from dagster_adjunct.assets.generation import Runtime, no_session, open_runtime
+from dagster_adjunct.assets.generation import Runtime, RuntimeOptions, no_session, open_runtime
 from dagster_adjunct.assets.sources.entries import (
     OpenedChanges,
     offsets_by_partition,
@@ -63,7 +63,7 @@ from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamP
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 
 Positions = Mapping[SystemStreamPartition, Startpoint]
@@ -281,17 +281,15 @@ _NEXT_ADVANCE = {
 
 @validated
 @translate_spark_errors()
-def rewind_dataset(  # noqa: PLR0913
+def rewind_dataset(
     spec: AdjunctDataset,
     *,
-    lake: Lake | None = None,
-    systems: Mapping[str, StreamSystem] | None = None,
-    spark: SparkSession | Callable[[], SparkSession] | None = None,
     positions: Positions,
     reason: str,
     by: str,
     force: Force = False,
     on_stage: OnStage = ignore_stage,
+    **where: Unpack[RuntimeOptions],
 ) -> AdvanceReport:
     """Apply changes of an unbounded dataset again from these startpoints on, given by partition of
     its stream.
@@ -308,7 +306,7 @@ def rewind_dataset(  # noqa: PLR0913
     valid, OffsetOutOfRangeError for a startpoint that the stream does not hold, CommitConflictError
     when another writer committed first, and what an advance raises.
     """
-    with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:
+    with open_runtime([spec], by=by, **where) as runtime:
         return rewind_table(
             runtime, spec, positions=positions, reason=reason, force=force, on_stage=on_stage
         )

@@ -35,7 +35,7 @@ from typing import Any, Self
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.objects.heartbeat import Heartbeat
+from dagster_adjunct.resources.objects.fence import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import (
     ObjectInfo,

@@ -34,7 +34,7 @@ from dagster_adjunct.resources.errors import (
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNamesField
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, StoredNamesField
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import FIRST_OFFSET, StreamInfo
 

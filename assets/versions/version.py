@@ -40,8 +40,7 @@ from dagster_adjunct.resources.documents import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.column_changes import ColumnChanges
 from dagster_adjunct.resources.schemas.paths import split_path, write_path
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames, StoredNamesField
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, StoredNamesField
 from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from dagster_adjunct.resources.streams.system import PARTITION

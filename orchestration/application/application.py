@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +23,7 @@ from pydantic import NonNegativeInt, PositiveInt, SkipValidation
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     Condition,
+    LocalTable,
     LocalTableOptions,
     OwnedBy,
     local_table,
@@ -30,17 +31,14 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.orchestration.application.component_files import find_component_mistake
 from dagster_adjunct.orchestration.application.graph import (
+    DatasetGroup,
     DatasetHandle,
     OperatorGraph,
     OutputStream,
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
-from dagster_adjunct.orchestration.operators.columns import (
-    check_duration,
-    validate_column_names,
-    validate_partition_count,
-)
+from dagster_adjunct.orchestration.operators.columns import check_duration, validate_column_names
 from dagster_adjunct.orchestration.operators.event_times import build_event_time
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.records import (
@@ -50,6 +48,10 @@ from dagster_adjunct.orchestration.operators.records import (
     InputSpec,
     OnLost,
     check_task_column,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    DeclaredApplication,
+    validate_partition_count,
 )
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.code_lines import find_calling_line
@@ -558,3 +560,30 @@ def _failing_line(error: BaseException) -> str:
         return ""
     frame = (own or others)[-1]
     return f"{frame.filename}, line {frame.lineno} ({frame.line})"
+
+
+def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[DatasetGroup, ...]:
+    """Return the datasets in groups that advance together, in order of declaration; `where` is
+    named in errors.
+
+    Raises ConfigurationError for a version set with only one declared member.
+    """
+    units: dict[str, list[AdjunctDataset]] = {}
+    for dataset in datasets:
+        unit_name = f"set {dataset.version_set}" if dataset.version_set else dataset.name
+        units.setdefault(unit_name, []).append(dataset)
+    for first, *others in units.values():
+        if first.version_set and not others:
+            problem = (
+                f"{where} declares dataset {first.name!r} of the version set {first.version_set!r}"
+                " and none of its other members, which are published together with it."
+            )
+            step = "Declare the other members too, with app.table(…); they need not be joined."
+            raise ConfigurationError(problem, step, dataset=first.name)
+    return tuple(map(tuple, units.values()))
+
+
+def list_own_tables(app: DeclaredApplication) -> list[LocalTable]:
+    """Return the local tables that this application owns, in order of declaration."""
+    tables = [dataset for dataset in app.datasets if isinstance(dataset, LocalTable)]
+    return [table for table in tables if table.is_owned_by(app.name)]

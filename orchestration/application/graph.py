@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTable, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
 from dagster_adjunct.resources.code_lines import find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -26,27 +25,6 @@ def to_dagster_name(name: str) -> str:
 
 
 DatasetGroup = tuple["AdjunctDataset", ...]
-
-
-def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[DatasetGroup, ...]:
-    """Return the datasets in groups that advance together, in order of declaration; `where` is
-    named in errors.
-
-    Raises ConfigurationError for a version set with only one declared member.
-    """
-    units: dict[str, list[AdjunctDataset]] = {}
-    for dataset in datasets:
-        unit_name = f"set {dataset.version_set}" if dataset.version_set else dataset.name
-        units.setdefault(unit_name, []).append(dataset)
-    for first, *others in units.values():
-        if first.version_set and not others:
-            problem = (
-                f"{where} declares dataset {first.name!r} of the version set {first.version_set!r}"
-                " and none of its other members, which are published together with it."
-            )
-            step = "Declare the other members too, with app.table(…); they need not be joined."
-            raise ConfigurationError(problem, step, dataset=first.name)
-    return tuple(map(tuple, units.values()))
 
 
 def is_advanced_by_partition(dataset: AdjunctDataset) -> bool:
@@ -75,12 +53,6 @@ def describe_partitions(dataset: AdjunctDataset) -> str:
         f" delivered versions, the application's job in Dagster does not. Launch {job} for them, or"
         f" switch on {sensor}."
     )
-
-
-def list_own_tables(app: DeclaredApplication) -> list[LocalTable]:
-    """Return the local tables that this application owns, in order of declaration."""
-    tables = [dataset for dataset in app.datasets if isinstance(dataset, LocalTable)]
-    return [table for table in tables if table.is_owned_by(app.name)]
 
 
 def is_advanced_by_runs(dataset: AdjunctDataset) -> bool:

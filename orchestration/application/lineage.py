@@ -48,21 +48,6 @@ def find_outputs(app: Application) -> tuple[Output, ...]:
     return tuple(Output(node, upstream) for node, upstream in _remove_cycles(app, outputs).items())
 
 
-def find_input_streams(app: Application) -> dict[LineageNode, frozenset[str]]:
-    """Return, by asset that the application writes, the input streams whose records reach it."""
-    read: dict[str, frozenset[str]] = {}
-    found: dict[LineageNode, frozenset[str]] = {}
-    for operator in app.operators:
-        streams = frozenset().union(*(read[parent] for parent in operator.inputs))
-        if operator.spec.reads is not None:
-            streams |= {operator.spec.reads}
-        read[operator.id] = streams
-        target = operator.spec.target(app)
-        if target is not None:
-            found[target] = found.get(target, frozenset()) | streams
-    return found
-
-
 def _remove_cycles(
     app: Application, outputs: Mapping[LineageNode, Sequence[LineageNode]]
 ) -> dict[LineageNode, tuple[LineageNode, ...]]:

@@ -42,8 +42,7 @@ from pydantic import ValidationError
 from dagster_adjunct.orchestration.batch_log.batch_log import KIND
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import StoredDocument
-from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
-from dagster_adjunct.resources.objects.heartbeat import Heartbeat
+from dagster_adjunct.resources.objects.fence import Fence, Heartbeat, lease_lost_error
 from dagster_adjunct.resources.objects.lake import RUN_TTL, Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock, requests_at_once
 from dagster_adjunct.resources.threads import call_in_threads

@@ -360,26 +360,27 @@ def show_diff(lake: Lake, name: str, old: str, new: str, sample: int) -> None:
     """Compare two versions: count and sample the keys that were added, removed and changed."""
     differences = open_stored_versions(lake, name).diff(old, new, sample=sample)
     output.show_json(differences.to_json())
-    renamed = list(starmap("{} to {}".format, differences.columns_renamed))
-    retyped = list(starmap("{} ({} to {})".format, differences.columns_retyped))
+    columns = differences.columns
+    renamed = list(starmap("{} to {}".format, columns.renamed))
+    retyped = list(starmap("{} ({} to {})".format, columns.retyped))
     facts = {
         "added": differences.added,
         "removed": differences.removed,
         "changed": differences.changed,
         "unchanged": differences.unchanged,
-        "columns added": list(differences.columns_added),
-        "columns removed": list(differences.columns_removed),
+        "columns added": list(columns.added),
+        "columns removed": list(columns.removed),
         "columns renamed": renamed,
         "columns retyped": retyped,
     }
     title = f"{name}: {differences.old} to {differences.new}"
     output.show_facts(title, output.drop_empty(facts))
-    masked = differences.masked()
-    samples = {"added": masked.added_sample, "removed": masked.removed_sample}
-    for what, keys in samples.items():
+    entries = differences.sample
+    masked = entries.masked(differences.sensitive)
+    for what, keys in {"added": masked.added, "removed": masked.removed}.items():
         if keys:
             output.show_table(what, list(keys[0]), [list(key.values()) for key in keys], own=True)
-    for entry, shown in zip(differences.changed_sample, masked.changed_sample, strict=True):
+    for entry, shown in zip(entries.changed, masked.changed, strict=True):
         values = {}
         for column, value in entry.new.items():
             if comparable_value(entry.old.get(column, value)) == comparable_value(value):

@@ -23,6 +23,7 @@ import click
 
 from dagster_adjunct.assets.declaration.dataset import FileSource
 from dagster_adjunct.orchestration.application.application import Application, load_application
+from dagster_adjunct.orchestration.application.table_registry import list_uses
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state, check_not_renamed
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.maintenance.followers import list_lagging_followers
@@ -33,7 +34,6 @@ from dagster_adjunct.orchestration.operators.windows.zone_rules import (
 )
 from dagster_adjunct.orchestration.planner.planner import check_syntax, list_zones, plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
-from dagster_adjunct.orchestration.step.check_stores import list_uses
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.lazy_modules import pa

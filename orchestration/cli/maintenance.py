@@ -30,8 +30,11 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.progress import StreamPosition, bootstrap_progress
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_follower
 from dagster_adjunct.assets.versions.reports import StageEvent
-from dagster_adjunct.orchestration.application.application import Application, load_application
-from dagster_adjunct.orchestration.application.graph import group_datasets
+from dagster_adjunct.orchestration.application.application import (
+    Application,
+    group_datasets,
+    load_application,
+)
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.cli.dagster_events import reporting
 from dagster_adjunct.orchestration.maintenance.expire import (

@@ -17,10 +17,9 @@ import dagster as dg
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, UnboundedDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
 from dagster_adjunct.assets.reading.change_streams import followed_dataset
-from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.application import Application, group_datasets
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,
-    group_datasets,
     is_advanced_by_partition,
     to_dagster_name,
 )

@@ -39,6 +39,7 @@ from dagster_adjunct.resources.times import utc_now
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+    from dagster_adjunct.resources.streams.startpoint import Startpoint
 
 # By job: how often it runs, when (UTC), and what the schedule does.
 _SCHEDULES = {
@@ -275,6 +276,23 @@ def iceberg_jobs(
     return found
 
 
+class PlaceConfig(dg.Config):
+    """A place in the partitions of a stream."""
+
+    at: Position = Field(description="Which place: an end of the partition, a time or an offset.")
+    value: str | None = Field(
+        default=None,
+        description=(
+            "For timestamp: 2026-01-31T18:00Z, a date, or ms since 1970. For offset: the offset."
+        ),
+    )
+
+    def parse(self) -> "Startpoint":
+        from dagster_adjunct.orchestration.startpoints.request import parse_position
+
+        return parse_position(self.at.value, self.value)
+
+
 class StartpointConfig(dg.Config):
     """Run configuration of the startpoint job."""
 
@@ -287,19 +305,12 @@ class StartpointConfig(dg.Config):
             " all."
         )
     )
-    position: Position | None = Field(default=None, description="Where to start; required for set.")
-    value: str | None = Field(
-        default=None,
-        description=(
-            "For timestamp: 2026-01-31T18:00Z, a date, or ms since 1970. For offset: the offset."
-        ),
+    position: PlaceConfig | None = Field(
+        default=None, description="Where to start; required for set."
     )
-    until: Position | None = Field(
+    until: PlaceConfig | None = Field(
         default=None,
         description="For a bounded replay: where it ends. The checkpoint does not move then.",
-    )
-    until_value: str | None = Field(
-        default=None, description="The end's timestamp or offset, as for value."
     )
     versions: Versions | None = Field(
         default=None,
@@ -354,21 +365,13 @@ def startpoint_job(app: Application) -> dg.JobDefinition:
 def _request_startpoints(
     context: dg.OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
 ) -> None:
-    from dagster_adjunct.orchestration.startpoints.request import parse_position
-
     if config.position is None:
         raise ConfigurationError(
             "action set needs a position.",
-            f"Set position to one of {', '.join(position.value for position in Position)}.",
+            f"Set position.at to one of {', '.join(position.value for position in Position)}.",
             argument="position",
         )
-    if config.until is None and config.until_value:
-        raise ConfigurationError(
-            f"until_value={config.until_value!r} needs until.",
-            "Set until to timestamp or offset.",
-            argument="until_value",
-        )
-    position = parse_position(config.position.value, config.value)
+    position = config.position.parse()
     wanted: dict[str, Any] = {
         "task": config.task or None,
         "on_unresolved": config.on_unresolved.value,
@@ -376,7 +379,7 @@ def _request_startpoints(
         "replace": config.replace,
     }
     if config.until is not None:
-        wanted["until"] = parse_position(config.until.value, config.until_value)
+        wanted["until"] = config.until.parse()
     if config.versions is not None:
         wanted["versions"] = config.versions.value
     if config.dry_run:

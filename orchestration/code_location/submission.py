@@ -69,7 +69,7 @@ from dagster_adjunct.resources.errors import (
     ObjectNotFoundError,
     TransientError,
 )
-from dagster_adjunct.resources.objects.heartbeat import Heartbeat
+from dagster_adjunct.resources.objects.fence import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake, describe_store
 from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
 from dagster_adjunct.resources.spark.in_process import session_factory

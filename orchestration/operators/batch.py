@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
 from dagster_adjunct.orchestration.operators.calls import RecordCall, SinkFunction
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookups import EntryLookup, How, TableLookup
-from dagster_adjunct.orchestration.operators.stream_facts import Columns, JoinVersions
+from dagster_adjunct.orchestration.operators.operator import Watermarks
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    Columns,
+    DeclaredApplication,
+    JoinVersions,
+)
 from dagster_adjunct.orchestration.operators.updates import LocalSend, TableSend, Update
-from dagster_adjunct.orchestration.operators.watermarks import Watermarks
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import StreamSystem
 

@@ -113,11 +113,6 @@ def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
     return keep_present((TASK, BRANCH, ORDINAL), names)
 
 
-def keep_present(wanted: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """Return those of the wanted columns that are among these names."""
-    return tuple(name for name in wanted if name in names)
-
-
 def ordinal_column(frame: DataFrame, number: Column) -> Column:
     """Return the ORDINAL of records that are made of other records; `number` counts those of one
     record, from 0.
@@ -229,7 +224,6 @@ def _fold_case(name: str) -> str:
 
 DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
-_PARTITIONS = 100_000
 MAX_DURATION = timedelta(days=36_525)
 """A longer duration is taken for a mistake: with it, times would leave the range that Spark
 supports.
@@ -257,16 +251,6 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
         problem = f"{what} names column {double!r} twice."
         raise ConfigurationError(problem, "Name it once.", column=double)
     return names
-
-
-def validate_partition_count(what: str, value: int | None) -> int | None:
-    """Return the partition count, or None where none is given; raises ConfigurationError for an
-    invalid one.
-    """
-    if value is not None and not 1 <= value <= _PARTITIONS:
-        expected = f"a whole number from 1 to {_PARTITIONS:,}"
-        raise argument_error(f"{what} is {value!r}", expected, argument="partitions")
-    return value
 
 
 def validate_partition_by(
@@ -339,3 +323,8 @@ def find_taken(names: Iterable[str], others: Iterable[str]) -> str | None:
 def function_label(function: Callable[..., object]) -> str:
     """Return the label of a function in plans: "plus_one()"."""
     return f"{getattr(function, '__name__', type(function).__name__)}()"
+
+
+def keep_present(wanted: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return those of the wanted columns that are among these names."""
+    return tuple(name for name in wanted if name in names)

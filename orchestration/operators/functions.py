@@ -39,9 +39,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.values import (
     first_unreadable,
     python_rows,
@@ -50,7 +50,7 @@ from dagster_adjunct.resources.schemas.values import (
 )
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.sql.checking import check_expression
-from dagster_adjunct.resources.sql.nested_types import type_of_elements
+from dagster_adjunct.resources.sql.result_types import type_of_elements
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import (
     check_plain_function,

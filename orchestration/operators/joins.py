@@ -21,7 +21,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     split_alias,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookups import (
     EARLY,
     ENTRY,
@@ -44,6 +43,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     Catalog,
     ColumnFacts,
     Columns,
+    DeclaredApplication,
     LineageNode,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators import joins
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.lookups import (
     How,
     LookupColumn,
@@ -23,7 +22,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     PlannedCall,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    ColumnFacts,
+    Columns,
+    DeclaredApplication,
+    LineageNode,
+)
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.paths import Path, column_of, find_path, flat_name
 from dagster_adjunct.resources.table_backends.columns import Kind, parse_column, to_spark_type

@@ -26,7 +26,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     plain_path,
     split_alias,
     validate_column_names,
-    validate_partition_count,
 )
 from dagster_adjunct.orchestration.operators.event_times import EventTime
 from dagster_adjunct.orchestration.operators.operator import (
@@ -51,12 +50,13 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     require_facts,
     sources_from_expression,
     sources_from_sql,
+    validate_partition_count,
 )
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import quote_name
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,

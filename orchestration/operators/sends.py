@@ -12,7 +12,6 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, SparkBatch
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, function_label
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication, DeclaredOutput
 from dagster_adjunct.orchestration.operators.functions import flow_after_function
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -30,6 +29,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     UNKNOWN,
     Columns,
+    DeclaredApplication,
+    DeclaredOutput,
     LineageNode,
     StreamFacts,
     new_stream_defaults,

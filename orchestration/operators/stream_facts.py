@@ -1,5 +1,5 @@
-"""What the planner knows of streams and columns: their facts, the lineage of columns, and delays of
-watermarks.
+"""What the planner and operators know of streams, columns and the application that declares them:
+facts, the lineage of columns, and delays of watermarks.
 
 Plain data, without I/O.
 """
@@ -11,18 +11,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.operators.columns import (
     Names,
     Types,
     check_new_names,
     find_taken,
     is_own,
-    validate_partition_count,
 )
+from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
+from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.schemas.paths import (
     find_path,
     flat_name,
@@ -32,12 +34,12 @@ from dagster_adjunct.resources.schemas.paths import (
     write_path,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.types import is_nested, is_storable
+from dagster_adjunct.resources.schemas.types import is_nested, is_storable, types_from_spark
 from dagster_adjunct.resources.sql.expression import NILADIC, did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.parsed import Expression
 from dagster_adjunct.resources.streams.lake.streams import NEW_STREAMS
 from dagster_adjunct.resources.streams.system import LAKE, NewStreams
+from dagster_adjunct.resources.tables.table import AnyTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -403,3 +405,61 @@ AS_OF: JoinVersions = "as-of"
 CURRENT: JoinVersions = "current"
 RECORDED: JoinVersions = "recorded"
 JOIN_VERSIONS: tuple[JoinVersions, ...] = (AS_OF, CURRENT, RECORDED)
+
+
+_PARTITIONS = 100_000
+
+
+def validate_partition_count(what: str, value: int | None) -> int | None:
+    """Return the partition count, or None where none is given; raises ConfigurationError for an
+    invalid one.
+    """
+    if value is not None and not 1 <= value <= _PARTITIONS:
+        expected = f"a whole number from 1 to {_PARTITIONS:,}"
+        raise argument_error(f"{what} is {value!r}", expected, argument="partitions")
+    return value
+
+
+class DeclaredOutput(Protocol):
+    """A declared output stream: its name, partition count, partitioning columns, and which of its
+    columns were renamed or dropped.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def key(self) -> tuple[str, ...]: ...
+    @property
+    def changes(self) -> ColumnChanges: ...
+
+
+class DeclaredApplication(Protocol):
+    """An application: its name, and the outputs, datasets and remote tables that it declares."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def outputs(self) -> Mapping[str, DeclaredOutput]: ...
+    @property
+    def tables(self) -> Mapping[str, AnyTable]: ...
+    @property
+    def datasets(self) -> Iterable[AdjunctDataset]: ...
+    def dataset(self, name: str) -> AdjunctDataset:
+        """Return the declared dataset of this name."""
+
+    def table_key(self, name: str) -> tuple[str, ...]:
+        """Return the key columns of a declared remote table."""
+
+
+def declared_changes(app: DeclaredApplication, stream: str) -> ColumnChanges:
+    """Return the renames and removals that are declared for a stream which the application writes:
+    by its output, or by a dataset whose rows are the stream's records.
+    """
+    if stream in app.outputs:
+        return app.outputs[stream].changes
+    for dataset in app.datasets:
+        if dataset.stream == stream and dataset.extractor is None and dataset.evolution:
+            return dataset.evolution
+    return NO_CHANGES

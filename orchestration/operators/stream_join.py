@@ -28,7 +28,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS
 from dagster_adjunct.orchestration.operators.lookups import SelectedColumn
 from dagster_adjunct.orchestration.operators.made_records import (
@@ -49,11 +48,15 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     Requirement,
     Spec,
+    Watermarks,
     check_equal_types,
     merge_flows,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
-from dagster_adjunct.orchestration.operators.watermarks import Watermarks
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    ColumnFacts,
+    Columns,
+    DeclaredApplication,
+)
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
@@ -61,11 +64,11 @@ from dagster_adjunct.resources.schemas.paths import split_path
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
+    Steps,
     copy_name,
     named_column,
     value_column,
 )
-from dagster_adjunct.resources.schemas.stored_names import Steps
 from dagster_adjunct.resources.schemas.types import Struct, Type, parse_type
 from dagster_adjunct.resources.times import to_microseconds
 

@@ -17,7 +17,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     plain_path,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.joins import describe_on
 from dagster_adjunct.orchestration.operators.lookup_join import (
     Problems,
@@ -39,6 +38,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnFacts,
     Columns,
     ColumnSources,
+    DeclaredApplication,
     LineageNode,
     add_sources,
     sources_from_sql,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from dagster_adjunct.orchestration.operators.lookups import Wait
-from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.watermarks import sum_along_paths
+from dagster_adjunct.orchestration.operators.operator import Operator, sum_along_paths
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 

@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from dagster_adjunct.assets.declaration.change_values import is_known_path, suggest_path
 from dagster_adjunct.assets.declaration.dataset import (
     AdjunctDataset,
     BoundedDataset,
     UnboundedDataset,
 )
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.extractors import Projection, is_assignable
 from dagster_adjunct.assets.sources.entries import (
     check_changes_ordered,
@@ -31,7 +33,6 @@ from dagster_adjunct.assets.validation.validators import (
     iterate_sql_rules,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication, declared_changes
 from dagster_adjunct.orchestration.operators.joins import source_schema
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -44,11 +45,12 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     Catalog,
     Columns,
+    DeclaredApplication,
     StreamFacts,
+    declared_changes,
     new_stream_defaults,
     require_facts,
 )
-from dagster_adjunct.orchestration.planner.advances import check_order_paths
 from dagster_adjunct.resources.code_lines import CodeLine
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.names import split_stream_name
@@ -58,8 +60,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     FixedColumns,
     evolve,
 )
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, check_key_types
 from dagster_adjunct.resources.sql.checking import (
     check_condition,
     check_expression,
@@ -817,3 +818,30 @@ def _shorten(text: str) -> str:
     if len(one_line) > _MAX_TEXT:
         one_line = f"{one_line[:_MAX_TEXT]}…"
     return repr(one_line)
+
+
+def check_order_paths(dataset: UnboundedDataset, records: Schema) -> None:
+    """Raise SchemaMismatchError for a path in `order_by` that is a misspelling of one that
+    connectors send.
+    """
+    for path in _list_unknown_paths(dataset, records):
+        meant = suggest_path(path)
+        if meant is not None:
+            raise SchemaMismatchError(
+                f"dataset {dataset.name!r} (input {dataset.input}): order_by is {path!r}, which no"
+                " connector sends.",
+                f"Did you mean {meant!r}?",
+                dataset=dataset.name,
+                column=path,
+                argument="order_by",
+            )
+
+
+def _list_unknown_paths(dataset: UnboundedDataset, records: Schema) -> list[str]:
+    following = dataset.following
+    if not isinstance(following.changes, DebeziumEnvelope) or not following.order_by:
+        return []
+    rows = derive_row_schema(dataset, records)
+    return [
+        name for name in following.order_by if name not in rows.names and not is_known_path(name)
+    ]

@@ -29,11 +29,11 @@ from dagster_adjunct.orchestration.operators.operator import (
     Operator,
     PlanContext,
     find_written,
+    watermark_inputs,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns
 from dagster_adjunct.orchestration.operators.updates import ChangedColumns
 from dagster_adjunct.orchestration.operators.waiting import waits_by_input
-from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs
 from dagster_adjunct.orchestration.planner.columns import (
     add_location,
     arriving_columns,

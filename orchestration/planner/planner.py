@@ -16,26 +16,35 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource, UnboundedDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    FileSource,
+    QuerySource,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.sources.entries import (
+    list_extractor_spark_needs,
+    list_stream_spark_needs,
+)
+from dagster_adjunct.assets.sources.query_source import list_query_spark_needs
+from dagster_adjunct.assets.unbounded.changes import list_format_spark_needs
+from dagster_adjunct.assets.validation.validators import list_spark_validators
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, PlannedStream
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
 from dagster_adjunct.orchestration.operators.windows.zone_rules import check_zones_in_jvm
 from dagster_adjunct.orchestration.planner import notes, partition_counts
-from dagster_adjunct.orchestration.planner.advances import (
-    find_empty_folders,
-    note_sources,
-    note_stored_datasets,
-    plan_advances,
-)
 from dagster_adjunct.orchestration.planner.co_partitioning import (
     apply_insertions,
     check_co_partitioning,
     plan_repartitioning,
 )
 from dagster_adjunct.orchestration.planner.columns import (
+    _list_unknown_paths,
     check_datasets,
     derive_columns,
     format_place,
@@ -50,15 +59,28 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planned import (
     FedDataset,
     JoinGroup,
+    PlannedAdvance,
     PlannedOperator,
     SparkNeed,
 )
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    DatasetError,
+    PlanningError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.sql.arrow_expressions import is_valid_for_spark
-from dagster_adjunct.resources.streams.lake.streams import open_systems
-from dagster_adjunct.resources.streams.system import NumberedOffsets, StreamSystem, StreamWriter
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams, open_systems
+from dagster_adjunct.resources.streams.system import (
+    LAKE,
+    NumberedOffsets,
+    StreamSystem,
+    StreamWriter,
+)
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
 from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.validation import validated
@@ -468,3 +490,118 @@ def _iter_queries(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
         initial = dataset.following.initial
         if isinstance(initial, QuerySnapshot) and initial.sql is not None:
             yield "the snapshot's query", initial.sql, True
+
+
+def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
+    """Return, for each dataset that is made from a source, what needs Spark to advance it,
+    however few records.
+    """
+    advances = []
+    for dataset in app.datasets:
+        if not dataset.is_local:
+            advances.append(
+                PlannedAdvance(dataset.name, tuple(_list_spark_needs(dataset, catalog)))
+            )
+    return tuple(advances)
+
+
+def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str]:
+    if isinstance(dataset, BoundedDataset):
+        validators = list_spark_validators(dataset)
+        if validators:
+            yield f"its validators {', '.join(validators)}"
+        if isinstance(dataset.input, FileSource):
+            yield from list_extractor_spark_needs(dataset)
+            return
+        if isinstance(dataset.input, QuerySource):
+            yield from list_query_spark_needs(dataset, dataset.input)
+            return
+    facts = catalog.get(str(dataset.input))
+    yield from list_stream_spark_needs(dataset, in_arrow=facts is None or facts.in_arrow)
+    if isinstance(dataset, UnboundedDataset):
+        yield from _list_table_spark_needs(dataset, facts)
+
+
+def _list_table_spark_needs(dataset: UnboundedDataset, facts: StreamFacts | None) -> Iterator[str]:
+    following = dataset.following
+    if facts is not None and facts.schema is not None:
+        yield from list_format_spark_needs(dataset, facts.schema)
+    if following.history is not None:
+        yield "its history, for which stored rows are read"
+    if not following.persistent:
+        yield "persistent=False, for a table in Spark's cache"
+    if following.initial is not None:
+        yield f"its bulk snapshot ({following.initial.describe()}), when the table is built"
+
+
+def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
+    """Yield a note for each source that may not give what its dataset is declared to be made of."""
+    for dataset in app.datasets:
+        if isinstance(dataset.input, FileSource) and dataset.input.url in catalog.empty_folders:
+            yield (
+                f"Dataset {dataset.name} waits for files in"
+                f" {catalog.empty_folders[dataset.input.url]}, which does not exist or has no"
+                " files. If nothing will be delivered there, correct the url of its FileSource."
+            )
+        if not isinstance(dataset, UnboundedDataset):
+            continue
+        facts = catalog.get(dataset.input)
+        if facts is None or facts.schema is None:
+            continue
+        for path in _list_unknown_paths(dataset, facts.schema):
+            yield (
+                f"Dataset {dataset.name} is ordered by {path}, which is not known to be sent by any"
+                " connector: if no change has it, the first advance fails."
+            )
+
+
+def note_stored_datasets(app: Application, systems: Mapping[str, StreamSystem]) -> tuple[str, ...]:
+    """Return a note for each dataset that was built under another declaration, and for each
+    without a version whose stream has no end-of-dataset marker.
+    """
+    streams = systems.get(LAKE)
+    if not isinstance(streams, LakeStreams):
+        return ()
+    lake = streams.lake
+    datasets = [dataset for dataset in app.datasets if not dataset.is_local]
+    found = map_in_threads(lambda dataset: _note_stored(lake, dataset, streams), datasets)
+    return tuple(note for note in found if note is not None)
+
+
+def _note_stored(lake: Lake, dataset: AdjunctDataset, streams: LakeStreams) -> str | None:
+    try:
+        manifest = StoredVersions(lake, dataset).manifest()
+    except DatasetError as error:
+        return f"Its next advance fails: {error.problem} {error.next_step}"
+    if not isinstance(dataset, BoundedDataset) or dataset.stream is None:
+        return None
+    if manifest is not None and manifest.version is not None:
+        return None
+    system, stream = split_stream_name(dataset.stream)
+    try:
+        if system != LAKE or streams.markers(stream):
+            return None
+    except StreamNotFoundError:
+        return None
+    return (
+        f"Dataset {dataset.name} has no version yet, and {dataset.stream} has no end-of-dataset"
+        " marker: a run that joins it ends with NoSealedVersionError until there is one."
+    )
+
+
+def find_empty_folders(app: Application) -> Mapping[str, str]:
+    """Return the folders of the datasets' files that do not exist or have no files: their places,
+    by url.
+
+    A folder that can't be listed now is left out.
+    """
+    urls = {dataset.input.url for dataset in app.datasets if isinstance(dataset.input, FileSource)}
+    found = {}
+    for url in sorted(urls):
+        try:
+            tree = open_tree(url)
+            if not tree.has_files():
+                found[url] = tree.url
+        except AdjunctError:
+            continue
+    return found

@@ -28,7 +28,6 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.lineage import find_input_streams
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
@@ -41,6 +40,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     replay_id,
 )
 from dagster_adjunct.orchestration.batch_log.intent import Offsets
+from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
@@ -604,3 +604,18 @@ def _has_written(state: ApplicationState, output: str) -> bool:
     # name.
     totals = state.totals.get(output, {})
     return any(count for counter, count in totals.items() if counter != "lost_offsets")
+
+
+def find_input_streams(app: Application) -> dict[LineageNode, frozenset[str]]:
+    """Return, by asset that the application writes, the input streams whose records reach it."""
+    read: dict[str, frozenset[str]] = {}
+    found: dict[LineageNode, frozenset[str]] = {}
+    for operator in app.operators:
+        streams = frozenset().union(*(read[parent] for parent in operator.inputs))
+        if operator.spec.reads is not None:
+            streams |= {operator.spec.reads}
+        read[operator.id] = streams
+        target = operator.spec.target(app)
+        if target is not None:
+            found[target] = found.get(target, frozenset()) | streams
+    return found

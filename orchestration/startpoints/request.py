@@ -29,7 +29,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error, check_choice
-from dagster_adjunct.resources.names import split_partitions, split_stream_name
+from dagster_adjunct.resources.names import is_storable_text, split_partitions, split_stream_name
 from dagster_adjunct.resources.streams.startpoint import (
     MAX_MS,
     MIN_MS,
@@ -42,7 +42,6 @@ from dagster_adjunct.resources.streams.startpoint import (
     check_id,
     check_startpoint,
     check_stored_version,
-    is_storable_text,
 )
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods

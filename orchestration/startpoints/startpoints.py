@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from pydantic import SkipValidation
 
@@ -451,6 +451,26 @@ class AskedStartpoints:
         }
 
 
+class StartOptions(TypedDict, total=False):
+    """How partitions are read from another position.
+
+    With `until`, that part is read again as a bounded replay, and the main position stays. `task`
+    is one of the plan, or "dataset NAME"; by default every task that reads the partition.
+    `on_unresolved` says what a run does if there is no offset: "fail", the default, or continue
+    from the "checkpoint". `force` allows the table of a dataset to get older. `versions` says what
+    a replay's records are joined with: the entries valid at their time ("as-of", the default if the
+    application has as-of joins), what is served then ("current", the default otherwise), or what
+    they were joined with when they were first read ("recorded"), which is retained until the replay
+    has ended.
+    """
+
+    until: Startpoint | None
+    task: str | None
+    on_unresolved: OnUnresolved
+    force: bool
+    versions: JoinVersions | None
+
+
 @validated_methods
 @dataclass(frozen=True)
 class Startpoints:
@@ -484,12 +504,8 @@ class Startpoints:
         partitions: Partitions,
         position: Startpoint,
         *,
-        until: Startpoint | None = None,
-        task: str | None = None,
-        on_unresolved: OnUnresolved = "fail",
-        force: bool = False,
         replace: bool = False,
-        versions: JoinVersions | None = None,
+        **how: Unpack[StartOptions],
     ) -> AskedStartpoints:
         """Return what `request` would do with these arguments, and what it would replace; write
         nothing.
@@ -497,63 +513,36 @@ class Startpoints:
         A request that can't be applied has an `error` in its preview. `notes` say why `request`
         would reject others.
         """
-        return self._ask(
-            partitions,
-            position,
-            until=until,
-            task=task,
-            on_unresolved=on_unresolved,
-            force=force,
-            versions=versions,
-            by="preview",
-            reason="-",
-            replace=replace,
-            dry_run=True,
+        requests = self._build(partitions, position, "preview", "-", how)
+        return request_startpoints(
+            self.lake, self._systems, self.app, requests, replace=replace, dry_run=True
         )
 
-    def request(  # noqa: PLR0913
+    def request(
         self,
         partitions: Partitions,
         position: Startpoint,
         *,
-        until: Startpoint | None = None,
-        task: str | None = None,
-        on_unresolved: OnUnresolved = "fail",
-        force: bool = False,
-        replace: bool = False,
-        versions: JoinVersions | None = None,
         by: str,
         reason: str,
+        replace: bool = False,
+        **how: Unpack[StartOptions],
     ) -> AskedStartpoints:
         """Request that these partitions are read from `position` on, all or none; return what a run
         would do now.
 
         Each request is applied once, also if the same `position` was requested before. With `until`
-        it is a bounded replay: that part is read again, and the main position stays. `task` is one
-        of the plan, or "dataset NAME"; by default every task that reads the partition.
-        `on_unresolved` says what a run does if there is no offset: "fail", or continue from the
-        "checkpoint". `force` allows the table of a dataset to get older. `versions` says what a
-        replay's records are joined with: the entries valid at their time ("as-of", the default if
-        the application has as-of joins), what is served then ("current", the default otherwise), or
-        what they were joined with when they were first read ("recorded"), which is retained until
-        the replay has ended.
+        it is a bounded replay: that part is read again, and the main position stays. `StartOptions`
+        has the other options.
 
         Replaces what is requested there and not applied. Raises ConfigurationError, and writes
         nothing, if no task reads a partition, if the position has no offset now, if startpoints are
         disabled, if recorded versions are gone, and, without `replace`, if a bounded replay would
         replace a startpoint that moves the position, or the reverse.
         """
-        return self._ask(
-            partitions,
-            position,
-            until=until,
-            task=task,
-            on_unresolved=on_unresolved,
-            force=force,
-            versions=versions,
-            by=by,
-            reason=reason,
-            replace=replace,
+        requests = self._build(partitions, position, by, reason, how)
+        return request_startpoints(
+            self.lake, self._systems, self.app, requests, replace=replace, dry_run=False
         )
 
     def list(self) -> dict[str, Rows]:
@@ -591,19 +580,10 @@ class Startpoints:
     def _systems(self) -> Mapping[str, StreamSystem]:
         return systems_for(self.app, lake=self.lake)
 
-    def _ask(
-        self,
-        partitions: Partitions,
-        position: Startpoint,
-        *,
-        replace: bool,
-        dry_run: bool = False,
-        **wanted: Any,
-    ) -> AskedStartpoints:
-        requests = build_requests(self._expanded(partitions), position, **wanted)
-        return request_startpoints(
-            self.lake, self._systems, self.app, requests, replace=replace, dry_run=dry_run
-        )
+    def _build(
+        self, partitions: Partitions, position: Startpoint, by: str, reason: str, how: StartOptions
+    ) -> Sequence[StartpointRequest]:
+        return build_requests(self._expanded(partitions), position, by=by, reason=reason, **how)
 
     def _expanded(self, partitions: Partitions) -> tuple[SystemStreamPartition, ...]:
         if isinstance(partitions, str | SystemStreamPartition):

@@ -47,14 +47,15 @@ from dagster_adjunct.orchestration.step.planned_batch import (
     schema_of_dataset,
 )
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.paths import column_of, read_values
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import arrow_type, type_from_arrow
 from dagster_adjunct.resources.schemas.values import python_rows
-from dagster_adjunct.resources.sql import arrow_nested
-from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
+from dagster_adjunct.resources.sql import arrow_kernels
+from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.sql.expression import parse_expression
-from dagster_adjunct.resources.sql.nested_types import type_of_elements
+from dagster_adjunct.resources.sql.result_types import type_of_elements
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, AppendResult
 from dagster_adjunct.resources.tables.arrow import DEFAULT, PARTS, UPDATE, to_struct_array
@@ -184,7 +185,7 @@ class ArrowFrames:
         element = type_of_elements(kind)
         if element is None:
             raise no_elements_error(operator, expression, kind)
-        elements = arrow_nested.explode(values, arrow_type(element), keep_empty=keep_empty)
+        elements = arrow_kernels.explode(values, arrow_type(element), keep_empty=keep_empty)
         made = frame.take(elements.rows)
         numbers = elements.numbers.to_pylist()
         before: list[str | None] = [None] * len(numbers)

@@ -17,13 +17,13 @@ from dagster_adjunct.orchestration.batch_log.intent import Ranges
 from dagster_adjunct.orchestration.operators.batch import Frame, Records
 from dagster_adjunct.orchestration.operators.columns import ORIGIN, list_batch_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
-from dagster_adjunct.orchestration.operators.declared import declared_changes
 from dagster_adjunct.orchestration.operators.lookups import (
     BEFORE_HISTORY,
     EARLY,
     NO_TIME,
     TableLookup,
 )
+from dagster_adjunct.orchestration.operators.stream_facts import declared_changes
 from dagster_adjunct.orchestration.operators.updates import TableSend
 from dagster_adjunct.orchestration.step import lookups
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
@@ -33,8 +33,8 @@ from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.streams.checked_reads import read_table
 from dagster_adjunct.resources.streams.system import (
     EPOCH,

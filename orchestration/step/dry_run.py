@@ -29,10 +29,10 @@ from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets
 from dagster_adjunct.orchestration.operators.batch import Frame
 from dagster_adjunct.orchestration.operators.calls import SinkFunction
 from dagster_adjunct.orchestration.operators.columns import list_batch_columns, tie_breakers
-from dagster_adjunct.orchestration.operators.declared import declared_changes
 from dagster_adjunct.orchestration.operators.lookup_join import check_stored_columns
 from dagster_adjunct.orchestration.operators.lookups import TableLookup
 from dagster_adjunct.orchestration.operators.operator import Operator
+from dagster_adjunct.orchestration.operators.stream_facts import declared_changes
 from dagster_adjunct.orchestration.operators.table_updates import TableSink, check_sink_columns
 from dagster_adjunct.orchestration.operators.updates import LocalSend, TableSend
 from dagster_adjunct.orchestration.planner.columns import check_fed_datasets, iterate_dataset_sql
@@ -62,11 +62,9 @@ from dagster_adjunct.orchestration.step.spark_state import (
     prepare_table_rows,
 )
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError
-from dagster_adjunct.resources.event_loop import run_blocking
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.column_changes import evolve
-from dagster_adjunct.resources.schemas.schema import Schema, value_column
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, value_column
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,
@@ -76,6 +74,7 @@ from dagster_adjunct.resources.streams.system import (
 )
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.spark import check_record_columns
+from dagster_adjunct.resources.threads import run_blocking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.step.batch import run_batch
+from dagster_adjunct.orchestration.step.batch import read_small_batch, run_batch, run_small_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.dry_run import compare_plans
 from dagster_adjunct.orchestration.step.in_process_batch import (
@@ -20,11 +20,10 @@ from dagster_adjunct.orchestration.step.in_process_batch import (
 )
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache
 from dagster_adjunct.orchestration.step.physical_plan import PhysicalProof
-from dagster_adjunct.orchestration.step.small_spark_batch import read_small_batch, run_small_batch
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote, resolve_session
 from dagster_adjunct.resources.spark.tuning import prewarm_workers
-from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.tables.shared_rate import list_budgets
 
 if TYPE_CHECKING:

@@ -23,8 +23,11 @@ from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, Ti
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges, of_stream
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_times import MAX_MICROS, MIN_MICROS
-from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.watermarks import Watermarks, required_retention
+from dagster_adjunct.orchestration.operators.operator import (
+    Operator,
+    Watermarks,
+    required_retention,
+)
 from dagster_adjunct.orchestration.startpoints.positions import check_same_stream
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import (
@@ -35,7 +38,7 @@ from dagster_adjunct.orchestration.step.progress import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
+from dagster_adjunct.resources.schemas.types import types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_options, read_table

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import cycle, islice
@@ -32,9 +32,6 @@ from dagster_adjunct.orchestration.application.graph import (
     is_advanced_by_runs,
 )
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
-from dagster_adjunct.orchestration.step.context import StepContext
-from dagster_adjunct.orchestration.step.progress import StepReport
-from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.store import requests_at_once
@@ -338,22 +335,3 @@ def follow_application(
         at_once=requests_at_once(runtime.lake.store),
     )
     return Following(lasts, watched, say=say, tick=tick)
-
-
-def run_steps(following: Following | None, begin: Callable[[], StepContext]) -> StepReport:
-    """Run the step of an application: once, or again and again while the run stays; return the
-    report of all.
-
-    `begin` plans, hands out the startpoints, and returns the context of the next step.
-    """
-    if following is None:
-        return run_step(begin())
-    report: StepReport | None = None
-    while True:
-        following.begin()
-        context = begin()
-        hooks = replace(context.hooks, wait=following.wait, go_on=following.go_on)
-        report = run_step(replace(context, hooks=hooks, earlier=report))
-        is_at_limit = context.max_batches is not None and report.batches >= context.max_batches
-        if following.ended or is_at_limit:
-            return report

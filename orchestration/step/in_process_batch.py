@@ -36,7 +36,7 @@ from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.small_work import SMALL_DATASETS
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.streams.system import POSITION
 from dagster_adjunct.resources.threads import call_in_threads
 

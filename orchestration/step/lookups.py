@@ -19,9 +19,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.paths import read_path
 from dagster_adjunct.resources.schemas.schema import value_column
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.table_backends.columns import arrow_column_from_records
 from dagster_adjunct.resources.tables.metrics import TableMetrics

@@ -24,8 +24,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_unbounded
 from dagster_adjunct.assets.versions.watermark import known_until
-from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import list_own_tables
+from dagster_adjunct.orchestration.application.application import Application, list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, JoinedVersions, Ranges
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions

@@ -31,9 +31,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Offsets, of_stream
 from dagster_adjunct.orchestration.operators.event_times import EventTime
+from dagster_adjunct.orchestration.operators.operator import watermark_inputs
 from dagster_adjunct.orchestration.operators.records import InputSpec
 from dagster_adjunct.orchestration.operators.waiting import HeldRecord
-from dagster_adjunct.orchestration.operators.watermarks import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
 from dagster_adjunct.resources.names import split_stream_name

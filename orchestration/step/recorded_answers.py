@@ -25,11 +25,10 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
 from dagster_adjunct.resources.schemas.arrow_values import cast_values
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.types import is_nested
+from dagster_adjunct.resources.schemas.types import arrow_type, is_nested, is_same_family
 from dagster_adjunct.resources.schemas.values import first_unreadable, python_rows
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.user_code import function_failed_error

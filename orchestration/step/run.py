@@ -20,10 +20,9 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.generation import Runtime, open_runtime
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
-from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.application import Application, group_datasets
 from dagster_adjunct.orchestration.application.graph import (
     advances_between_batches,
-    group_datasets,
     is_advanced_by_runs,
 )
 from dagster_adjunct.orchestration.application.table_registry import (
@@ -57,13 +56,14 @@ from dagster_adjunct.orchestration.startpoints.request import list_rewindable_da
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import RunHooks, StepContext
 from dagster_adjunct.orchestration.step.engines import check_session
-from dagster_adjunct.orchestration.step.following import follow_application, run_steps
+from dagster_adjunct.orchestration.step.following import Following, follow_application
 from dagster_adjunct.orchestration.step.progress import (
     StepEvent,
     StepReport,
     list_dataset_streams,
     new_planned_event,
 )
+from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.reports import Report
@@ -539,3 +539,22 @@ def run_application(  # noqa: PLR0913
             runtime, app, claim, advance, calls, adopt=adopt, max_batches=max_batches
         )
     return RunReport(tuple(datasets), step)
+
+
+def run_steps(following: Following | None, begin: Callable[[], StepContext]) -> StepReport:
+    """Run the step of an application: once, or again and again while the run stays; return the
+    report of all.
+
+    `begin` plans, hands out the startpoints, and returns the context of the next step.
+    """
+    if following is None:
+        return run_step(begin())
+    report: StepReport | None = None
+    while True:
+        following.begin()
+        context = begin()
+        hooks = replace(context.hooks, wait=following.wait, go_on=following.go_on)
+        report = run_step(replace(context, hooks=hooks, earlier=report))
+        is_at_limit = context.max_batches is not None and report.batches >= context.max_batches
+        if following.ended or is_at_limit:
+            return report

@@ -38,7 +38,7 @@ from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.paths import column_of, split_path
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import Schema, copy_name, named_column, value_column
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark, types_from_spark
+from dagster_adjunct.resources.schemas.types import type_from_spark, types_from_spark
 from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_options

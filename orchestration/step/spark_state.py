@@ -26,9 +26,9 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, tie_breakers
+from dagster_adjunct.orchestration.operators.operator import Watermarks
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.operators.updates import LocalSend
-from dagster_adjunct.orchestration.operators.watermarks import Watermarks
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.planned_batch import PlannedBatch

@@ -38,8 +38,8 @@ from typing import Any
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
-from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import list_own_tables
+from dagster_adjunct.orchestration.application.application import Application, list_own_tables
+from dagster_adjunct.orchestration.application.table_registry import check_stores
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     ClosedBatch,
@@ -50,7 +50,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent, Ranges
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot
-from dagster_adjunct.orchestration.step.check_stores import check_stores
+from dagster_adjunct.orchestration.step.batch import classify_batch
 from dagster_adjunct.orchestration.step.context import (
     BatchInputs,
     BatchMetrics,
@@ -79,12 +79,10 @@ from dagster_adjunct.orchestration.step.progress import (
     times_at_batch_start,
 )
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
-from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import run_blocking
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
-from dagster_adjunct.resources.threads import call_in_threads
+from dagster_adjunct.resources.threads import call_in_threads, run_blocking
 
 _log = logging.getLogger("adjunct.run")
 # How often a run starts, at most: the run that it took over from may commit once more.

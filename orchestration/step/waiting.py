@@ -30,8 +30,9 @@ from dagster_adjunct.orchestration.step.progress import declared_event_times
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.sql.arrow_expressions import NeedsSpark, compile_expression
+from dagster_adjunct.resources.schemas.types import arrow_type
+from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from dagster_adjunct.resources.streams.checked_reads import read_frame, read_table
 from dagster_adjunct.resources.streams.system import (
     OFFSET,

@@ -19,12 +19,22 @@ from cachetools import LRUCache
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, tree_from_arrow
 from dagster_adjunct.resources.schemas.arrow_values import cast_to, rename_columns
 from dagster_adjunct.resources.schemas.evolution import holds_values_of
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
-from dagster_adjunct.resources.schemas.types import is_nested, parse_type
+from dagster_adjunct.resources.schemas.schema import (
+    AS_NAMED,
+    Schema,
+    StoredNames,
+    named_column,
+    quote_name,
+    quote_text,
+)
+from dagster_adjunct.resources.schemas.types import (
+    arrow_type,
+    is_nested,
+    parse_type,
+    tree_from_arrow,
+)
 from dagster_adjunct.resources.spark.in_process import identify_session
 
 if TYPE_CHECKING:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +27,6 @@ import mmh3
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
 from dagster_adjunct.resources.schemas.arrow_values import as_lists
-from dagster_adjunct.resources.schemas.plain_values import Plain, plain_converter
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -640,3 +641,46 @@ def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
 
 def _format_checksum(high: int | None, low: int | None) -> str:
     return f"r2-{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"
+
+
+Plain = int | bytes
+"""A value as Parquet stores it, which compares and hashes without Arrow. Plain values are ordered
+as in Spark: strings by their UTF-8 bytes, decimals of one type by their unscaled number."""
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+_FIRST_DAY = _EPOCH.date().toordinal()
+
+
+_EXACT = Context(prec=76)
+
+
+def plain_converter(kind: str) -> Callable[[Any], Plain]:
+    """Return a function that converts a value of this Spark type to its plain form.
+
+    string: UTF-8 bytes; binary: itself; integers and booleans: themselves; date: days, timestamp:
+    microseconds, both since 1970 in UTC; decimal: the unscaled number.
+    """
+    digits = decimal_digits(kind)
+    if digits is not None:
+        return lambda value: int(Decimal(value).scaleb(digits[1], _EXACT))
+    return _CONVERTERS.get(kind, int)
+
+
+def _micros(value: datetime) -> int:
+    passed = value - _EPOCH
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+
+
+def _days(value: date) -> int:
+    return value.toordinal() - _FIRST_DAY
+
+
+_CONVERTERS: dict[str, Callable[[Any], Plain]] = {
+    "string": str.encode,
+    "binary": bytes,
+    "date": _days,
+    "timestamp": _micros,
+}

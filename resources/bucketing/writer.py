@@ -43,11 +43,10 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq, pt
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, has_maps
 from dagster_adjunct.resources.schemas.arrow_values import as_lists, rename_columns
 from dagster_adjunct.resources.schemas.records import cast_column
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
-from dagster_adjunct.resources.schemas.types import is_nested
+from dagster_adjunct.resources.schemas.types import arrow_type, has_maps, is_nested
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.threads import REQUESTS_AT_ONCE, map_in_threads

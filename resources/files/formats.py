@@ -50,13 +50,19 @@ from dagster_adjunct.resources.objects.arrow_files import (
     open_input,
     read_json_lines,
 )
-from dagster_adjunct.resources.schemas.arrow_types import is_list, tree_from_arrow
 from dagster_adjunct.resources.schemas.arrow_values import cast_table
 from dagster_adjunct.resources.schemas.paths import missing_part, read_values
-from dagster_adjunct.resources.schemas.records import check_column_names, fit_to_schema
-from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.schemas.records import fit_to_schema
+from dagster_adjunct.resources.schemas.schema import Field, Schema, check_column_names
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
-from dagster_adjunct.resources.schemas.types import Type, find_difference, is_nested, parse_type
+from dagster_adjunct.resources.schemas.types import (
+    Type,
+    find_difference,
+    is_list,
+    is_nested,
+    parse_type,
+    tree_from_arrow,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE

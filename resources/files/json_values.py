@@ -13,7 +13,6 @@ from itertools import accumulate, chain
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import build_lists, build_maps, length_array
 from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
 from dagster_adjunct.resources.schemas.types import (
@@ -22,6 +21,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    arrow_type,
     decimal_digits,
     nested_types,
     write_name,

@@ -475,20 +475,18 @@ def require_list(table: TableId, name: str, given: Iterable[T]) -> list[T]:
     return list(given)
 
 
-def require_pairs(
-    table: TableId, name: str, given: Iterable[tuple[Any, Any]]
-) -> list[tuple[Any, Any]]:
+def require_pairs(table: TableId, entries: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return a caller's list of (key, value) tuples. Raises ConfigurationError for anything
     else.
     """
-    pairs = require_list(table, name, given)
+    pairs = require_list(table, "entries", entries)
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise argument_error(
-                f"key-value table {table}: {pair!r:.80} is among {name}",
+                f"key-value table {table}: {pair!r:.80} is among entries",
                 "pairs of key and value",
                 "Pass tuples of two, such as the items() of a dictionary.",
-                argument=name,
+                argument="entries",
             )
     return pairs
 

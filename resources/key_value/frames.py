@@ -27,9 +27,8 @@ from dagster_adjunct.resources.key_value.table import (
     OpenTable,
 )
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.schema import named_column as sql_column
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.types import arrow_type, type_from_spark
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.spark.in_process import resolve_session

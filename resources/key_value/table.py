@@ -218,7 +218,7 @@ class KeyValueTable(Generic[K, V]):
     async def put_all(self, entries: Iterable[tuple[K, V]], *, family: str) -> list[KeyVersion]:
         """Write keys of a family, all or none; return their versions in this order."""
         return await self.apply(
-            [Put(*entry) for entry in require_pairs(self.id, "entries", entries)], family=family
+            [Put(*entry) for entry in require_pairs(self.id, entries)], family=family
         )  # type: ignore[return-value]
 
     @_names_family

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.key_value.segment import is_blocking
+from dagster_adjunct.resources.threads import PerLoop
 
 T = TypeVar("T")
 _of_parents: list[Any] = []  # after a fork; collecting one would close what the parent process uses

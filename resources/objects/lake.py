@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, model_validator
@@ -27,16 +27,17 @@ from dagster_adjunct.resources.objects.commit_log import (
     decode_document,
     encode_document,
 )
-from dagster_adjunct.resources.objects.fence import Fence, FencedStore
+from dagster_adjunct.resources.objects.fence import Fence, fenced_store
 from dagster_adjunct.resources.objects.local_store import LocalDescriptor
 from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBE_PREFIX,
+    WRITES,
     MemoryDescriptor,
     ObjectStore,
     S3Options,
     StoreDescriptor,
-    open_described,
+    guard_store,
 )
 from dagster_adjunct.resources.times import utc_now
 from dagster_adjunct.resources.validation import validated, validated_methods
@@ -308,49 +309,25 @@ def read_lake_document(store: ObjectStore) -> LakeDocument | None:
 _log = logging.getLogger("adjunct.lake")
 
 
-class LazyLakeStore:
-    """The store `inner`, whose first write creates the lake if it does not exist. Reads pass
-    through.
-    """
+class LakeCreation:
+    """Creates the lake at the root of a store, if it does not exist, when it is first called."""
 
-    def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
         self._lock = threading.Lock()
         self._exists = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_inner"], name)
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
-
-    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
-        return (open_described, (self._inner.descriptor,))
-
-    def put(self, key: str, data: bytes) -> str:
-        return self._existing_lake().put(key, data)
-
-    def put_if_absent(self, key: str, data: bytes) -> str:
-        return self._existing_lake().put_if_absent(key, data)
-
-    def put_if_match(self, key: str, data: bytes, etag: str) -> str:
-        return self._existing_lake().put_if_match(key, data, etag)
-
-    def upload(self, path: Path, key: str) -> str:
-        return self._existing_lake().upload(path, key)
-
-    def staging_dir(self) -> Path:
-        return self._existing_lake().staging_dir()
-
-    def _existing_lake(self) -> ObjectStore:
+    def __call__(self) -> None:
+        # Without the lock if it exists: a fork while another thread holds it would copy it locked.
         if self._exists:
-            # Without the lock: a fork while another thread holds it would copy it locked.
-            return self._inner
+            return
         with self._lock:
             if not self._exists:
-                _create_lake(self._inner)
+                _create_lake(self._store)
                 self._exists = True
-        return self._inner
+
+
+_CREATES = WRITES - {"delete", "delete_many"} | {"staging_dir"}
 
 
 def _create_lake(store: ObjectStore) -> None:
@@ -400,7 +377,7 @@ class Lake:
 
     def fenced(self, fence: Fence) -> Lake:
         """Return this lake as a run writes to it: not once its lease is lost."""
-        store = cast("ObjectStore", FencedStore(self.store, fence))
+        store = fenced_store(self.store, fence)
         lake = Lake(store, self._id, shared=self.shared, run_ttl=self.run_ttl, clock=self._clock)
         lake.manifests = self.manifests
         return lake
@@ -483,7 +460,8 @@ def lake_in(store: ObjectStore, *, shared: bool = False, run_ttl: timedelta = RU
     """
     document = read_lake_document(store)
     if document is None:
-        return Lake(cast("ObjectStore", LazyLakeStore(store)), "", shared=shared, run_ttl=run_ttl)
+        lazy = guard_store(store, LakeCreation(store), _CREATES)
+        return Lake(lazy, "", shared=shared, run_ttl=run_ttl)
     return Lake(store, document.id, shared=shared, run_ttl=run_ttl)
 
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
@@ -181,6 +181,46 @@ class MemoryDescriptor(StoreDescriptor):
 def open_described(descriptor: StoreDescriptor) -> ObjectStore:
     """Return the described store. Stores pickle as a call of this."""
     return descriptor.open()
+
+
+WRITES = frozenset({"put", "put_if_absent", "put_if_match", "delete", "delete_many", "upload"})
+
+
+class GuardedStore:
+    """The store `inner`, whose methods `guarded` call `guard` first, which may raise. The others
+    pass through. Pickles as `inner`.
+    """
+
+    def __init__(
+        self, inner: ObjectStore, guard: Callable[[], None], guarded: Collection[str]
+    ) -> None:
+        self._inner = inner
+        self._guard = guard
+        self._guarded = guarded
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self.__dict__["_inner"], name)
+        if name not in self._guarded:
+            return attribute
+
+        def call(*args: Any, **options: Any) -> Any:
+            self._guard()
+            return attribute(*args, **options)
+
+        return call
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def __reduce__(self) -> tuple[Callable[[StoreDescriptor], ObjectStore], tuple[StoreDescriptor]]:
+        return (open_described, (self._inner.descriptor,))
+
+
+def guard_store(
+    store: ObjectStore, guard: Callable[[], None], guarded: Collection[str]
+) -> ObjectStore:
+    """Return a GuardedStore, which type checkers do not take for a store."""
+    return cast("ObjectStore", GuardedStore(store, guard, guarded))
 
 
 # Keyed by process id too: a forked worker must not share its parent's sockets.

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Simple,
     Struct,
     Type,
+    arrow_type,
     expected_range,
     parse_type,
     write_name,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.paths import steps_among, write_path
-from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.schemas.stored_names import (
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
     Steps,
     StoredNames,
     schema_struct,

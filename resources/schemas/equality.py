@@ -11,10 +11,16 @@ from math import isnan
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, has_maps
 from dagster_adjunct.resources.schemas.arrow_values import as_lists
 from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
-from dagster_adjunct.resources.schemas.types import Array, Map, Struct, parse_type
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Struct,
+    arrow_type,
+    has_maps,
+    parse_type,
+)
 
 
 def differing_values(old: pa.Array, new: pa.Array) -> Any:

@@ -160,7 +160,7 @@ class Inference:
         for name, value in record.items():
             if name not in self._columns:
                 self._columns[name] = self._new_path(name)
-                self._check_width(len(self._columns), "the records")
+                self._check_width()
             self._observe(self._columns[name], value, write_name(name))
             self._follow_distinct((name,), value)
 
@@ -215,9 +215,9 @@ class Inference:
             raise SchemaMismatchError(problem, step, column=name)
         return _Seen()
 
-    def _check_width(self, width: int, what: str) -> None:
-        if width > _MOST_NAMES:
-            problem = f"{self._what}: {what} have more than {_MOST_NAMES:,} different columns."
+    def _check_width(self) -> None:
+        if len(self._columns) > _MOST_NAMES:
+            problem = f"{self._what}: the records have more than {_MOST_NAMES:,} different columns."
             step = "Put what has names of its own into an object, which becomes a map."
             raise SchemaMismatchError(problem, step, argument="records")
 

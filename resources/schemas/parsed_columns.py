@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import build_lists, build_maps, length_array
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.schemas.types import (
@@ -19,6 +18,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    arrow_type,
     decimal_digits,
     nested_types,
     parse_type,

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pt
-from dagster_adjunct.resources.schemas.arrow_types import (
-    arrow_type,
-    find_type_mismatch,
-    time_zone_advice,
-)
 from dagster_adjunct.resources.schemas.arrow_values import cast_values, find_misfit
 from dagster_adjunct.resources.schemas.exact_values import build_without_missing, to_exact_array
 from dagster_adjunct.resources.schemas.paths import missing_part
-from dagster_adjunct.resources.schemas.schema import Field, Schema, repeated_names
-from dagster_adjunct.resources.schemas.types import is_nested
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    check_column_names,
+    repeated_names,
+)
+from dagster_adjunct.resources.schemas.types import (
+    arrow_type,
+    find_type_mismatch,
+    is_nested,
+    time_zone_advice,
+)
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 
 if TYPE_CHECKING:
@@ -32,29 +37,6 @@ RowLabel: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
 
 def _row_label(row: int) -> tuple[str, dict[str, Any]]:
     return f"row {row}", {"row": row}
-
-
-def check_column_names(
-    given: Sequence[str],
-    schema: Schema,
-    what: str,
-    also: Collection[str] = (),
-    next_step: str = "Send records with exactly these columns, each once.",
-) -> None:
-    """Raise SchemaMismatchError unless `given` has each of the schema's columns once, and others
-    only from `also`.
-    """
-    there = dict.fromkeys(given)
-    wrong = {name: "is missing" for name in schema.names if name not in there}
-    for name in there:
-        if name not in schema and name not in also:
-            wrong[name] = "is not declared"
-    wrong |= dict.fromkeys(repeated_names(given), "occurs twice")
-    if wrong:
-        listed = "; ".join(f"column {name!r} {problem}" for name, problem in wrong.items())
-        declared_columns = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
-        problem = f"{what}: {listed}. Declared are {declared_columns}."
-        raise SchemaMismatchError(problem, next_step, column=next(iter(wrong)))
 
 
 def fit_to_schema(

@@ -17,8 +17,12 @@ from decimal import Context, Decimal
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.types import INTEGER_BITS, decimal_digits, expected_range
+from dagster_adjunct.resources.schemas.types import (
+    INTEGER_BITS,
+    arrow_type,
+    decimal_digits,
+    expected_range,
+)
 
 _MAX_SHOWN = 60
 

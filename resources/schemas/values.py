@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
-from dagster_adjunct.resources.schemas.arrow_types import has_maps
 from dagster_adjunct.resources.schemas.arrow_values import as_lists
-from dagster_adjunct.resources.schemas.types import write_name
+from dagster_adjunct.resources.schemas.types import has_maps, write_name
 
 CHECKED_TYPES = ("string", "date", "timestamp")
 Errors = Literal["backslashreplace", "replace"]

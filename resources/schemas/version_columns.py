@@ -13,9 +13,10 @@ from dagster_adjunct.resources.schemas.column_changes import (
     FixedColumns,
     evolve,
 )
-from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.schemas.stored_names import (
+from dagster_adjunct.resources.schemas.schema import (
     AS_NAMED,
+    Field,
+    Schema,
     Steps,
     StoredNames,
     schema_struct,

@@ -30,7 +30,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.types import type_from_spark
 from dagster_adjunct.resources.spark.jvm import spark_type_of
 
 if TYPE_CHECKING:

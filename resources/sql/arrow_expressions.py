@@ -19,11 +19,32 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from dagster_adjunct.resources.lazy_modules import exp, pa, pc, pt
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.evolution import is_widening
-from dagster_adjunct.resources.schemas.types import Array, Map, Struct, is_nested, is_storable
-from dagster_adjunct.resources.sql import arrow_nested
+from dagster_adjunct.resources.lazy_modules import exp, pa
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Struct,
+    arrow_type,
+    is_nested,
+    is_storable,
+    known_type,
+)
+from dagster_adjunct.resources.sql import arrow_kernels
+from dagster_adjunct.resources.sql.arrow_kernels import (
+    Function,
+    NeedsSpark,
+    cast_function,
+    choose,
+    choose_by_row,
+    comparison,
+    concatenate,
+    divide,
+    equal_or_both_null,
+    kernel,
+    membership,
+    of_ascii,
+    remainder,
+)
 from dagster_adjunct.resources.sql.expression import (
     QUOTED,
     UNSURE,
@@ -31,33 +52,24 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     unknown_functions,
 )
-from dagster_adjunct.resources.sql.nested_types import (
-    describe_missing_field,
-    known_type,
-    struct_type,
-    type_of_field,
-)
-from dagster_adjunct.resources.sql.types import (
+from dagster_adjunct.resources.sql.result_types import (
     INTEGERS,
     NUMBERS,
     Digits,
     arithmetic_type,
+    describe_missing_field,
     digits_as_decimal,
+    struct_type,
+    type_of_field,
     widest_decimal,
 )
 
 _MOST_NEGATED = 34
 """The most digits of a decimal that Spark negates without rounding it."""
 _BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
-Function: TypeAlias = Callable[..., Any]
-"""Takes and returns arrays, or scalars that stand for all rows."""
 Compute: TypeAlias = Callable[["_Batch"], Any]
 """Returns an array, or a scalar that stands for all rows."""
 Rule: TypeAlias = Callable[["_Compiler", "exp.Expr"], "_Value"]
-
-
-class NeedsSpark(Exception):
-    """Only Spark can compute the values, or find the error in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,160 +391,7 @@ def _moment(text: str, kind: str) -> date | datetime:
     raise _NotCompiled(f"the {kind} {text!r}")
 
 
-# Functions of Spark SQL over Arrow arrays. Each returns Spark's values or raises NeedsSpark.
-
-
-def kernel(name: str, *arguments: Any, **options: Any) -> Function:
-    """Return the Arrow function of this name, which gets these arguments after its arrays."""
-    return lambda *arrays: getattr(pc, name)(*arrays, *arguments, **options)
-
-
-def _check(flags: Any, what: str) -> None:
-    """Raise NeedsSpark unless all flags are true or null."""
-    if not isinstance(flags, pa.Scalar):
-        flags = pc.all(flags, min_count=0)
-    if flags.as_py() is False:
-        raise NeedsSpark(what)
-
-
-def comparison(name: str) -> Function:
-    """Return the comparison "equal", "less", …; strings and binary values are compared by their
-    bytes, as in Spark.
-    """
-
-    def compare(one: Any, other: Any) -> Any:
-        if pt.is_floating(one.type):
-            # Left to Spark: there NaN = NaN, and -0.0 = 0.0, but filters over Parquet files
-            # distinguish the two zeros.
-            for side in (one, other):
-                is_negative = pc.less(
-                    pc.divide(pa.scalar(1.0, side.type), side), pa.scalar(0.0, side.type)
-                )
-                is_zero = pc.equal(side, pa.scalar(0.0, side.type))
-                odd = pc.or_(pc.is_nan(side), pc.and_(is_zero, is_negative))
-                _check(pc.invert(odd), "a comparison with NaN or -0.0")
-        return getattr(pc, name)(one, other)
-
-    return compare
-
-
-def equal_or_both_null(one: Any, other: Any) -> Any:
-    equal = pc.fill_null(comparison("equal")(one, other), False)
-    return pc.or_(pc.and_(pc.is_null(one), pc.is_null(other)), equal)
-
-
-def membership(chosen: pa.Array, *, or_null: bool) -> Function:
-    """Return the function for IN over the values `chosen`.
-
-    With `or_null`, null is one of the values in IN: then the result for a value that is not among
-    them is null.
-    """
-
-    def is_among(array: Any) -> Any:
-        unknown = pa.scalar(None, pa.bool_())
-        found = pc.if_else(pc.is_in(array, value_set=chosen), True, unknown if or_null else False)
-        return pc.if_else(pc.is_valid(array), found, unknown)
-
-    return is_among
-
-
-def choose(condition: Any, result: Any, otherwise: Any) -> Any:
-    return pc.if_else(pc.fill_null(condition, False), result, otherwise)
-
-
-def choose_by_row(
-    condition: Any,
-    table: pa.Table,
-    result: Callable[[pa.Table], Any],
-    otherwise: Callable[[pa.Table], Any],
-) -> Any:
-    """Return what `choose` does, but call `result` and `otherwise` with their own rows only."""
-    condition = pc.fill_null(condition, False)
-    if isinstance(condition, pa.Scalar):
-        return (result if condition.as_py() else otherwise)(table)
-    parts = []
-    places = []
-    for compute, flags in ((result, condition), (otherwise, pc.invert(condition))):
-        rows = table.filter(flags)
-        part = compute(rows)
-        parts.append(pa.repeat(part, rows.num_rows) if isinstance(part, pa.Scalar) else part)
-        places.append(pc.indices_nonzero(flags))
-    return pa.concat_arrays(parts).take(pc.sort_indices(pa.concat_arrays(places)))
-
-
-def divide(one: Any, other: Any) -> Any:
-    _check(pc.not_equal(other, pa.scalar(0, other.type)), "a division by zero")
-    return pc.divide(one, other)
-
-
-def remainder(one: Any, other: Any) -> Any:
-    """Return the remainder, which has the sign of the dividend."""
-    return pc.subtract_checked(one, pc.multiply_checked(pc.divide_checked(one, other), other))
-
-
-def concatenate(*texts: Any) -> Any:
-    return pc.binary_join_element_wise(*texts, "")
-
-
-def of_ascii(name: str) -> Function:
-    """Return the Arrow function of this name, for strings of ASCII letters only; for others it
-    raises NeedsSpark.
-    """
-
-    def compute(array: Any) -> Any:
-        _check(pc.string_is_ascii(array), "letters that are not ASCII")
-        return getattr(pc, name)(array)
-
-    return compute
-
-
 # Casts
-
-
-def cast_function(kind: str, to: str) -> Function | None:
-    """Return the function that casts one Spark type to another, None where its results may
-    differ from Spark's.
-    """
-    arrow = arrow_type(to)
-    if kind in INTEGERS and to.startswith("decimal("):
-        return lambda array: pc.cast(pc.cast(array, pa.decimal256(76, arrow.scale)), arrow)
-    if kind == "string" and to in _TEXTS:
-        pattern = _TEXTS[to]
-        return lambda array: _cast_matching(array, pattern, arrow)
-    if (kind, to) == ("date", "string"):
-        return _cast_dates
-    if {kind, to} == {"date", "timestamp"}:
-        return kernel("cast", arrow, safe=False)  # to the date before the time
-    if kind in (*INTEGERS, "float") and to in ("float", "double"):
-        return kernel("cast", arrow, safe=False)  # to the nearest number
-    if kind in (*INTEGERS, "boolean") and to in (*INTEGERS, "string"):
-        return kernel("cast", arrow)
-    if is_widening(kind, to):
-        return kernel("cast", arrow)
-    return None
-
-
-_TEXTS = {
-    "int": r"\A-?[0-9]{1,9}\z",
-    "bigint": r"\A-?[0-9]{1,18}\z",
-    "date": r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}\z",
-}
-"""Texts that Arrow and Spark cast alike. Spark also casts others, such as those with spaces
-around them.
-"""
-
-
-def _cast_matching(array: Any, pattern: str, arrow: pa.DataType) -> Any:
-    _check(pc.match_substring_regex(array, pattern), "an unusual number or date")
-    return pc.cast(array, arrow)
-
-
-def _cast_dates(array: Any) -> Any:
-    usual = pc.and_(
-        pc.greater_equal(array, pa.scalar(date.min)), pc.less_equal(array, pa.scalar(date.max))
-    )
-    _check(usual, "a year that has not four digits")
-    return pc.cast(array, pa.string())
 
 
 # Types
@@ -921,13 +780,13 @@ def _field(value: _Value, name: str) -> _Value:
     if found is None:
         raise _NotCompiled(describe_missing_field(type_, name))
     if isinstance(type_, Map):
-        return _call(arrow_nested.value_of(name), str(found), value)
+        return _call(arrow_kernels.value_of(name), str(found), value)
     owner = type_.element if isinstance(type_, Array) else type_
     if not name.isascii() or not isinstance(owner, Struct):
         raise _NotCompiled(f"a field of {value.type}")
     spelled = next(item.name for item in owner.members if item.name.lower() == name.lower())
     kind = str(found)
-    return _call(arrow_nested.field_of(spelled, arrow_type(kind)), kind, value)
+    return _call(arrow_kernels.field_of(spelled, arrow_type(kind)), kind, value)
 
 
 def _dot(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -968,7 +827,7 @@ def _element(value: _Value, place: int, *, or_null: bool, from_end: bool = False
         raise _NotCompiled(f"an index of {value.type}")
     if place < 0 and not from_end:
         raise _NotCompiled("a negative index")
-    return _call(arrow_nested.element_at(place, or_null=or_null), str(type_.element), value)
+    return _call(arrow_kernels.element_at(place, or_null=or_null), str(type_.element), value)
 
 
 def _size(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -978,7 +837,7 @@ def _size(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _size_of(value: _Value) -> _Value:
     if not isinstance(known_type(value.type), Array | Map):
         raise _NotCompiled(f"the size of {value.type}")
-    return _call(arrow_nested.size, "int", value)
+    return _call(arrow_kernels.size, "int", value)
 
 
 def _array_contains(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -990,7 +849,7 @@ def _array_contains(compiler: _Compiler, node: exp.Expr) -> _Value:
     same = _common_type([_Value(element, array.compute), wanted], "a search")
     if same != element or wanted.type == "void" or element in ("float", "double"):
         raise _NotCompiled(f"a search for {wanted.type} in {array.type}")
-    return _call(arrow_nested.contains, "boolean", array, _cast(wanted, element))
+    return _call(arrow_kernels.contains, "boolean", array, _cast(wanted, element))
 
 
 def _struct(compiler: _Compiler, node: exp.Expr) -> _Value:

@@ -14,7 +14,15 @@ from typing import TypeAlias
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
-from dagster_adjunct.resources.schemas.types import Array, Map, Simple, Struct, Type, write_name
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Simple,
+    Struct,
+    Type,
+    known_type,
+    write_name,
+)
 from dagster_adjunct.resources.sql.expression import (
     NILADIC,
     calls,
@@ -24,13 +32,12 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     parse_select,
 )
-from dagster_adjunct.resources.sql.nested_types import (
+from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName, Expression
+from dagster_adjunct.resources.sql.result_types import (
     describe_missing_field,
     field_names,
-    known_type,
     type_of_field,
 )
-from dagster_adjunct.resources.sql.parsed import GENERATOR_FUNCTIONS, ColumnName, Expression
 from dagster_adjunct.resources.sql.types import (
     KnownTypes,
     expression_type,

@@ -24,99 +24,30 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
-    decimal_digits,
+    known_type,
     write_name,
 )
-from dagster_adjunct.resources.sql.nested_types import (
+from dagster_adjunct.resources.sql.parsed import ColumnName, Expression
+from dagster_adjunct.resources.sql.result_types import (
+    INTEGERS,
+    NUMBERS,
+    Digits,
+    arithmetic_type,
     array_type,
+    digits_as_decimal,
     element_type,
     field_type,
     key_type,
-    known_type,
     map_type,
+    rounded_type,
     struct_type,
+    sum_type,
+    widest_decimal,
 )
-from dagster_adjunct.resources.sql.parsed import ColumnName, Expression
-
-_INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
-_MAX_PRECISION = 38
-Digits = tuple[int, int]
-"""Precision and scale."""
-
-
-def digits_as_decimal(type_: str | None) -> Digits | None:
-    """Return precision and scale of a decimal type, or of the decimal to which Spark casts an
-    integer type.
-    """
-    if type_ in _INTEGER_DIGITS:
-        return _INTEGER_DIGITS[type_], 0
-    if type_ is None:
-        return None
-    return decimal_digits(type_)
-
-
-def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
-    """Return the type of "Add", "Sub", "Mul", "Div" or "Mod" of two decimals; None if it needs
-    more than 38 digits.
-    """
-    (precision, scale), (others_precision, others_scale) = one, other
-    most = max(scale, others_scale)
-    whole = precision - scale
-    others_whole = others_precision - others_scale
-    if operator in ("Add", "Sub"):
-        return _decimal(max(whole, others_whole) + most + 1, most)
-    if operator == "Mul":
-        return _decimal(precision + others_precision + 1, scale + others_scale)
-    if operator == "Div":
-        divided = max(6, scale + others_precision + 1)
-        return _decimal(whole + others_scale + divided, divided)
-    return _decimal(min(whole, others_whole) + most, most)
-
-
-def widest_decimal(types: Iterable[str | None]) -> str | None:
-    """Return the decimal type to which Spark casts decimals and integers of these types; None
-    for other types.
-    """
-    digits = [digits_as_decimal(type_) for type_ in types]
-    known = [item for item in digits if item is not None]
-    if not known or len(known) < len(digits):
-        return None
-    scale = max(scale for _, scale in known)
-    return _decimal(max(precision - scale for precision, scale in known) + scale, scale)
-
-
-def sum_type(kind: str) -> str:
-    """Return the type that Spark gives a sum of numbers of this type."""
-    digits = decimal_digits(kind)
-    if digits is not None:
-        return f"decimal({min(digits[0] + 10, _MAX_PRECISION)},{digits[1]})"
-    if kind in INTEGERS:
-        return "bigint"
-    return "double"
-
-
-def rounded_type(digits: Digits, places: int) -> str | None:
-    """Return the type of a decimal that is rounded to `places` digits after the point; None if
-    uncertain.
-    """
-    precision, scale = digits
-    if places < 0:
-        return None
-    kept = min(scale, places)
-    return _decimal(precision - scale + 1 + kept, kept)
-
-
-def _decimal(precision: int, scale: int) -> str | None:
-    if precision <= _MAX_PRECISION:
-        return f"decimal({precision},{scale})"
-    return None
-
 
 Rule: TypeAlias = Callable[["KnownTypes", "exp.Expr"], str | None]
 Known = TypeVar("Known", bound="KnownTypes")
 _NAMED_BY_PARSER = re.compile(r"col\d+")
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
-NUMBERS = (*INTEGERS, "float", "double")
 _CAST_TO = {
     **{name.upper(): name for name in (*NUMBERS, "boolean", "date", "binary", "timestamp")},
     "TEXT": "string",

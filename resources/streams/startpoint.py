@@ -19,6 +19,7 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     OffsetOutOfRangeError,
 )
+from dagster_adjunct.resources.names import is_storable_text
 from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     SystemStreamPartition,
@@ -271,25 +272,6 @@ def _resolve_specific(system: StreamSystem, ssp: SystemStreamPartition, offset: 
     return offset
 
 
-def check_offset(
-    system: StreamSystem, ssp: SystemStreamPartition, answer: object, asked: str
-) -> str:
-    """Return a system's `answer` if it can be an offset: a text that is not empty, and can be
-    stored.
-
-    Otherwise raises ConfigurationError, since a stored value of another type would only fail much
-    later. `asked` describes the question in the error.
-    """
-    if isinstance(answer, str) and answer and is_storable_text(answer):
-        return answer
-    problem = (
-        f"{ssp}: stream system {system.name!r}, {asked}, returned {answer!r}: expected an offset, a"
-        " text."
-    )
-    step = "Correct the system; it raises OffsetOutOfRangeError for an offset that does not exist."
-    raise ConfigurationError(problem, step, system=system.name, stream=ssp.qualified_stream)
-
-
 def check_id(what: str, value: str) -> None:
     """Raise ConfigurationError unless `value` can be the id of a startpoint or request."""
     if not 0 < len(value) <= ID_LENGTH or not is_storable_text(value):
@@ -339,11 +321,6 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
         raise ConfigurationError(problem, step, argument=name)
 
 
-def is_storable_text(value: str) -> bool:
-    """Return whether the text can be stored as UTF-8 (a lone surrogate can't)."""
-    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
-
-
 def _join_names(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
 
@@ -354,3 +331,22 @@ def _malformed(where: str, problem: str, expected: str) -> MalformedDocumentErro
         " wrote it."
     )
     return MalformedDocumentError(f"{where} {problem}; expected {expected}.", step, document=where)
+
+
+def check_offset(
+    system: StreamSystem, ssp: SystemStreamPartition, answer: object, asked: str
+) -> str:
+    """Return a system's `answer` if it can be an offset: a text that is not empty, and can be
+    stored.
+
+    Otherwise raises ConfigurationError, since a stored value of another type would only fail much
+    later. `asked` describes the question in the error.
+    """
+    if isinstance(answer, str) and answer and is_storable_text(answer):
+        return answer
+    problem = (
+        f"{ssp}: stream system {system.name!r}, {asked}, returned {answer!r}: expected an offset, a"
+        " text."
+    )
+    step = "Correct the system; it raises OffsetOutOfRangeError for an offset that does not exist."
+    raise ConfigurationError(problem, step, system=system.name, stream=ssp.qualified_stream)

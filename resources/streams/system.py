@@ -26,8 +26,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_changes import NO_CHANGES, ColumnChanges
 from dagster_adjunct.resources.schemas.paths import normal_path
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames, check_key_types
 from dagster_adjunct.resources.times import fits_utc, to_microseconds
 from dagster_adjunct.resources.validation import validated
 

@@ -36,7 +36,6 @@ from typing import Any
 from dagster_adjunct.resources.class_registry import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.exact_values import to_exact_array
 from dagster_adjunct.resources.schemas.types import (
     Array,
@@ -44,6 +43,7 @@ from dagster_adjunct.resources.schemas.types import (
     Struct,
     Type,
     TypeTextError,
+    arrow_type,
     is_nested,
     parse_type,
     write_name,

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import PositiveInt
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import dynamodb_requests
 from dagster_adjunct.resources.table_backends.columns import (
@@ -55,6 +54,7 @@ from dagster_adjunct.resources.tables.operation import (
     State,
 )
 from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX, NO_TABLE, Presence
+from dagster_adjunct.resources.threads import PerLoop
 from dagster_adjunct.resources.validation import Seconds, validated
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from urllib.parse import quote, urlsplit
 from pydantic import PositiveInt
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_backends.nested_values import PartError, check_json
 from dagster_adjunct.resources.table_backends.store import check_variable_name, read_variable
@@ -53,6 +52,7 @@ from dagster_adjunct.resources.tables.operation import (
     key_reorderer,
     to_changes,
 )
+from dagster_adjunct.resources.threads import PerLoop
 from dagster_adjunct.resources.times import utc_now
 from dagster_adjunct.resources.validation import Seconds, validated
 

@@ -20,7 +20,6 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import postgres_connection, write_plan
 from dagster_adjunct.resources.table_backends.columns import (
@@ -66,6 +65,7 @@ from dagster_adjunct.resources.tables.operation import (
     State,
 )
 from dagster_adjunct.resources.tables.presence import Presence
+from dagster_adjunct.resources.threads import PerLoop
 from dagster_adjunct.resources.validation import Seconds, validated
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from uuid import uuid4
 from pydantic import PositiveInt
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.optional_packages import import_package
 from dagster_adjunct.resources.table_backends import redis_records
@@ -84,6 +83,7 @@ from dagster_adjunct.resources.tables.presence import (
     Presence,
     new_table_id,
 )
+from dagster_adjunct.resources.threads import PerLoop
 from dagster_adjunct.resources.validation import Seconds, WholeSeconds, validated
 
 if TYPE_CHECKING:

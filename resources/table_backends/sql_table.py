@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, TableNotFoundError
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import store, write_plan
 from dagster_adjunct.resources.table_backends.store import StoreTable
@@ -27,6 +26,7 @@ from dagster_adjunct.resources.table_backends.write_plan import (
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem
 from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
+from dagster_adjunct.resources.threads import PerLoop
 
 
 class SqlRequests(Protocol):

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.table_backends import write_plan
 from dagster_adjunct.resources.table_backends.columns import (
@@ -71,6 +70,7 @@ from dagster_adjunct.resources.table_backends.write_plan import (
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind
 from dagster_adjunct.resources.tables.presence import Presence
+from dagster_adjunct.resources.threads import PerLoop
 from dagster_adjunct.resources.validation import Seconds, SecondsOrZero, validated
 
 _TYPES = {

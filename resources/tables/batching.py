@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from pydantic import PositiveInt
 
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.tables.compact import CompactLayer, as_put
 from dagster_adjunct.resources.tables.functions import TableFunction, is_retryable
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -34,6 +33,7 @@ from dagster_adjunct.resources.tables.operation import (
     may_send_separately,
     send_without_problems,
 )
+from dagster_adjunct.resources.threads import PerLoop
 from dagster_adjunct.resources.validation import SecondsOrZero, validated
 
 

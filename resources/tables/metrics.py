@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import frexp
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.optional_packages import import_package
@@ -21,6 +22,7 @@ from dagster_adjunct.resources.validation import validated, validated_methods
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
+C = TypeVar("C")
 _PER_DOUBLING = 8
 
 
@@ -87,10 +89,26 @@ class Histogram:
 _PERCENTILES = (50, 95, 99)
 
 
+class _Sum:
+    """Values that are added and subtracted field by field."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Self) -> Self:
+        return self._combined(other, operator.add)
+
+    def __sub__(self, other: Self) -> Self:
+        """What was counted since `other`, an earlier state."""
+        return self._combined(other, operator.sub)
+
+    def _combined(self, other: Self, combine: Callable[[Any, Any], Any]) -> Self:
+        names = [member.name for member in fields(self)]  # type: ignore[arg-type]
+        return type(self)(*(combine(getattr(self, name), getattr(other, name)) for name in names))
+
+
 @dataclass(frozen=True, slots=True)
-class TableMetrics:
-    """What was done with a table since this object of it was created; counts are of records unless
-    stated otherwise.
+class RecordCounts(_Sum):
+    """What was done with records.
 
     `defaults_put` never counts a default twice, but may miss one that the store inserted without
     the reply arriving.
@@ -106,53 +124,75 @@ class TableMetrics:
     # writes that were done without being sent, because others of their key were (compact batches)
     compacted: int = 0
     defaults_put: int = 0  # records created from a default
-    cache_hits: int = 0  # keys whose record, or absence, was cached
-    cache_misses: int = 0
-    cache_evictions: int = 0  # records evicted for lack of space
-    requests: int = 0  # requests to the store, without retries
-    successes: int = (
-        0  # of these, those after which no entry was given up; a missing record is no failure
-    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounts(_Sum):
+    """What the cache of a table was worth."""
+
+    hits: int = 0  # keys whose record, or absence, was cached
+    misses: int = 0
+    evictions: int = 0  # records evicted for lack of space
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCounts(_Sum):
+    """What the store was asked, and how that went."""
+
+    requests: int = 0  # without retries
+    successes: int = 0  # requests of which no entry was given up; a missing record is no failure
+    failures: int = 0  # requests of which an entry was given up
     retries: int = 0  # retried requests
-    failures: int = 0  # of `requests`, those of which an entry was given up
     given_up: int = 0  # entries that had failed, or had an unknown outcome, when retries ended
     timeouts: int = 0  # attempts that timed out
     throttled: int = 0  # attempts after which the store asked to wait
     rate_waits: float = 0.0  # seconds that requests waited for credits, summed
     retry_waits: float = 0.0  # seconds that requests waited before retries
-    read_seconds: Histogram = field(default_factory=Histogram)  # of each attempt, without waits
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts(_Sum):
+    """How long each attempt of a request took, without waits, and how many entries it had."""
+
+    read_seconds: Histogram = field(default_factory=Histogram)
     write_seconds: Histogram = field(default_factory=Histogram)
-    batch_sizes: Histogram = field(default_factory=Histogram)  # entries of each attempt
+    batch_sizes: Histogram = field(default_factory=Histogram)
 
-    def __add__(self, other: TableMetrics) -> TableMetrics:
-        return TableMetrics(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def __sub__(self, other: TableMetrics) -> TableMetrics:
-        """What was counted since `other`, an earlier state."""
-        return TableMetrics(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+@dataclass(frozen=True, slots=True)
+class TableMetrics(_Sum):
+    """What was done with a table since this object of it was created."""
+
+    records: RecordCounts = field(default_factory=RecordCounts)
+    cache: CacheCounts = field(default_factory=CacheCounts)
+    store: StoreCounts = field(default_factory=StoreCounts)
+    attempts: Attempts = field(default_factory=Attempts)
+
+    def totals(self) -> dict[str, int | float]:
+        """All counts, and seconds that requests waited, by name; those of the cache are
+        `cache_hits` and so on.
+        """
+        cache = {f"cache_{name}": value for name, value in asdict(self.cache).items()}
+        return asdict(self.records) | cache | asdict(self.store)
 
     def counts(self) -> dict[str, int]:
-        """The counts, which are whole numbers, by name; neither seconds nor histograms."""
-        return {name: value for name, value in self._by_name().items() if type(value) is int}
+        """The totals that are whole numbers."""
+        return {name: value for name, value in self.totals().items() if isinstance(value, int)}
 
     def to_dict(self) -> dict[str, int | float]:
-        """All counts and seconds by name, with mean, percentiles and maximum of each histogram
-        that has values.
-        """
-        numbers: dict[str, int | float] = {}
-        for name, value in self._by_name().items():
-            if not isinstance(value, Histogram):
-                numbers[name] = value
+        """The totals, and mean, percentiles and maximum of each histogram that has values."""
+        numbers = self.totals()
+        for member in fields(self.attempts):
+            name = member.name
+            values: Histogram = getattr(self.attempts, name)
+            if not values.count:
                 continue
-            if not value.count:
-                continue
-            numbers[f"{name}_mean"] = value.total / value.count
-            numbers |= {f"{name}_p{percent}": value.percentile(percent) for percent in _PERCENTILES}
-            numbers[f"{name}_max"] = value.greatest
+            numbers[f"{name}_mean"] = values.total / values.count
+            numbers |= {
+                f"{name}_p{percent}": values.percentile(percent) for percent in _PERCENTILES
+            }
+            numbers[f"{name}_max"] = values.greatest
         return numbers
-
-    def _by_name(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 class Meter:
@@ -160,48 +200,54 @@ class Meter:
     a microsecond.
     """
 
-    __slots__ = ("_counting", "_counts", "_reads", "_sizes", "_writes")
+    __slots__ = ("_attempts", "_counting", "_totals")
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
-        self._counts: dict[str, Any] = {
-            f.name: f.default for f in fields(TableMetrics) if f.type != "Histogram"
-        }
-        self._reads = Histogram()
-        self._writes = Histogram()
-        self._sizes = Histogram()
+        self._totals = TableMetrics().totals()
+        self._attempts = Attempts()
 
     def add(self, name: str, amount: float = 1, present: int = 0) -> None:
-        """Add to one count of `TableMetrics`, by name; for reads also the number of keys with a
+        """Add to one of `TableMetrics.totals`, by name; for reads also the number of keys with a
         record (`present`).
         """
         with self._counting:
-            self._counts[name] += amount
+            self._totals[name] += amount
             if present:
-                self._counts["found"] += present
+                self._totals["found"] += present
 
     def request(self, *, ended: bool) -> None:
         """Count a request to the store; if it has `ended`, without a problem, also as a success."""
         with self._counting:
-            self._counts["requests"] += 1
+            self._totals["requests"] += 1
             if ended:
-                self._counts["successes"] += 1
+                self._totals["successes"] += 1
 
     def attempt(self, writes: bool, entries: int, seconds: float) -> None:
         """Count one attempt of a request: `seconds` is how long it took."""
+        attempts = self._attempts
         with self._counting:
-            (self._writes if writes else self._reads).add(seconds)
-            self._sizes.add(entries)
+            (attempts.write_seconds if writes else attempts.read_seconds).add(seconds)
+            attempts.batch_sizes.add(entries)
 
     def metrics(self) -> TableMetrics:
         """The current counts."""
         with self._counting:
-            reads = self._reads.copy()
-            writes = self._writes.copy()
-            sizes = self._sizes.copy()
+            attempts = self._attempts
             return TableMetrics(
-                **self._counts, read_seconds=reads, write_seconds=writes, batch_sizes=sizes
+                self._counted(RecordCounts),
+                self._counted(CacheCounts, "cache_"),
+                self._counted(StoreCounts),
+                Attempts(
+                    attempts.read_seconds.copy(),
+                    attempts.write_seconds.copy(),
+                    attempts.batch_sizes.copy(),
+                ),
             )
+
+    def _counted(self, kind: Callable[..., C], prefix: str = "") -> C:
+        names = [member.name for member in fields(kind)]  # type: ignore[arg-type]
+        return kind(**{name: self._totals[prefix + name] for name in names})
 
 
 logger = logging.getLogger(__name__)
@@ -300,15 +346,13 @@ class PrometheusTables:
 
         with self._adding:
             totals = dict(self._totals)
-        for member in fields(TableMetrics):
-            if member.type == "Histogram":
-                continue
-            name = f"{member.name}_seconds" if member.type == "float" else member.name
+        for name, zero in TableMetrics().totals().items():
+            unit = "_seconds" if isinstance(zero, float) else ""
             family = CounterMetricFamily(
-                f"adjunct_table_{name}", member.name.replace("_", " "), labels=["table"]
+                f"adjunct_table_{name}{unit}", name.replace("_", " "), labels=["table"]
             )
             for table, metrics in totals.items():
-                family.add_metric([table], getattr(metrics, member.name))
+                family.add_metric([table], metrics.totals()[name])
             yield family
         seconds = HistogramMetricFamily(
             "adjunct_table_attempt_seconds", "attempts at the store", labels=["table", "kind"]
@@ -317,12 +361,13 @@ class PrometheusTables:
             "adjunct_table_attempt_entries", "entries of an attempt", labels=["table"]
         )
         for table, metrics in totals.items():
+            attempts = metrics.attempts
             for kind, histogram in (
-                ("read", metrics.read_seconds),
-                ("write", metrics.write_seconds),
+                ("read", attempts.read_seconds),
+                ("write", attempts.write_seconds),
             ):
                 seconds.add_metric([table, kind], _cumulative(histogram, _SECONDS), histogram.total)
-            sizes = metrics.batch_sizes
+            sizes = attempts.batch_sizes
             entries.add_metric([table], _cumulative(sizes, _ENTRIES), sizes.total)
         yield seconds
         yield entries

@@ -29,7 +29,6 @@ from pydantic import ValidationError
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.documents import first_validation_problem
-from dagster_adjunct.resources.event_loop import LoopThread, PerLoop
 from dagster_adjunct.resources.metadata import SharedValue
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json
@@ -51,6 +50,7 @@ from dagster_adjunct.resources.tables.rate import (
     unequal_rates_error,
 )
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.threads import LoopThread, PerLoop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,13 +15,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.event_loop import run_blocking, run_in_new_loop
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.reports import to_json_value
 from dagster_adjunct.resources.schemas.equality import comparable_sql
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
-from dagster_adjunct.resources.schemas.types import is_storable
+from dagster_adjunct.resources.schemas.types import is_storable, type_from_spark
 from dagster_adjunct.resources.schemas.values import (
     first_unreadable,
     readable_value,
@@ -55,6 +53,7 @@ from dagster_adjunct.resources.tables.operation import (
     first_cause,
 )
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable, error_from_outcomes
+from dagster_adjunct.resources.threads import run_blocking, run_in_new_loop
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,9 +111,9 @@ class BulkReader:
             raise error
         records = outcomes.records or [None] * len(keys)
         present = len(records) - list(records).count(None)
-        return ReadResult(
-            records, replace(self._metrics() - before, reads=len(keys), found=present)
-        )
+        spent = self._metrics() - before
+        asked = replace(spent.records, reads=len(keys), found=present)
+        return ReadResult(records, replace(spent, records=asked))
 
     def ask(self, gets: Operation[Any]) -> Outcomes:
         """Send the gets to the table without looking into the cache, from this process or in

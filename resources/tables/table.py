@@ -15,18 +15,14 @@ from pydantic import PositiveInt, SkipValidation
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arguments import argument_error
-from dagster_adjunct.resources.event_loop import LoopThread
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
-from dagster_adjunct.resources.tables.functions import (
-    FunctionLayer,
-    TableReadFunction,
-    TableWriteFunction,
-)
+from dagster_adjunct.resources.tables.function_layer import FunctionLayer
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.metrics import (
     Meter,
     TableMetrics,
@@ -57,6 +53,7 @@ from dagster_adjunct.resources.tables.update_contract import (
     UpdateContractLayer,
     explain_missing_records,
 )
+from dagster_adjunct.resources.threads import LoopThread
 from dagster_adjunct.resources.validation import validated_methods
 
 K = TypeVar("K", bound=Hashable)

@@ -107,10 +107,10 @@ def test_a_diff_equals_that_of_two_dictionaries(
     assert (diff.old, diff.new) == (before.version, after.version)
     assert (diff.added, diff.removed, diff.changed) == (len(added), len(removed), len(changed))
     assert diff.unchanged == len(old) - len(removed) - len(changed)
-    assert [tuple(row.values()) for row in diff.added_sample] == sorted(added)[:sample]
-    assert [tuple(row.values()) for row in diff.removed_sample] == sorted(removed)[:sample]
-    assert [tuple(row.key.values()) for row in diff.changed_sample] == sorted(changed)[:sample]
-    for entry in diff.changed_sample:
+    assert [tuple(row.values()) for row in diff.sample.added] == sorted(added)[:sample]
+    assert [tuple(row.values()) for row in diff.sample.removed] == sorted(removed)[:sample]
+    assert [tuple(row.key.values()) for row in diff.sample.changed] == sorted(changed)[:sample]
+    for entry in diff.sample.changed:
         place = tuple(entry.key.values())
         assert comparable_entry(entry.old) == comparable_entry(before.get(place))
         assert comparable_entry(entry.new) == comparable_entry(after.get(place))
@@ -219,13 +219,13 @@ def test_columns_that_came_went_or_changed_their_type_are_named() -> None:
         number=2,
     )
     diff = diff_versions(old, new)
-    assert diff.columns_added == ("came",)
-    assert diff.columns_removed == ("gone",)
-    assert diff.columns_retyped == (("wide", "int", "bigint"), ("text", "string", "int"))
+    assert diff.columns.added == ("came",)
+    assert diff.columns.removed == ("gone",)
+    assert diff.columns.retyped == (("wide", "int", "bigint"), ("text", "string", "int"))
     assert (diff.changed, diff.unchanged) == (1, 2), (
         "text can't be compared with numbers; int with bigint can"
     )
-    assert diff.to_json()["changed_sample"] == [
+    assert diff.to_json()["sample"]["changed"] == [
         {
             "key": {"tailnum": "N2"},
             "old": {"tailnum": "N2", "seats": 2, "gone": "b", "wide": None, "text": "7"},
@@ -245,7 +245,7 @@ def test_keys_that_grew_wider_are_compared_across_their_buckets() -> None:
     )
     diff = diff_versions(old, new)
     assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (0, 1, 0, 99)
-    assert diff.removed_sample == ({"k": -50},)
+    assert diff.sample.removed == ({"k": -50},)
 
 
 def test_versions_with_other_keys_are_refused() -> None:

@@ -261,7 +261,7 @@ def test_members_that_one_version_lacks_are_null_there() -> None:
     assert {change.key["k"] for change in EntryChanges(old, new)} == {"gone", "x", "added", "tag"}
     compared = diff_versions(old, new)
     assert (compared.changed, compared.unchanged) == (1, 4), "in the members of both"
-    assert compared.changed_sample[0].key == {"k": "x"}
+    assert compared.sample.changed[0].key == {"k": "x"}
 
 
 def test_versions_with_other_keys_have_no_changes() -> None:

@@ -178,8 +178,8 @@ def test_versions_after_a_rollback_across_a_rename_keep_what_columns_mean(steps:
     fourth = steps.advance(bounded()).version
     assert fourth is not None
     diff = stored.diff(third, fourth)
-    assert (diff.columns_renamed, diff.added, diff.removed, diff.changed) == ((), 0, 0, 1)
-    assert stored.diff(first, fourth).columns_renamed == (("note", "memo"),)
+    assert (diff.columns.renamed, diff.added, diff.removed, diff.changed) == ((), 0, 0, 1)
+    assert stored.diff(first, fourth).columns.renamed == (("note", "memo"),)
     assert stored.require_current().get(3) == {
         "k": 3, "memo": "d", "home": {"town": "Bonn", "city": 4}, "note": 5,
     }  # fmt: skip
@@ -268,7 +268,7 @@ def test_a_column_that_a_stream_dropped_and_added_again_is_another_one(
     before = stored.version(first).get(1)
     assert before == {"k": 1, "note": "old", "home": {"city": "Oslo", "zip": "1"}}
     diff = stored.diff(first, second)
-    assert (diff.columns_added, diff.columns_removed) == (("note",), ("note",))
+    assert (diff.columns.added, diff.columns.removed) == (("note",), ("note",))
     assert steps.advance(declare()).sealed == ()
 
 
@@ -359,4 +359,4 @@ def test_a_column_that_a_version_lacks_is_the_same_one_when_it_is_back(steps: Wo
     assert first is not None
     assert third is not None
     diff = open_stored_versions(steps.lake, "planes").diff(first, third)
-    assert (diff.columns_added, diff.columns_removed, diff.changed) == ((), (), 1)
+    assert (diff.columns.added, diff.columns.removed, diff.changed) == ((), (), 1)

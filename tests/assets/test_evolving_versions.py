@@ -159,10 +159,10 @@ def test_a_diff_follows_columns_and_not_names(world: World) -> None:
     stored = renamed_planes(world)
     first, _, third = (ref.id for ref in stored.manifest().versions)
     diff = stored.diff(first, third)
-    assert (diff.columns_added, diff.columns_removed) == (("note",), ())
-    assert diff.columns_renamed == (("note", "memo"),)
-    assert diff.columns_retyped == ()
-    (change,) = diff.changed_sample
+    assert (diff.columns.added, diff.columns.removed) == (("note",), ())
+    assert diff.columns.renamed == (("note", "memo"),)
+    assert diff.columns.retyped == ()
+    (change,) = diff.sample.changed
     assert change.old == {"k": 1, "memo": "old"}
     assert change.new == {"k": 1, "memo": "new", "note": 7}
 

@@ -12,8 +12,8 @@ import pytest
 
 from dagster_adjunct.assets.retention.key_search import CLEARED, KeySet, redact
 from dagster_adjunct.resources.reports import to_json_value
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.schema import Field
+from dagster_adjunct.resources.schemas.types import arrow_type
 
 NOON = dt.datetime(2026, 1, 2, 12, 30, tzinfo=dt.UTC)
 

@@ -433,7 +433,7 @@ def test_commands_take_the_values_at_the_path(world: World) -> None:
     got = document(world, "dataset", "get", "d", "7")
     assert [entry["entry"]["no"] for entry in got] == [2]
     diff = document(world, "dataset", "diff", "d", "v1", "v2")
-    assert [change["key"] for change in diff["changed_sample"]] == [{"id": 7}]
+    assert [change["key"] for change in diff["sample"]["changed"]] == [{"id": 7}]
     document(world, "dataset", "erase", "d", "7", "--reason", "asked", "--by", "ada", "--yes")
     assert set(entries(world)) == {8}
 

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects import heartbeat
+from dagster_adjunct.resources.objects import fence
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.assets.conftest import World
@@ -270,7 +270,7 @@ def test_a_renewal_that_comes_too_late_does_not_count(
     lease = acquire(planes, publish(planes, 1)[0])
     now = list(times.read_clocks())
     now[clock] += 541
-    for module in (times, heartbeat):
+    for module in (times, fence):
         monkeypatch.setattr(module, "read_clocks", lambda: tuple(now))
     lease.renew()
     with pytest.raises(LeaseLostError) as caught:

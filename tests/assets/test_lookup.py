@@ -20,6 +20,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing import writer
 from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.bucketing.hashing import plain_converter
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
@@ -28,7 +29,6 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
 )
 from dagster_adjunct.resources.objects.store import InMemoryStore, ObjectStore
-from dagster_adjunct.resources.schemas.plain_values import plain_converter
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.faulty_store import FaultyStore
 

@@ -116,8 +116,8 @@ def test_versions_hold_what_was_sent(either: World, seed: int) -> None:
     with open_dataset(either.lake, "d") as served:
         found = served.diff("v1", "v2", sample=50)
     assert (found.added, found.removed, found.changed) == (10, 10, len(changed))
-    assert [change.key["k"] for change in found.changed_sample] == changed
-    assert [comparable(change.new) for change in found.changed_sample] == [
+    assert [change.key["k"] for change in found.sample.changed] == changed
+    assert [comparable(change.new) for change in found.sample.changed] == [
         comparable(new[key - 10]) for key in changed
     ]
 
@@ -467,8 +467,8 @@ def test_a_diff_masks_columns_with_a_sensitive_part(world: World) -> None:
         world.advance(spec)
     with open_dataset(world.lake, "d") as served:
         found = served.diff("v1", "v2")
-    assert found.changed_sample[0].new["v"] == {"email": "hopper-2", "n": 1}
-    shown = found.to_json()["changed_sample"][0]
+    assert found.sample.changed[0].new["v"] == {"email": "hopper-2", "n": 1}
+    shown = found.to_json()["sample"]["changed"][0]
     assert (shown["key"], shown["new"]) == ({"k": 1}, {"k": 1, "v": "***", "w": 2})
     printed = CliRunner().invoke(root, ["dataset", "diff", "d", "v1", "v2", *lake_of(world)])
     assert "*** -> ***" in printed.output

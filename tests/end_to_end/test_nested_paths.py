@@ -45,10 +45,9 @@ from dagster_adjunct.resources.files.formats import (
 from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.types import parse_type
+from dagster_adjunct.resources.schemas.types import arrow_type, parse_type
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
@@ -278,7 +277,7 @@ def test_entries_of_versions(drawn: Draw, engine: str, request: pytest.FixtureRe
 
 
 def found_rows(found: Any) -> Iterator[dict[str, Any]]:
-    for change in found.changed_sample:
+    for change in found.sample.changed:
         yield {"k": change.key["k"]} | change.new
 
 

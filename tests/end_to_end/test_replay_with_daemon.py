@@ -141,9 +141,8 @@ def test_a_bounded_replay_is_asked_for_in_the_ui_and_has_an_epoch_of_its_own(
     before, known = world.in_lake(), set(servers.runs())
     config = {
         "partitions": ["shop.events.0"],
-        "position": "oldest",
-        "until": "timestamp",
-        "until_value": "2026-01-01T10:00Z",
+        "position": {"at": "oldest"},
+        "until": {"at": "timestamp", "value": "2026-01-01T10:00Z"},
         "versions": "recorded",
         "reason": "an audit",
         "by": "eve",

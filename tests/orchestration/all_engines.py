@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatches
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import AdjunctError
-from dagster_adjunct.resources.objects.lake import LazyLakeStore
+from dagster_adjunct.resources.objects.store import GuardedStore
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
@@ -127,7 +127,7 @@ def find_obstacle(world: StepWorld, app: Application, options: dict[str, Any]) -
     if world.spark is IN_PROCESS:
         return "no session"
     store = world.lake.store
-    here = isinstance(store, LazyLakeStore) and world.folder in Path(store.url).parents
+    here = isinstance(store, GuardedStore) and world.folder in Path(store.url).parents
     if not here or set(world.systems) != {"lake"}:
         return "streams or a lake elsewhere"
     for table in app.tables.values():

@@ -18,8 +18,7 @@ from dagster_adjunct.assets.declaration.dataset import (
 )
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.dataset import open_dataset
-from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import group_datasets
+from dagster_adjunct.orchestration.application.application import Application, group_datasets
 from dagster_adjunct.orchestration.planner.planner import systems_for
 from dagster_adjunct.orchestration.step.progress import describe_waiting_datasets
 from dagster_adjunct.orchestration.step.run import run_application

@@ -17,8 +17,8 @@ from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.step.batch import classify_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs
-from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     ManifestMismatchError,

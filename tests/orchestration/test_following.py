@@ -418,7 +418,7 @@ def stay(
 
     step = partial(run_step, engine=Copies(during))
     with (
-        patch.object(module, "run_step", step),
+        patch("dagster_adjunct.orchestration.step.run.run_step", step),
         patch.object(module, "Following", Waiting),
         patch.object(module, "_PAUSE", 0.0),
     ):
@@ -591,7 +591,7 @@ def test_a_run_that_asked_and_gave_up_leaves_nothing_behind(tmp_path: Path) -> N
 def run_once(lake: Lake, app: Application) -> RunReport:
     """Run the application as a new run, without Spark."""
     step = partial(run_step, engine=Copies(lambda context, inputs: None))
-    with patch.object(module, "run_step", step):
+    with patch("dagster_adjunct.orchestration.step.run.run_step", step):
         return run_application(app, lake=lake, spark=IN_PROCESS, wait=0)
 
 

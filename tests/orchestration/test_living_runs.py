@@ -17,7 +17,7 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.errors import ApplicationBusyError, RunLeaseLostError
-from dagster_adjunct.resources.objects.heartbeat import Heartbeat
+from dagster_adjunct.resources.objects.fence import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.table_backends.memory import MemoryTable

@@ -23,7 +23,6 @@ import pytest
 
 from dagster_adjunct import Application, bounded_dataset, run_application, unbounded_dataset
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -133,7 +132,7 @@ def growth(world: StepWorld, engine: str, batches: int) -> dict[str, float]:
             deliver(world, app, event.batch)
 
     step = partial(run_step, engine=ByTasks()) if engine == "tasks" else run_step
-    with patch.object(module, "run_step", step):
+    with patch("dagster_adjunct.orchestration.step.run.run_step", step):
         report = run_application(
             app,
             lake=world.lake,

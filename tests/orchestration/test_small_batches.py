@@ -13,7 +13,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step import small_spark_batch
+from dagster_adjunct.orchestration.step import batch as spark_batch
 from dagster_adjunct.orchestration.step.context import BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.step import run_step
@@ -204,7 +204,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(context: StepContext, *given: Any) -> BatchMetrics:
         made.append(context.app.name)
-        return small_spark_batch.run_small_batch(context, *given)
+        return spark_batch.run_small_batch(context, *given)
 
     monkeypatch.setattr("dagster_adjunct.orchestration.step.engines.run_small_batch", noted)
     return made
@@ -260,7 +260,7 @@ def test_what_is_large_is_left_to_tasks(
     made = counting(monkeypatch)
     for limits in ({}, LIMITS[large]):
         for name, limit in limits.items():
-            monkeypatch.setattr(small_spark_batch, name, limit)
+            monkeypatch.setattr(spark_batch, name, limit)
         world.send("trips", ("a", 1), ("b", 2))
         run_step(world.context(app))
     assert len(made) == 1
@@ -286,7 +286,7 @@ def test_rows_that_are_large_are_written_by_tasks_alike(
         sent.map("concat(k, text) as k", "v", "1 as w").send_to(table)
         return app
 
-    monkeypatch.setattr(small_spark_batch, "SMALL_BYTES", 100_000)
+    monkeypatch.setattr(spark_batch, "SMALL_BYTES", 100_000)
     world.send("trips", ("a", 0), ("b", 1), ("c", 2))
     made, other = counting(monkeypatch), twin_of(world)
     reports = [

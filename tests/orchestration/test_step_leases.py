@@ -34,7 +34,7 @@ from dagster_adjunct.resources.errors import (
     RunLeaseLostError,
     StoreUnavailableError,
 )
-from dagster_adjunct.resources.objects import heartbeat as renewal_module
+from dagster_adjunct.resources.objects import fence as renewal_module
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -92,8 +92,8 @@ def test_records_meet_what_the_table_has_of_their_key_and_each_key_is_asked_once
     assert len(function.asked) == 1
     assert report.counters["join-2-planes"] == {"rows": 7, "unmatched": 2}
     measured = report.measured["planes"]
-    assert (measured.reads, measured.found, measured.requests) == (3, 2, 1)
-    assert measured.read_seconds.count == 1
+    assert (measured.records.reads, measured.records.found, measured.store.requests) == (3, 2, 1)
+    assert measured.attempts.read_seconds.count == 1
 
 
 def test_answers_are_kept_over_batches_as_the_tables_cache_says(step_world: StepWorld) -> None:
@@ -108,7 +108,7 @@ def test_answers_are_kept_over_batches_as_the_tables_cache_says(step_world: Step
     assert report.batches == 2
     assert sorted(function.keys_asked) == ["n1", "n2", "n3"]
     measured = report.measured["planes"]
-    assert (measured.reads, measured.cache_hits, measured.cache_misses) == (4, 1, 3)
+    assert (measured.records.reads, measured.cache.hits, measured.cache.misses) == (4, 1, 3)
     assert [row["seats"] for row in out(step_world)] == [100, 200, 200, 300]
 
 
@@ -166,7 +166,7 @@ def test_of_two_runs_of_a_batch_the_first_that_records_decides_for_both(
     raced = replace(step_world, lake=Lake(AnotherRun(step_world.lake.store), step_world.lake.id))
     report = raced.run(application(step_world, table(function), how="left"))
     assert [sorted(request) for request in function.asked] == [["gone", "n1", "n2"], ["gone", "n2"]]
-    assert report.measured["planes"].reads == 5
+    assert report.measured["planes"].records.reads == 5
     seats = {row["plane"]: (row["seats"], row["model"]) for row in out(step_world)}
     assert seats == {
         "n1": (9, "other"),
@@ -184,7 +184,7 @@ def test_a_table_that_is_not_well_is_asked_again_and_then_fails_the_batch_by_nam
     function.problems = [TransientError("busy.", ""), TransientError("busy.", "")]
     retry = RetryPolicy(attempts=3, first_wait=0.001)
     report = step_world.run(application(step_world, table(function, retry=retry), how="left"))
-    assert report.measured["planes"].retries == 2
+    assert report.measured["planes"].store.retries == 2
     assert out(step_world) == joined(FLIGHTS, "left")
     flights(step_world, ("f8", "n1"))
     function.problems = [TransientError("busy.", "") for _ in range(9)]
@@ -280,8 +280,8 @@ def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     expected = {f"f{i}": i % 8 if i % 8 < 5 else None for i in range(20)}
     assert {row["k"]: row["v"] for row in out(step_world)} == expected
     measured = report.measured["things"]
-    assert (measured.reads, measured.found) == (8, 5)
-    assert measured.requests == (2 if keys_a_task == 2 else 1)
+    assert (measured.records.reads, measured.records.found) == (8, 5)
+    assert measured.store.requests == (2 if keys_a_task == 2 else 1)
     assert report.counters["join-2-things"] == {
         "rows": 20,
         "unmatched": sum(v is None for v in expected.values()),

@@ -62,7 +62,7 @@ def test_a_table_gets_its_rate_from_any_number_of_partitions(
     # for. That no rate is lost is shown in simulated time (test_credits_over_runs.py).
     (first, count), (last, _) = arrivals[0], arrivals[-1]
     assert RECORDS - count <= RATE * 1.1 * (last - first) + RATE
-    assert report.measured["sink"].rate_waits > 2.0
+    assert report.measured["sink"].store.rate_waits > 2.0
 
 
 def test_a_budget_declared_with_two_rates_is_rejected_before_anything_is_read(

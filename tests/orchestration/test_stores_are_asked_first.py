@@ -21,8 +21,8 @@ from dagster_adjunct.errors import (
     TableUnavailableError,
 )
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.table_registry import check_stores, list_uses
 from dagster_adjunct.orchestration.operators.table_updates import update_message
-from dagster_adjunct.orchestration.step.check_stores import check_stores, list_uses
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.table_backends.dynamodb import DynamoDbTable

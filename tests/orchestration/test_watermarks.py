@@ -20,8 +20,8 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     TimeState,
 )
 from dagster_adjunct.orchestration.batch_log.intent import Intent
+from dagster_adjunct.orchestration.operators.operator import required_retention, watermark_inputs
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
-from dagster_adjunct.orchestration.operators.watermarks import required_retention, watermark_inputs
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.event_times import NEVER, PriorTimes, find_late_in_memory
 from dagster_adjunct.orchestration.step.progress import (

@@ -22,8 +22,8 @@ from dagster_adjunct.orchestration.operators.made_records import (
     NULL_TIME,
     REPLAYED_REASON,
 )
+from dagster_adjunct.orchestration.operators.operator import Watermarks
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
-from dagster_adjunct.orchestration.operators.watermarks import Watermarks
 from dagster_adjunct.orchestration.operators.windows.assignment import (
     PARTLY_LATE,
     Windows,

@@ -11,8 +11,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     FixedColumns,
     evolve,
 )
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNames
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, StoredNames
 
 _CUSTOMER = "struct<id:bigint,mail:string>"
 _STORED = Schema.of(id="bigint", note="string", customer=_CUSTOMER)

@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_adjunct.resources.bucketing.hashing import assign_buckets, bucket_of_key, spark_hash
+from dagster_adjunct.resources.bucketing.hashing import (
+    assign_buckets,
+    bucket_of_key,
+    plain_converter,
+    spark_hash,
+)
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.plain_values import plain_converter
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.types import arrow_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

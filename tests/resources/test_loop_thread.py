@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 
-from dagster_adjunct.resources.event_loop import LoopThread
+from dagster_adjunct.resources.threads import LoopThread
 
 
 async def answer() -> int:

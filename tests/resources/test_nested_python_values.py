@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, has_maps
+from dagster_adjunct.resources.schemas.types import arrow_type, has_maps
 from dagster_adjunct.resources.schemas.values import (
     python_rows,
     python_values,

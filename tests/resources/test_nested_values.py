@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.arrow_types import type_from_arrow
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.types import Array, Map, Simple, parse_type
+from dagster_adjunct.resources.schemas.types import Array, Map, Simple, parse_type, type_from_arrow
 
 ORDER = Schema.of(
     id="bigint",

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, quote_name
 from dagster_adjunct.resources.schemas.types import decimal_digits, is_nested
 from dagster_adjunct.resources.schemas.values import to_pandas
-from dagster_adjunct.resources.sql.types import INTEGERS, NUMBERS, sum_type
+from dagster_adjunct.resources.sql.result_types import INTEGERS, NUMBERS, sum_type
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 

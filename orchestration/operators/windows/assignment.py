@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.operators.made_records import (
     NULL_TIME,
     exclusion_column,
 )
-from dagster_adjunct.orchestration.operators.watermarks import Watermarks
+from dagster_adjunct.orchestration.operators.operator import Watermarks
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
     Aggregate,
     Aggregation,

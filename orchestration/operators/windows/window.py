@@ -27,7 +27,6 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_column_names,
     validate_partition_by,
 )
-from dagster_adjunct.orchestration.operators.declared import DeclaredApplication
 from dagster_adjunct.orchestration.operators.made_records import (
     EXCLUSION,
     exclusion_conditions,
@@ -42,7 +41,12 @@ from dagster_adjunct.orchestration.operators.operator import (
     PlanContext,
     Requirement,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, merge_sources
+from dagster_adjunct.orchestration.operators.stream_facts import (
+    ColumnFacts,
+    Columns,
+    DeclaredApplication,
+    merge_sources,
+)
 from dagster_adjunct.orchestration.operators.windows.aggregates import (
     WIDEST,
     Aggregate,
@@ -86,8 +90,7 @@ from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.names import check_name
 from dagster_adjunct.resources.schemas.paths import column_of, flat_name, value_name
 from dagster_adjunct.resources.schemas.schema import named_column, value_column
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.types import is_nested, is_storable
+from dagster_adjunct.resources.schemas.types import is_nested, is_storable, types_from_spark
 from dagster_adjunct.resources.spark.tasks import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS

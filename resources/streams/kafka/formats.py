@@ -18,7 +18,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.arrow_files import read_json_lines
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import map_parts, split_parts, with_nulls
 from dagster_adjunct.resources.schemas.parsed_columns import (
     Converter,
@@ -37,6 +36,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    arrow_type,
     parse_type,
     write_name,
 )
@@ -259,13 +259,13 @@ def check_malformed(declared: str, schema: Schema, what: str) -> None:
         Schema((*schema.fields, Field(declared, "binary")))
 
 
-def schema_from_declaration(given: Schema | str, what: str) -> Schema:
+def schema_from_declaration(given: Schema | str) -> Schema:
     """Return the declared schema, which is a Schema or DDL. Raises SchemaMismatchError if it is
     invalid or empty.
     """
-    schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
+    schema = Schema.from_ddl(given, "a JSON format") if isinstance(given, str) else given
     if not schema.fields:
-        problem = f"{what} declares no columns."
+        problem = "a JSON format declares no columns."
         raise SchemaMismatchError(
             problem, 'Write them like "tailnum STRING, seats INT".', argument="schema"
         )
@@ -389,7 +389,7 @@ class Json:
     malformed: str = FAIL
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schema", schema_from_declaration(self.schema, "a JSON format"))
+        object.__setattr__(self, "schema", schema_from_declaration(self.schema))
         self.columns().select(self.names, "a JSON format")
         fields = [self.names.get(name, name) for name in self.columns().names]
         if twice := {name for name in fields if fields.count(name) > 1}:

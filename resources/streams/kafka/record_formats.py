@@ -17,7 +17,6 @@ from dagster_adjunct.resources.bucketing.writer import check_readable, describe_
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.parsed_columns import MAX_SHOWN, RowProblems, shorten_text
 from dagster_adjunct.resources.schemas.paths import (
@@ -30,8 +29,7 @@ from dagster_adjunct.resources.schemas.paths import (
 )
 from dagster_adjunct.resources.schemas.records import fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, repeated_names
-from dagster_adjunct.resources.schemas.spark_types import types_from_spark
-from dagster_adjunct.resources.schemas.types import is_nested
+from dagster_adjunct.resources.schemas.types import arrow_type, is_nested, types_from_spark
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import FAIL, Format, FormatReader, Raw, RawKey
 from dagster_adjunct.resources.streams.system import (

@@ -26,28 +26,33 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
 from dagster_adjunct.resources.schemas.paths import read_path
 from dagster_adjunct.resources.schemas.records import (
     ArrowFrame,
     cast_column,
-    check_column_names,
     fit_to_schema,
     to_arrow_table,
 )
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, value_column
-from dagster_adjunct.resources.schemas.spark_types import tree_from_spark
-from dagster_adjunct.resources.schemas.spark_values import fitted_value_sql
-from dagster_adjunct.resources.schemas.stored_names import Steps
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    Steps,
+    check_column_names,
+    named_column,
+    quote_name,
+    value_column,
+)
 from dagster_adjunct.resources.schemas.types import (
     Array,
     Map,
     Simple,
     Struct,
     Type,
+    arrow_type,
     find_difference,
     is_nested,
+    is_same_family,
     parse_type,
+    tree_from_spark,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams import system
@@ -65,7 +70,11 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     StreamStates,
 )
 from dagster_adjunct.resources.streams.lake.read import read_tables, with_meta_columns
-from dagster_adjunct.resources.streams.lake.repeats import RepeatedAppend, is_table
+from dagster_adjunct.resources.streams.lake.repeats import (
+    RepeatedAppend,
+    fitted_value_sql,
+    is_table,
+)
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     POSITION,

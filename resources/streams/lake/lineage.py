@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dagster_adjunct.resources.errors import ConfigurationError, StreamNotFoundError
-from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.streams.lake.manifest import (
@@ -41,7 +41,7 @@ from dagster_adjunct.resources.streams.system import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    pass
 
 EVERY_EPOCH = 2**31 - 1
 
@@ -428,24 +428,3 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
         inside = (at >= 0) & (offsets[rows] < ends[at])
         is_replaced[rows] |= inside & (epochs[rows] < highest[at])
     return table.filter(pa.array(~is_replaced))
-
-
-def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:
-    """Return the records of the frame that are not replaced. It must have the columns of
-    POSITION.
-    """
-    if not replaced:
-        return frame
-    names = [f"__replaced_{name}" for name in SupersededRange._fields]
-    kinds = ("string", "string", "bigint", "bigint", "int")
-    ddl = ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True))
-    spans = frame.sparkSession.createDataFrame([tuple(span) for span in replaced], ddl)
-    reader, source, start, end, epoch = (F.col(name) for name in names)
-    condition = (
-        (F.col(READER) == reader)
-        & (F.col(SOURCE) == source)
-        & (F.col(SOURCE_OFFSET) >= start)
-        & (F.col(SOURCE_OFFSET) < end)
-        & (F.col(SOURCE_EPOCH) < epoch)
-    )
-    return frame.join(F.broadcast(spans), condition, "left_anti")

@@ -37,7 +37,7 @@ from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import delete_holds, holder_prefix
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.manifest import (
     CompactionPolicy,

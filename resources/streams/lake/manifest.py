@@ -37,7 +37,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, Page
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.paths import Path, find_path
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, StoredNamesField
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, StoredNamesField
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     POSITION,

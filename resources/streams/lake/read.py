@@ -22,10 +22,9 @@ from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFou
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
 from dagster_adjunct.resources.schemas.arrow_values import cast_table, rename_columns
-from dagster_adjunct.resources.schemas.schema import Schema, copy_name, named_column
-from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.schema import Schema, StoredNames, copy_name, named_column
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import bigint_array
 from dagster_adjunct.resources.streams import system
@@ -46,8 +45,12 @@ from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
     POSITION,
+    READER,
     RECORD_META,
     RECORD_META_COLUMNS,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
     TIMESTAMP,
     TOMBSTONE,
     Epochs,
@@ -521,7 +524,7 @@ class LakeReads(StreamStates, NumberedOffsets):
             positions=wanted,
             copies=options.get("copies", False),
         )
-        frame = lineage.filter_latest_frame(frame, at.replaced)
+        frame = filter_latest_frame(frame, at.replaced)
         if positions:
             return frame
         return frame.drop(*POSITION)
@@ -650,3 +653,24 @@ class LakeReads(StreamStates, NumberedOffsets):
             marked = (entry.version, entry.rows, entry.checksum, entry.counted, valid_from)
             found.append(Marker(ssps[entry.partition], str(entry.offset), *marked))
         return found
+
+
+def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:
+    """Return the records of the frame that are not replaced. It must have the columns of
+    POSITION.
+    """
+    if not replaced:
+        return frame
+    names = [f"__replaced_{name}" for name in SupersededRange._fields]
+    kinds = ("string", "string", "bigint", "bigint", "int")
+    ddl = ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True))
+    spans = frame.sparkSession.createDataFrame([tuple(span) for span in replaced], ddl)
+    reader, source, start, end, epoch = (F.col(name) for name in names)
+    condition = (
+        (F.col(READER) == reader)
+        & (F.col(SOURCE) == source)
+        & (F.col(SOURCE_OFFSET) >= start)
+        & (F.col(SOURCE_OFFSET) < end)
+        & (F.col(SOURCE_EPOCH) < epoch)
+    )
+    return frame.join(F.broadcast(spans), condition, "left_anti")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum, records_checksum
 from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type, is_same_family
 from dagster_adjunct.resources.schemas.arrow_values import (
     cast_values,
     rename_columns,
@@ -17,11 +16,26 @@ from dagster_adjunct.resources.schemas.arrow_values import (
 )
 from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.records import fit_to_schema
-from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
-from dagster_adjunct.resources.schemas.spark_types import tree_from_spark, types_from_spark
-from dagster_adjunct.resources.schemas.spark_values import fitted_value_sql
-from dagster_adjunct.resources.schemas.stored_names import Steps, keep_steps, list_steps
-from dagster_adjunct.resources.schemas.types import parse_type
+from dagster_adjunct.resources.schemas.schema import (
+    Schema,
+    Steps,
+    keep_steps,
+    list_steps,
+    named_column,
+    quote_name,
+    quote_text,
+)
+from dagster_adjunct.resources.schemas.types import (
+    Array,
+    Map,
+    Struct,
+    Type,
+    arrow_type,
+    is_same_family,
+    parse_type,
+    tree_from_spark,
+    types_from_spark,
+)
 from dagster_adjunct.resources.streams.lake.manifest import OPTIONAL_META, LakeStreamDeclaration
 
 if TYPE_CHECKING:
@@ -156,3 +170,33 @@ def _narrow_column(name: str, given: str, before: Schema) -> Column:
         return named_column(name)
     types = (parse_type(given), parse_type(kind))
     return F.expr(fitted_value_sql(quote_name(name), *types, "TRY_CAST")).alias(name)
+
+
+def fitted_value_sql(
+    value: str, given: Type, wanted: Type, cast: str = "CAST", depth: int = 0
+) -> str:
+    """Return the SQL of a value of type `given`, whose SQL is `value`, as one of type `wanted`.
+
+    Members of structs are found by their names, and null where missing, unlike in Spark's casts of
+    structs. Simple values are converted by `cast`. `depth` is the number of functions around it.
+    """
+    if given == wanted:
+        return value
+    if isinstance(wanted, Struct) and isinstance(given, Struct):
+        members = []
+        for member in wanted.members:
+            found = given.member(member.name)
+            part = f"CAST(NULL AS {member.type})"
+            if found is not None:
+                name = f"{value}.{quote_name(member.name)}"
+                part = fitted_value_sql(name, found.type, member.type, cast, depth)
+            members.append(f"{quote_text(member.name)}, {part}")
+        return f"CASE WHEN {value} IS NOT NULL THEN named_struct({', '.join(members)}) END"
+    one = f"__v{depth}"
+    if isinstance(wanted, Array) and isinstance(given, Array):
+        part = fitted_value_sql(one, given.element, wanted.element, cast, depth + 1)
+        return f"transform({value}, {one} -> {part})"
+    if isinstance(wanted, Map) and isinstance(given, Map):
+        part = fitted_value_sql(one, given.value, wanted.value, cast, depth + 1)
+        return f"transform_values({value}, (__k, {one}) -> {part})"
+    return f"{cast}({value} AS {wanted})"

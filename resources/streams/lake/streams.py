@@ -38,8 +38,7 @@ from dagster_adjunct.resources.schemas.column_changes import (
     evolve,
 )
 from dagster_adjunct.resources.schemas.paths import find_path
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED, schema_struct
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema, schema_struct
 from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import manifest

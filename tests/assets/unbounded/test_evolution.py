@@ -24,8 +24,7 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.recovery import evolve_columns
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.evolution import holds_values_of, is_widening
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import AS_NAMED
+from dagster_adjunct.resources.schemas.schema import AS_NAMED, Schema
 from dagster_adjunct.resources.schemas.types import parse_type
 from dagster_adjunct.resources.schemas.version_columns import NamedColumns
 from tests.assets.conftest import World
@@ -165,8 +164,8 @@ def test_added_and_widened_columns_are_read_of_old_and_new_rows(sparkling: World
     check_deeply(world)
     diff = store.diff(old, world.view(spec(WIDE)).version)
     assert (diff.added, diff.removed, diff.changed, diff.unchanged) == (1, 0, 0, 3)
-    assert diff.columns_added == ("added", "more")
-    assert ("t", "tinyint", "int") in diff.columns_retyped
+    assert diff.columns.added == ("added", "more")
+    assert ("t", "tinyint", "int") in diff.columns.retyped
 
     for level in ("minor", "major"):
         compact_dataset(world.lake, "wide", spark=world.spark, by="test", level=level)

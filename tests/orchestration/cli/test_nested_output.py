@@ -95,7 +95,7 @@ def test_entries_of_datasets_are_printed_with_their_nested_values(world: World) 
     advance_dataset(spec, lake=world.lake, spark=IN_PROCESS)
     difference = printed(world, "dataset", "diff", "orders", "v1", "v2")
     assert '{"a": [1, null], "b": [], "c": null} -> {"a": []}' in difference
-    (change,) = document(world, "dataset", "diff", "orders", "v1", "v2")["changed_sample"]
+    (change,) = document(world, "dataset", "diff", "orders", "v1", "v2")["sample"]["changed"]
     assert change["old"] == EXPECTED[1]
 
 

@@ -223,10 +223,10 @@ def test_diff_counts_and_samples_what_changed(world: World) -> None:
         "changed": 1,
         "unchanged": 1,
     }
-    assert difference["added_sample"] == [{"tailnum": "N3"}]
+    assert difference["sample"]["added"] == [{"tailnum": "N3"}]
     text = printed(world, "diff", "planes", "v1", "v2")
     assert "2 -> 20" in text
-    assert document(world, "diff", "planes", "v2", "v3", "--sample", "1")["removed_sample"] == [
+    assert document(world, "diff", "planes", "v2", "v3", "--sample", "1")["sample"]["removed"] == [
         {"tailnum": "N2"}
     ]
 

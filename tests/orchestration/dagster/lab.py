@@ -105,7 +105,7 @@ class Lab:
 @contextmanager
 def steps_run_by(run_step: Callable[[StepContext], StepReport]) -> Iterator[None]:
     """Have `run_step` run the steps of applications, instead of Spark."""
-    with patch("dagster_adjunct.orchestration.step.following.run_step", run_step):
+    with patch("dagster_adjunct.orchestration.step.run.run_step", run_step):
         yield
 
 

@@ -33,7 +33,7 @@ STARTPOINT = """ops:
   startpoint_my_orders:
     config:
       partitions: [lake.orders.0-1]
-      position: oldest
+      position: {at: oldest}
       reason: prices were wrong
       by: ann
 """

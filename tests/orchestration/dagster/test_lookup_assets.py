@@ -11,7 +11,14 @@ from dagster import AssetKey
 from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
 from dagster_adjunct.orchestration.step.progress import StepReport
-from dagster_adjunct.resources.tables.metrics import Histogram, TableMetrics
+from dagster_adjunct.resources.tables.metrics import (
+    Attempts,
+    CacheCounts,
+    Histogram,
+    RecordCounts,
+    StoreCounts,
+    TableMetrics,
+)
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 from tests.orchestration.dagster.lab import NO_SPARK, SCHEMA, plain, running_lab, steps_run_by
 
@@ -44,7 +51,10 @@ def test_a_table_that_is_looked_up_in_is_an_external_asset_above_the_output(tmp_
 
 def test_what_asking_took_and_the_columns_that_came_of_it_are_on_the_output(tmp_path: Path) -> None:
     took = TableMetrics(
-        reads=9, found=4, cache_hits=3, requests=2, read_seconds=Histogram({0: 2}, 0.5, 0.25)
+        RecordCounts(reads=9, found=4),
+        CacheCounts(hits=3),
+        StoreCounts(requests=2),
+        Attempts(read_seconds=Histogram({0: 2}, 0.5, 0.25)),
     )
     report = StepReport(
         1,

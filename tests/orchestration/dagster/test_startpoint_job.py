@@ -53,7 +53,9 @@ def launch(lake: Lake, instance: DagsterInstance, **config: Any) -> FinishedRun:
 def test_a_whole_stream_is_asked_for_with_who_and_why_and_what_it_will_do(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
-    finished = launch(lake, instance, partitions=["lake.orders"], position="oldest", by="ann")
+    finished = launch(
+        lake, instance, partitions=["lake.orders"], position={"at": "oldest"}, by="ann"
+    )
     assert finished.success, finished.log
     asked = startpoints.read().waiting
     assert [
@@ -78,10 +80,8 @@ def test_a_bounded_replay_is_asked_for_by_time_and_offset(
         lake,
         instance,
         partitions=["lake.orders.1"],
-        position="timestamp",
-        value="2026-01-02T00:00Z",
-        until="offset",
-        until_value="3",
+        position={"at": "timestamp", "value": "2026-01-02T00:00Z"},
+        until={"at": "offset", "value": "3"},
         task="Partition 1",
         versions="current",
     )
@@ -103,7 +103,11 @@ def test_a_dry_run_shows_all_that_and_writes_nothing(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
     finished = launch(
-        lake, instance, partitions=["lake.orders.0-1"], position="offset", value="2", dry_run=True
+        lake,
+        instance,
+        partitions=["lake.orders.0-1"],
+        position={"at": "offset", "value": "2"},
+        dry_run=True,
     )
     assert finished.success, finished.log
     assert startpoints.read().waiting == []
@@ -121,7 +125,7 @@ def test_a_dry_run_shows_all_that_and_writes_nothing(
 def test_what_waits_is_taken_back(
     lake: Lake, instance: DagsterInstance, startpoints: StartpointManager
 ) -> None:
-    launch(lake, instance, partitions=["lake.orders"], position="oldest")
+    launch(lake, instance, partitions=["lake.orders"], position={"at": "oldest"})
     finished = launch(lake, instance, action="clear", partitions=["lake.orders.0"])
     assert finished.success, finished.log
     assert "taken back: lake.orders.0: oldest" in finished.log
@@ -133,29 +137,31 @@ def test_what_waits_is_taken_back(
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"position": "oldest", "partitions": ["lake.nothing"]}, "does not read lake.nothing"),
-        ({"position": "oldest", "partitions": []}, "no partition is named"),
+        (
+            {"position": {"at": "oldest"}, "partitions": ["lake.nothing"]},
+            "does not read lake.nothing",
+        ),
+        ({"position": {"at": "oldest"}, "partitions": []}, "no partition is named"),
         ({"partitions": ["lake.orders"]}, "action set needs a position"),
         (
-            {"partitions": ["lake.orders"], "position": "timestamp"},
+            {"partitions": ["lake.orders"], "position": {"at": "timestamp"}},
             "position timestamp needs a value",
         ),
-        ({"partitions": ["lake.orders"], "position": "oldest", "until_value": "3"}, "needs until"),
         (
-            {"partitions": ["lake.orders"], "position": "oldest", "versions": "recorded"},
+            {"partitions": ["lake.orders"], "position": {"at": "oldest"}, "versions": "recorded"},
             "is for a bounded replay",
         ),
         (
             {
                 "partitions": ["lake.orders"],
-                "position": "oldest",
-                "until": "upcoming",
+                "position": {"at": "oldest"},
+                "until": {"at": "upcoming"},
                 "versions": "as_of",
             },
             "no join of application 'copy-all' is as-of",
         ),
         (
-            {"partitions": ["lake.orders"], "position": "offset", "value": "999"},
+            {"partitions": ["lake.orders"], "position": {"at": "offset", "value": "999"}},
             "nothing is written",
         ),
         (
@@ -163,7 +169,10 @@ def test_what_waits_is_taken_back(
             "action clear has no dry run",
         ),
         ({"partitions": [], "action": "clear"}, "no partition is named"),
-        ({"partitions": ["lake.orders"], "position": "oldest", "reason": " "}, "reason=' '"),
+        (
+            {"partitions": ["lake.orders"], "position": {"at": "oldest"}, "reason": " "},
+            "reason=' '",
+        ),
     ],
 )
 def test_what_cannot_be_asked_for_fails_and_writes_nothing(
@@ -186,7 +195,7 @@ def test_without_startpoints_there_is_no_sensor_and_the_job_refuses(
     app.input_stream("lake.orders").send_to(app.output_stream("lake.copy", partitions=1))
     definitions = build_definitions(app, lake=lake.url)
     assert "copy_all_startpoints" not in {sensor.name for sensor in definitions.sensors or ()}
-    config = {"partitions": ["lake.orders"], "position": "oldest", "reason": "wrong rates"}
+    config = {"partitions": ["lake.orders"], "position": {"at": "oldest"}, "reason": "wrong rates"}
     result = definitions.resolve_job_def("copy_all_startpoint").execute_in_process(
         run_config={"ops": {"startpoint_copy_all": {"config": config}}},
         instance=instance,

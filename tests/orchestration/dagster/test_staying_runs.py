@@ -241,7 +241,7 @@ def stay(
     bundled = partial(Bundled, every=every)
     module = "dagster_adjunct.orchestration.code_location.output_assets"
     with (
-        patch.object(following, "run_step", step),
+        patch("dagster_adjunct.orchestration.step.run.run_step", step),
         patch.object(following, "Following", Waiting),
         patch.object(following, "_PAUSE", 0.0),
         patch(f"{module}.Bundled", bundled),

@@ -17,8 +17,7 @@ from dagster_adjunct.resources.bucketing.writer import (
 )
 from dagster_adjunct.resources.errors import ManifestMismatchError
 from dagster_adjunct.resources.objects.local_store import LocalStore
-from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.schemas.stored_names import StoredNames
+from dagster_adjunct.resources.schemas.schema import Schema, StoredNames
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,8 +24,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import fence as module
-from dagster_adjunct.resources.objects.fence import Fence, FencedStore
-from dagster_adjunct.resources.objects.heartbeat import Heartbeat
+from dagster_adjunct.resources.objects.fence import Fence, Heartbeat, fenced_store
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.times import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
@@ -307,7 +306,7 @@ def test_a_store_of_a_run_takes_no_writes_once_its_lease_is_lost(
 ) -> None:
     write_lease(store)
     held = fence(store)
-    fenced: Any = FencedStore(store, held)
+    fenced = fenced_store(store, held)
     etag = fenced.put("a", b"1")
     assert fenced.get("a").data == b"1"
     write_lease(store, id="other")

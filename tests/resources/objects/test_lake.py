@@ -25,8 +25,8 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.resources.objects.lake import (
+    LakeCreation,
     LakeSettings,
-    LazyLakeStore,
     describe_store,
     lake_in,
     open_lake,
@@ -103,8 +103,8 @@ def test_ready_stores_answer_while_another_thread_has_their_lock(kind: str) -> N
         use: Callable[[], object] = s3._client
         lock = s3._lock
     else:
-        lazy = LazyLakeStore(InMemoryStore())
-        use, lock = lazy.staging_dir, lazy._lock
+        use = LakeCreation(InMemoryStore())
+        lock = use._lock
     use()
     with lock:
         thread = threading.Thread(target=use, daemon=True)

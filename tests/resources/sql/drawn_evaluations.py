@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.types import decimal_digits
+from dagster_adjunct.resources.schemas.types import arrow_type, decimal_digits
 
 TYPES = {
     "a": "tinyint",

@@ -12,11 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_adjunct.resources.sql.arrow_expressions import (
-    ArrowExpression,
-    NeedsSpark,
-    compile_expression,
-)
+from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, compile_expression
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 from tests.resources.sql.drawn_evaluations import TYPES, DrawnEvaluation
 from tests.rounds import rounds
 

@@ -11,12 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.sql.arrow_expressions import (
-    ArrowExpression,
-    NeedsSpark,
-    compile_expression,
-)
+from dagster_adjunct.resources.schemas.types import arrow_type
+from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, compile_expression
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 
 TYPES = {
     "a": "int",

@@ -11,11 +11,8 @@ import pytest
 
 from dagster_adjunct.resources.schemas.records import fit_to_schema, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.arrow_expressions import (
-    ArrowExpression,
-    NeedsSpark,
-    compile_expression,
-)
+from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, compile_expression
+from dagster_adjunct.resources.sql.arrow_kernels import NeedsSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +105,7 @@ def test_what_is_left_to_spark(text: str) -> None:
 
 
 def test_spark_has_the_same_values(spark: SparkSession, tmp_path: Path) -> None:
-    from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+    from dagster_adjunct.resources.schemas.types import type_from_spark
 
     table = fit_to_schema(to_arrow_table(ROWS, "rows", SCHEMA), SCHEMA, "rows")
     pq.write_table(table, tmp_path / "rows.parquet")

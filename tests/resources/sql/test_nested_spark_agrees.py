@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_adjunct.resources.schemas.spark_types import type_from_spark
+from dagster_adjunct.resources.schemas.types import type_from_spark
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.types import types_differ
 from tests.resources.sql.drawn_nested import DDL, TYPES, draw, draw_lambda

@@ -9,7 +9,7 @@ import pytest
 from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.streams.lake.maintenance import (
     MaintenanceResult,
     count_expired,

@@ -50,9 +50,9 @@ def run_all(store) -> tuple[TableMetrics, dict]:
 
 def check(total: TableMetrics, records: dict) -> None:
     """Every record was begun once and has the last value of every writer."""
-    assert total.defaults_put == KEYS
-    assert total.updates == WRITERS * ROUNDS * KEYS
-    assert total.failures == 0
+    assert total.records.defaults_put == KEYS
+    assert total.records.updates == WRITERS * ROUNDS * KEYS
+    assert total.store.failures == 0
     assert len(records) == KEYS
     for record in records.values():
         assert record["begun_by"] in range(WRITERS)

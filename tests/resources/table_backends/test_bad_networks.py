@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from dagster_adjunct.resources.tables.functions import FunctionLayer
+from dagster_adjunct.resources.tables.function_layer import FunctionLayer
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
@@ -136,7 +136,7 @@ def test_an_increment_whose_answer_was_lost_counts_once(reached, proxy):
             await done(table, counting(messages(5, keys=1)["lake.clicks.0"][:1]))
             proxy.next("lost-after", holding=reached.commits[0])
             await done(table, counting([message for message in batch if message.key != "k0"]))
-            return table.metrics.retries
+            return table.metrics.store.retries
 
     assert run(writing()) >= 1
     assert proxy.befallen == ["lost-after"]
@@ -252,7 +252,7 @@ def test_counters_are_exact_though_the_server_stops_and_starts_under_load(reache
             await count_all(table, sent, 23, size=4, pause=0.01)
             finished = time.monotonic()
             await stopping  # what went wrong there fails the test
-            return finished, table.metrics.retries
+            return finished, table.metrics.store.retries
 
     finished, retries = run(writing())
     assert stopped[0] < finished

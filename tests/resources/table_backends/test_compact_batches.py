@@ -143,10 +143,10 @@ def test_drawn_operations_leave_the_same_records_and_outcomes(
         assert answers_of(compact, Drawn(seed, bad=False), 12) == answers_of(
             plain, Drawn(seed, bad=False), 12
         )
-        assert plain.metrics.compacted == 0
-        assert compact.metrics.compacted > 0
+        assert plain.metrics.records.compacted == 0
+        assert compact.metrics.records.compacted > 0
         for count in ("writes", "deletes", "updates", "defaults_put"):
-            assert getattr(compact.metrics, count) == getattr(plain.metrics, count), count
+            assert compact.metrics.counts()[count] == plain.metrics.counts()[count], count
 
 
 @pytest.mark.rounds
@@ -172,7 +172,7 @@ def test_a_merged_update_that_overflows_is_sent_again_by_its_parts(
         )
         assert outcomes.places(State.REFUSED) == [2, 3]
         assert table.get("k1")["a"] == 2**31 - 1
-        assert table.metrics.updates == 2
+        assert table.metrics.records.updates == 2
 
 
 class Counting(TableWriteFunction[Any, Any, Any]):
@@ -217,7 +217,11 @@ def test_the_last_put_or_delete_of_a_key_is_sent() -> None:
             ("put", "a", {"n": 2}),
             ("put", "c", {"n": 3}),
         ]
-        assert (table.metrics.compacted, table.metrics.writes, table.metrics.deletes) == (4, 4, 3)
+        assert (
+            table.metrics.records.compacted,
+            table.metrics.records.writes,
+            table.metrics.records.deletes,
+        ) == (4, 4, 3)
 
 
 def test_calls_of_one_moment_are_merged_and_other_operations_are_between() -> None:

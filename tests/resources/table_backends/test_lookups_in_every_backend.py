@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
+from dagster_adjunct.resources.schemas.types import arrow_type
 from dagster_adjunct.resources.table_backends.columns import (
     arrow_column_from_records,
     to_spark_type,
@@ -48,9 +48,9 @@ def test_records_come_as_their_declared_types_and_no_key_is_asked_twice(new_stor
     finally:
         reader.close()
     assert first.records == again.records == [kept.get(key) for key in keys]
-    assert (first.metrics.reads, first.metrics.found) == (150, 75)
-    assert again.metrics.cache_hits == (0 if cache is None else 150)
-    assert (again.metrics.requests == 0) is (cache is not None)
+    assert (first.metrics.records.reads, first.metrics.records.found) == (150, 75)
+    assert again.metrics.cache.hits == (0 if cache is None else 150)
+    assert (again.metrics.store.requests == 0) is (cache is not None)
     for name, declared in COLUMNS.items():
         kind = to_spark_type(declared)
         assert kind is not None

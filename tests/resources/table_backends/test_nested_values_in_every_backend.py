@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.arrow_types import arrow_type
-from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type, parse_type
+from dagster_adjunct.resources.schemas.types import Array, Map, Struct, Type, arrow_type, parse_type
 from dagster_adjunct.resources.table_backends.columns import (
     arrow_column_from_records,
     to_spark_type,

@@ -173,7 +173,7 @@ def test_a_constraint_of_the_table_refuses_the_entries_that_break_it_and_no_othe
         with pytest.raises(TableError, match=r"rejected the request .*check constraint"):
             table.put_all([("a", {"n": 1}), ("b", {"n": 11})])
         assert set(table.get_all(["a", "b"])) == {"a"}
-        assert table.metrics.retries == 0
+        assert table.metrics.store.retries == 0
 
 
 def test_a_session_that_only_reads_is_reported_the_setting_when_it_writes(
@@ -187,7 +187,7 @@ def test_a_session_that_only_reads_is_reported_the_setting_when_it_writes(
     with blocking(table_of("read_only", create=False)) as table:
         with pytest.raises(TableAccessError, match="default_transaction_read_only"):
             table.put_all([(1, {"s": "y"}), (2, {"s": "y"})])
-        assert table.metrics.retries == 0
+        assert table.metrics.store.retries == 0
         assert table.get(1)["s"] == "x"
 
 
@@ -232,7 +232,7 @@ def test_a_server_down_for_longer_than_the_retries_is_a_transient_error(monkeypa
             table.get(1)
         assert "Check that the server runs" in str(error.value)
         assert "hunter2" not in repr(error.value) + str(error.value)
-        assert table.metrics.retries == 2
+        assert table.metrics.store.retries == 2
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_refused_login_is_not_tried_again_and_shows_no_password(
         ) as error,
     ):
         table.get(1)
-    assert table.metrics.retries == 0
+    assert table.metrics.store.retries == 0
     assert "wr0ng-pass" not in str(error.value) + caplog.text
 
 
@@ -371,8 +371,8 @@ def test_a_server_that_restarts_in_the_middle_costs_retries_and_no_update(postgr
         restarting.join()
         for n in range(50):
             assert table.get(n) == {**dict.fromkeys(TYPES), "id": n, "s": f"{turn - 1}", "f": 1.0}
-        assert table.metrics.retries >= 1
-        assert table.metrics.failures == 0
+        assert table.metrics.store.retries >= 1
+        assert table.metrics.store.failures == 0
 
 
 def test_a_connection_ended_by_an_administrator_is_made_again(postgres_server):
@@ -383,7 +383,7 @@ def test_a_connection_ended_by_an_administrator_is_made_again(postgres_server):
             " 'adjunct'"
         )
         table.put(2, {})
-        assert table.metrics.retries == 1
+        assert table.metrics.store.retries == 1
         assert set(table.get_all([1, 2])) == {1, 2}
 
 
@@ -439,7 +439,7 @@ def test_the_victim_of_a_deadlock_runs_its_whole_transaction_again(postgres_serv
                 time.sleep(0.02)  # until ours holds 1 and waits for 2
             other.execute("UPDATE deadlocked SET s = 'theirs' WHERE id = 1")
         ours.join()
-        assert table.metrics.retries == 1
+        assert table.metrics.store.retries == 1
         assert {(row["s"], row["f"]) for row in table.get_all([1, 2]).values()} == {("theirs", 1.0)}
 
 

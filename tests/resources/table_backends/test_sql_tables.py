@@ -463,7 +463,7 @@ def test_columns_may_have_the_names_of_what_conditions_keep(table_of):
         )
         with BlockingTable(table) as blocking:
             blocking.send(Operation(OperationKind.PUT, entries))
-            assert blocking.metrics.skipped == (offset == 2)
+            assert blocking.metrics.records.skipped == (offset == 2)
     with BlockingTable(plain) as blocking:
         assert blocking.get_all(["k", "other"]) == {"k": newer, "other": other}
 

@@ -305,7 +305,7 @@ def test_a_table_locked_for_long_is_tried_again_and_then_named(tmp_path):
         with pytest.raises(TableUnavailableError) as caught:
             table.put(2, {})
         assert caught.value.table == "t"
-        assert (table.metrics.retries, table.metrics.failures) == (1, 1)
+        assert (table.metrics.store.retries, table.metrics.store.failures) == (1, 1)
         other.execute("COMMIT")
         other.close()
         table.put(2, {})
@@ -449,7 +449,7 @@ def test_ten_thousand_updates_are_applied_and_put_each_default_once(tmp_path):
         SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)
     ) as table:
         table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        assert table.metrics.defaults_put == 1000
+        assert table.metrics.records.defaults_put == 1000
         records = table.get_all([f"N{n}" for n in range(1000)])
         assert {(r["id"], r["n"], r["profile"]) for r in records.values()} == {
             (f"N{n}", 9_000 + n, "new") for n in range(1000)

@@ -68,7 +68,7 @@ def test_a_function_answers_for_each_entry(answer):
         asyncio.run(table.put_all([(1, {}), (2, {})]))
     with pytest.raises(TableError, match="Answering answered a get of 2 entries"):
         asyncio.run(table.get_all([1, 2]))
-    assert table.metrics.writes == 0
+    assert table.metrics.records.writes == 0
 
 
 @pytest.mark.parametrize("records", [None, [{}], [{}, {}, {}], 2, iter([{}, {}])])

@@ -86,7 +86,7 @@ def test_rows_of_arrow_are_put_and_set_as_records_are(store: Any, size: int) -> 
         table.update_all(later.set_column(1, "n", pa.array([10 * n for n in range(5)])))
         records = table.get_all(["k2", "k7"])
         assert (records["k2"]["n"], records["k2"]["at"], records["k7"]["n"]) == (20, AT, 7)
-        assert (table.metrics.writes, table.metrics.updates) == (25, 5)
+        assert (table.metrics.records.writes, table.metrics.records.updates) == (25, 5)
 
 
 def test_rows_of_one_key_take_effect_in_their_order_and_missing_ones_are_named(store: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_table_with_newest_by_goes_by_the_column_of_the_rows() -> None:
     memory.clear()
     with table_over(memory, newest_by="n") as table:
         table.put_all(batch_of([{"id": "a", "n": 5}, {"id": "a", "n": 3}]))
-        assert (table.get("a")["n"], table.metrics.skipped) == (5, 1)
+        assert (table.get("a")["n"], table.metrics.records.skipped) == (5, 1)
 
 
 def test_keys_of_several_columns_are_in_the_order_of_the_table() -> None:

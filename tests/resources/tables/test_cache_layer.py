@@ -86,7 +86,7 @@ def test_a_record_is_read_once_and_only_what_is_not_known_is_asked_for():
     assert got(layer, "a") == [{"n": 1}]
     assert [operation.entries.keys for operation in store.sent] == [["a", "b"], ["c", "c"]]
     counts = meter.metrics()
-    assert (counts.cache_hits, counts.cache_misses, counts.cache_evictions) == (3, 4, 0)
+    assert (counts.cache.hits, counts.cache.misses, counts.cache.evictions) == (3, 4, 0)
 
 
 def test_write_through_keeps_a_put_and_write_around_reads_it_again():
@@ -155,7 +155,7 @@ def test_the_record_that_was_not_asked_for_the_longest_makes_room():
     assert len(store.sent) == 3
     got(layer, "b")
     assert len(store.sent) == 4
-    assert meter.metrics().cache_evictions == 2
+    assert meter.metrics().cache.evictions == 2
 
 
 def test_arguments_are_part_of_what_is_asked_for_and_a_write_forgets_them_all():
@@ -343,7 +343,7 @@ def test_a_table_caches_what_it_reads_and_writes_and_reports_how_often():
         assert await table.get(2) == {"n": 9}  # called after the put, so it sees it
         await putting
         counts = table.metrics
-        assert (counts.cache_hits, counts.cache_misses) == (3, 3)
+        assert (counts.cache.hits, counts.cache.misses) == (3, 3)
 
     asyncio.run(run())
 

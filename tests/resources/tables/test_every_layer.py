@@ -162,7 +162,7 @@ def test_an_empty_call_makes_no_request(made):
 
     run(empty())
     assert function.asked == []
-    assert table.metrics.requests == 0
+    assert table.metrics.store.requests == 0
 
 
 @pytest.mark.parametrize("key", [None, (None, 1), ("a", None)])
@@ -303,8 +303,8 @@ def test_a_missing_record_is_begun_with_its_default_however_the_error_is_wrapped
     assert function.keys_asked("put_if_absent") == ["new"]
     assert function.keys_asked("update").count("there") == 1
     assert function.keys_asked("update").count("new") == 2
-    assert table.metrics.defaults_put == 1
-    assert table.metrics.failures == table.metrics.retries == 0
+    assert table.metrics.records.defaults_put == 1
+    assert table.metrics.store.failures == table.metrics.store.retries == 0
 
 
 @pytest.mark.parametrize("missing", WRAPPED)
@@ -321,7 +321,7 @@ def test_without_the_contract_a_missing_record_is_an_error_that_names_the_key(ma
             run(call())
         assert caught.value.keys == ("new",)
     assert len(function.asked) == 3  # a missing record is an answer, and not asked for again
-    assert table.metrics.failures == table.metrics.retries == 0
+    assert table.metrics.store.failures == table.metrics.store.retries == 0
 
 
 def test_a_default_never_erases_what_another_writer_began_meanwhile(made):
@@ -680,7 +680,7 @@ def test_what_does_not_pass_is_asked_once(made):
     with pytest.raises(AdjunctError):
         run(table.put("a", {"n": 1}))
     assert len(function.asked) == 1
-    assert (table.metrics.retries, table.metrics.failures) == (0, 1)
+    assert (table.metrics.store.retries, table.metrics.store.failures) == (0, 1)
 
 
 class FailsFirst(TroubledFunction):
@@ -794,7 +794,7 @@ def test_a_request_that_hangs_is_given_up_and_sent_again():
 
     assert run(past_it()) == {"n": 2}
     assert function.records == {"a": {"n": 2}, "b": {"n": 1}}
-    assert table.metrics.timeouts == 2
+    assert table.metrics.store.timeouts == 2
 
 
 @pytest.mark.lengthy

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.resources.event_loop import PerLoop
 from dagster_adjunct.resources.table_backends.sqlite import SqliteTable
 from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.threads import PerLoop
 
 
 def test_an_object_is_dropped_when_its_loop_ends() -> None:

@@ -89,7 +89,7 @@ def test_a_request_above_the_burst_is_sent_in_parts_at_the_rate():
     assert clock.now() == pytest.approx(95 / 40)
     assert outcomes.count == 95
     assert outcomes.waited == pytest.approx(95 / 40)
-    assert meter.metrics().rate_waits == pytest.approx(95 / 40)
+    assert meter.metrics().store.rate_waits == pytest.approx(95 / 40)
 
 
 def test_a_get_in_parts_has_its_records_in_order():

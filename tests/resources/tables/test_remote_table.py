@@ -11,7 +11,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameErro
 from dagster_adjunct.resources.table_backends.memory import MemoryTable
 from dagster_adjunct.resources.tables.batching import KeyLock
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.metrics import TableMetrics
+from dagster_adjunct.resources.tables.metrics import RecordCounts, StoreCounts, TableMetrics
 from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
@@ -65,21 +65,28 @@ def test_calls_are_cut_into_batches_and_counted(store):
     asyncio.run(table.delete_all([0, 1]))
     assert records == {n: {"n": n} for n in range(20, 25)}
     did = table.metrics
-    assert (did.reads, did.found, did.writes, did.deletes, did.requests, did.successes) == (
-        10,
-        5,
-        25,
-        2,
-        5,
-        5,
-    )
-    assert (did.batch_sizes.count, did.batch_sizes.total, did.batch_sizes.greatest) == (5, 37, 10)
-    assert (did.read_seconds.count, did.write_seconds.count) == (1, 4)
+    assert (
+        did.records.reads,
+        did.records.found,
+        did.records.writes,
+        did.records.deletes,
+        did.store.requests,
+        did.store.successes,
+    ) == (10, 5, 25, 2, 5, 5)
+    assert (
+        did.attempts.batch_sizes.count,
+        did.attempts.batch_sizes.total,
+        did.attempts.batch_sizes.greatest,
+    ) == (5, 37, 10)
+    assert (did.attempts.read_seconds.count, did.attempts.write_seconds.count) == (1, 4)
 
 
 def test_metrics_add_up_over_tasks():
-    total = sum([TableMetrics(updates=1, retries=2), TableMetrics(updates=3)], TableMetrics())
-    assert total == TableMetrics(updates=4, retries=2)
+    retried = StoreCounts(retries=2)
+    tasks = [TableMetrics(RecordCounts(updates=1), store=retried)]
+    tasks.append(TableMetrics(RecordCounts(updates=3)))
+    total = sum(tasks, TableMetrics())
+    assert total == TableMetrics(RecordCounts(updates=4), store=retried)
     assert pickle.loads(pickle.dumps(total)) == total
 
 
@@ -235,7 +242,7 @@ def test_the_blocking_form_has_the_same_operations(store):
         table.delete_all(["b"])
         assert table.get("c") == {"n": 5, "m": 6}
         assert table.get_all(["a", "b", "c"]) == {"c": {"n": 5, "m": 6}}
-        assert table.metrics.updates == 3
+        assert table.metrics.records.updates == 3
         assert table.send(Operation(OperationKind.GET, RowEntries(["c", "x"]))).records == [
             {"n": 5, "m": 6},
             None,

@@ -9,7 +9,8 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.table_backends.memory import MemoryTable
-from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction
+from dagster_adjunct.resources.tables.function_layer import FunctionLayer
+from dagster_adjunct.resources.tables.functions import TableReadFunction
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Conditions,
@@ -40,7 +41,12 @@ def test_only_the_entries_that_failed_are_sent_again():
     assert layer.keys == [["a", "b", "c", "d"], ["b", "d"], ["b"]]
     assert not outcomes.problems
     counts = meter.metrics()
-    assert (counts.requests, counts.retries, counts.successes, counts.failures) == (1, 2, 1, 0)
+    assert (
+        counts.store.requests,
+        counts.store.retries,
+        counts.store.successes,
+        counts.store.failures,
+    ) == (1, 2, 1, 0)
 
 
 def test_increments_that_had_succeeded_are_not_applied_again():
@@ -114,11 +120,11 @@ def test_missing_and_skipped_are_answers_and_refused_is_final():
     )
     assert len(layer.sent) == 1
     assert sorted(outcomes.problems) == [0, 1, 2]
-    assert (meter.metrics().failures, meter.metrics().given_up) == (1, 1)
+    assert (meter.metrics().store.failures, meter.metrics().store.given_up) == (1, 1)
     only_answers = ScriptedLayer(failing(0, problem=Problem(State.MISSING)))
     _, meter = sent(only_answers, updates("a", set={"n": 1}), retry_if=lambda _: True)
     assert len(only_answers.sent) == 1
-    assert (meter.metrics().failures, meter.metrics().successes) == (0, 1)
+    assert (meter.metrics().store.failures, meter.metrics().store.successes) == (0, 1)
 
 
 def test_the_predicate_decides_alone():
@@ -137,7 +143,7 @@ def test_a_pause_that_the_store_asks_for_is_kept():
     layer = ScriptedLayer(failing(0, 1, problem=busy(retry_after=7.5)))
     _, meter = sent(layer, puts("a", "b"), clock, backoff=Backoff.fixed(1))
     assert clock.slept == [7.5]
-    assert (meter.metrics().throttled, meter.metrics().retry_waits) == (1, 7.5)
+    assert (meter.metrics().store.throttled, meter.metrics().store.retry_waits) == (1, 7.5)
 
 
 def test_a_pause_longer_than_the_total_time_ends_it_and_is_reported():
@@ -145,7 +151,7 @@ def test_a_pause_longer_than_the_total_time_ends_it_and_is_reported():
     outcomes, meter = sent(layer, puts("a"), max_total=60)
     assert len(layer.sent) == 1
     assert "the store asked for a pause of 120 s" in outcomes.problems[0].error.__notes__[0]
-    assert meter.metrics().given_up == 1
+    assert meter.metrics().store.given_up == 1
 
 
 def test_backoffs_wait_as_they_say():
@@ -227,7 +233,7 @@ def test_a_lost_increment_is_sent_again_unless_the_policy_forbids_it():
     assert {place: problem.state for place, problem in outcomes.problems.items()} == {
         0: State.UNKNOWN
     }
-    assert meter.metrics().given_up == 1
+    assert meter.metrics().store.given_up == 1
     for repeatable in (
         updates("a", "b", "c", set={"n": 1}),
         updates("a", "b", "c", add={"n": 1}, idempotent=True),
@@ -280,7 +286,11 @@ def test_a_hanging_request_is_given_up_and_sent_again():
     assert not asyncio.run(layer.send(puts("a"))).problems
     assert hanging.ended == {"cancelled": 1}
     counts = meter.metrics()
-    assert (counts.timeouts, counts.retries, counts.write_seconds.count) == (1, 1, 2)
+    assert (counts.store.timeouts, counts.store.retries, counts.attempts.write_seconds.count) == (
+        1,
+        1,
+        2,
+    )
     assert asyncio.run(store.get("a")) == {"n": 0}
 
 
@@ -338,7 +348,7 @@ def test_a_function_of_single_requests_has_the_time_for_each_of_them():
     assert outcomes.records == list(range(400))  # 400 / 32 * 0.15 s are more than what one may take
     assert not outcomes.problems
     assert function.asked == Counter(dict.fromkeys(range(400), 1)) + Counter([7])
-    assert meter.metrics().timeouts == 1
+    assert meter.metrics().store.timeouts == 1
 
 
 def test_a_caller_who_gives_up_is_no_timeout():
@@ -351,7 +361,7 @@ def test_a_caller_who_gives_up_is_no_timeout():
             await asyncio.wait_for(layer.send(puts("a")), 0.02)
         return meter
 
-    assert asyncio.run(run()).metrics().timeouts == 0
+    assert asyncio.run(run()).metrics().store.timeouts == 0
 
 
 def test_a_policy_travels_to_executors():

@@ -15,6 +15,8 @@ from dagster_adjunct.resources.tables.metrics import (
     Histogram,
     Meter,
     PrometheusTables,
+    RecordCounts,
+    StoreCounts,
     TableMetrics,
     bucket_end,
     report_tables_to,
@@ -35,7 +37,7 @@ def measured(values) -> TableMetrics:
 
 @given(st.floats(1e-9, 1e9))
 def test_a_value_is_stored_in_its_bucket_which_is_no_wider_than_an_eighth_of_it(value):
-    (bucket,) = measured([value]).write_seconds.buckets
+    (bucket,) = measured([value]).attempts.write_seconds.buckets
     assert bucket_end(bucket - 1) <= value < bucket_end(bucket)
     assert bucket_end(bucket) - bucket_end(bucket - 1) <= value / 8 * (1 + 1e-9)
 
@@ -45,7 +47,7 @@ def test_a_percentile_is_at_most_an_eighth_above_what_sorting_says(values, perce
     exact = sorted(values)[math.ceil(len(values) * percent / 100) - 1]
     assert (
         exact
-        <= measured(values).write_seconds.percentile(percent) * (1 + 1e-9)
+        <= measured(values).attempts.write_seconds.percentile(percent) * (1 + 1e-9)
         <= exact * 9 / 8 * (1 + 1e-8)
     )
 
@@ -54,19 +56,23 @@ def test_a_percentile_is_at_most_an_eighth_above_what_sorting_says(values, perce
 def test_what_tasks_measured_adds_up_to_what_one_would_have(tasks):
     total = sum(map(measured, tasks), TableMetrics())
     alone = measured([value for values in tasks for value in values])
-    assert total.write_seconds.buckets == alone.write_seconds.buckets
-    assert total.write_seconds.greatest == alone.write_seconds.greatest
-    assert total.write_seconds.total == pytest.approx(alone.write_seconds.total)
+    assert total.attempts.write_seconds.buckets == alone.attempts.write_seconds.buckets
+    assert total.attempts.write_seconds.greatest == alone.attempts.write_seconds.greatest
+    assert total.attempts.write_seconds.total == pytest.approx(alone.attempts.write_seconds.total)
     sent = [pickle.loads(pickle.dumps(measured(task))) for task in tasks]
     assert sum(sent, TableMetrics()) == total
 
 
 def test_what_came_later_is_the_difference():
     early, late = measured([0.1, 0.2]), measured([0.1, 0.2, 3.0])
-    assert (late - early).write_seconds.buckets == measured([3.0]).write_seconds.buckets
-    assert (TableMetrics(reads=5, rate_waits=2.5) - TableMetrics(reads=2, rate_waits=1)).to_dict()[
-        "reads"
-    ] == 3
+    assert (late - early).attempts.write_seconds.buckets == measured(
+        [3.0]
+    ).attempts.write_seconds.buckets
+    early, late = (
+        TableMetrics(RecordCounts(reads=reads), store=StoreCounts(rate_waits=waits))
+        for reads, waits in ((2, 1.0), (5, 2.5))
+    )
+    assert ((late - early).records.reads, (late - early).to_dict()["rate_waits"]) == (3, 1.5)
 
 
 def test_metrics_are_numbers():
@@ -125,10 +131,10 @@ def test_a_table_reports_what_it_did_once_when_it_is_flushed_and_closed():
     finally:
         end()
     asyncio.run(run(RemoteTable("t", key="id", read_function=store, write_function=store)))
-    assert [(table, did.writes, did.reads, did.found, did.requests) for table, did in reports] == [
-        ("t", 1, 0, 0, 1),
-        ("t", 0, 2, 1, 2),
-    ]
+    assert [
+        (table, did.records.writes, did.records.reads, did.records.found, did.store.requests)
+        for table, did in reports
+    ] == [("t", 1, 0, 0, 1), ("t", 0, 2, 1, 2)]
 
 
 def test_a_hook_that_fails_does_not_fail_the_table(caplog):
@@ -180,7 +186,7 @@ def test_prometheus_collects_what_the_tables_report():
     assert samples["adjunct_table_writes_total", ("table", "a")] == 25
     assert samples["adjunct_table_writes_total", ("table", "b")] == 50
     assert samples["adjunct_table_rate_waits_seconds_total", ("table", "a")] == pytest.approx(
-        did.rate_waits
+        did.store.rate_waits
     )
     entries = [
         samples["adjunct_table_attempt_entries_bucket", ("le", end), ("table", "a")]
@@ -190,7 +196,7 @@ def test_prometheus_collects_what_the_tables_report():
     labels = (("kind", "write"), ("table", "a"))
     assert samples["adjunct_table_attempt_seconds_count", *labels] == 3
     assert samples["adjunct_table_attempt_seconds_sum", *labels] == pytest.approx(
-        did.write_seconds.total
+        did.attempts.write_seconds.total
     )
 
 

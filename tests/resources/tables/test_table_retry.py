@@ -65,7 +65,11 @@ def test_transient_errors_are_retried_with_growing_waits():
     assert len(clock.slept) == 3
     for slept, least in zip(clock.slept, (0.1, 0.2, 0.4), strict=True):
         assert least <= slept <= least + 0.1
-    assert (table.metrics.retries, table.metrics.failures, table.metrics.requests) == (3, 0, 1)
+    assert (
+        table.metrics.store.retries,
+        table.metrics.store.failures,
+        table.metrics.store.requests,
+    ) == (3, 0, 1)
 
 
 def test_every_attempt_opens_the_function_again():
@@ -80,7 +84,7 @@ def test_it_gives_up_after_the_attempts_with_the_last_error_as_it_was():
         asyncio.run(table.put("a", {}))
     assert error.value.table == "state"
     assert "after 3 attempts" in error.value.__notes__[0]
-    assert (table.metrics.retries, table.metrics.failures) == (2, 1)
+    assert (table.metrics.store.retries, table.metrics.store.failures) == (2, 1)
 
 
 def test_it_never_waits_past_the_total_time():
@@ -102,13 +106,13 @@ def test_permanent_errors_are_raised_at_once():
     table = table_over(Flaky(TableError("no such column.")))
     with pytest.raises(TableError):
         asyncio.run(table.put("a", {}))
-    assert (table.metrics.retries, table.metrics.failures) == (0, 1)
+    assert (table.metrics.store.retries, table.metrics.store.failures) == (0, 1)
 
 
 def test_the_function_may_call_further_errors_retriable():
     table = table_over(Flaky(OSError("reset"), retriable=OSError))
     asyncio.run(table.put("a", {}))
-    assert table.metrics.retries == 1
+    assert table.metrics.store.retries == 1
 
 
 def test_a_missing_record_is_neither_retried_nor_a_failure():
@@ -116,7 +120,11 @@ def test_a_missing_record_is_neither_retried_nor_a_failure():
     with pytest.raises(RecordNotFoundError) as error:
         asyncio.run(table.update("a", {"n": 1}))
     assert error.value.keys == ("a",)
-    assert (table.metrics.retries, table.metrics.failures, table.metrics.updates) == (0, 0, 0)
+    assert (
+        table.metrics.store.retries,
+        table.metrics.store.failures,
+        table.metrics.records.updates,
+    ) == (0, 0, 0)
 
 
 def test_a_later_put_of_the_same_key_waits_for_the_retries_of_the_earlier():

@@ -224,7 +224,7 @@ def test_what_a_subclass_keeps_for_itself_goes_with_it():
     ):
         asyncio.run(instance.put(f"k{number}", {"n": number}))
         assert (instance.tenant, instance._prefix) == ("acme", "acme/")
-        assert instance.metrics.writes == 1, "what it has done is its own"
+        assert instance.metrics.records.writes == 1, "what it has done is its own"
     assert sorted(store.records()) == [f"acme/k{number}" for number in range(4)]
 
 

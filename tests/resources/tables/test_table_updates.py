@@ -67,7 +67,11 @@ def test_a_first_update_is_applied_on_top_of_its_default():
     )
     assert store.records == {"a": {"n": 2, "born": "x"}}
     assert [kind for kind, *_ in store.done] == ["update", "put", "update"]
-    assert (table.metrics.updates, table.metrics.defaults_put, table.metrics.failures) == (1, 1, 0)
+    assert (
+        table.metrics.records.updates,
+        table.metrics.records.defaults_put,
+        table.metrics.store.failures,
+    ) == (1, 1, 0)
 
 
 def test_updates_of_one_key_in_one_call_are_applied_in_order():

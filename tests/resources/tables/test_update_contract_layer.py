@@ -125,7 +125,7 @@ def test_a_missing_record_is_found_among_an_errors_causes_through_every_layer(wr
     asyncio.run(table.update_messages([("a", UpdateMessage({"n": 1}, {"m": 0}))], WITH_DEFAULTS))
     assert function.records == {"a": {"n": 1, "m": 0}}
     assert function.done == [("update", "a"), ("put-if-absent", "a"), ("update", "a")]
-    assert table.metrics.retries == 0
+    assert table.metrics.store.retries == 0
 
 
 def test_only_the_missing_entries_get_a_default_and_a_second_update():
@@ -155,7 +155,7 @@ def test_a_function_that_can_begin_records_gets_one_request():
         )
     )
     assert store.requests == [("update", list("abc"))]
-    assert table.metrics.defaults_put == 3
+    assert table.metrics.records.defaults_put == 3
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -182,7 +182,7 @@ def test_what_another_writer_begins_between_is_kept():
         table.update_messages([("a", UpdateMessage({"n": 1}, {"ours": True}))], WITH_DEFAULTS)
     )
     assert store.records == {"a": {"theirs": True, "n": 1}}
-    assert table.metrics.defaults_put == 0
+    assert table.metrics.records.defaults_put == 0
 
 
 def test_a_function_that_cannot_put_if_absent_gets_no_defaults_in_silence():
