@@ -121,6 +121,7 @@ CALENDAR_CHANGES = [
     ("America/St_Johns", "2026-01-01"),
     ("Asia/Kathmandu", "1986-01-01"),
     ("Asia/Kathmandu", "2024-02-29"),
+    ("America/Toronto", "1919-03-31"),
     ("Asia/Tehran", "2010-03-22"),
     ("Asia/Tehran", "2020-09-21"),
     (NEW_YORK, "2000-03-01"),
