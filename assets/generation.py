@@ -252,10 +252,10 @@ def _raise_if_repeated(
         raise KeyOrderError(
             f"{options.what}: {scattered} key(s) have records with different values in several"
             " partitions, and their offsets do not say which one is newer. Such keys:"
-            f" {format_first(keys)}.",
-            "Deliver the version again under a new name, with all records of a key in one"
-            " partition: do not add partitions within a version, and let all producers choose"
-            " partitions in the same way.",
+            f" {format_first(keys)}. All records of a key have to be in one partition: in a stream"
+            f" keyed by {', '.join(layout.key)}, or with one partition.",
+            "Deliver the version so, under a new name: do not add partitions within a version, and"
+            " let all producers choose partitions in the same way.",
             column=layout.key[0],
         )
     if conflicting and options.name_conflicting:

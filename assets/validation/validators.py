@@ -343,9 +343,10 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
 
     value = _find_value(candidate.view, column)
     name = value.expression
+    entries = candidate.view.frame(candidate.spark())  # before columns, which need a session
     # In SQL, no value is outside of a list with a null.
     allowed = F.col(name).isin(*[value for value in values if value is not None])
-    others = candidate.view.frame(candidate.spark()).where(F.col(name).isNotNull() & ~allowed)
+    others = entries.where(F.col(name).isNotNull() & ~allowed)
     try:
         counted = (
             others.groupBy(F.col(name).alias("value"))

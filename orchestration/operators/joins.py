@@ -333,9 +333,7 @@ def _stored_columns(dataset: AdjunctDataset, records: Schema | None) -> Columns:
     try:
         return Columns.of_schema(derive_stored_schema(dataset, records))
     except SchemaMismatchError as error:
-        step = error.next_step
-        if error.argument is None:
-            step = "Correct key=, columns= or the extractor of the dataset."
+        step = error.next_step or "Correct key=, columns= or the extractor of the dataset."
         raise PlanningError(
             error.problem, step, dataset=dataset.name, column=error.column
         ) from error

@@ -708,6 +708,15 @@ def test_a_mistake_costs_no_version_and_no_build(plain: World) -> None:
     assert builds(lake) == 3, "each was built once"
 
 
+@pytest.mark.parametrize("rule", [values_in("tailnum", ["N1"]), sql_check("known", "seats > 0")])
+def test_a_rule_that_needs_spark_rejects_nothing_without_it(plain: World, rule: Validator) -> None:
+    plain.send("planes", ROWS, version="v1")
+    with pytest.raises(ConfigurationError) as caught:
+        plain.advance(fleet(rule))
+    assert caught.value.argument == "spark"
+    assert plain.advance(fleet()).action == "sealed", "it was not rejected"
+
+
 def test_the_first_version_that_meets_a_mistake_can_be_abandoned_as_the_error_says(
     plain: World,
 ) -> None:
