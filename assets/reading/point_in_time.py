@@ -121,7 +121,7 @@ class PointInTime:
         if name not in types:
             raise SchemaMismatchError(
                 f"{self._what}: {argument} names {name!r}, and they have {', '.join(types)}.",
-                "Correct the name.",
+                "Correct the name; a value inside a column needs a column of its own.",
                 column=name,
                 argument=argument,
             )
