@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
-from dagster_adjunct.changes import Projection
+from dagster_adjunct.changes import Projection, Watermark
 from dagster_adjunct.errors import AdjunctError
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.streams import ARRIVAL
@@ -435,6 +435,36 @@ rejected(as_of(latest_levels, "at", "current_timestamp() as at"))
 rejected(as_of(levels_over_time, "shop", "shop"))
 rejected(as_of(levels_over_time, "at", "shop"))
 planned(as_of(levels_over_time, "at", "cast(shop as timestamp) as at"))
+
+complete_levels = unbounded_dataset(
+    "levels",
+    input="lake.members",
+    key="visitor",
+    broadcast=True,
+    history="all",
+    watermark=Watermark(),
+)
+
+
+def waiting(dataset, records=lambda app, visits: visits):
+    return lambda app, visits: records(app, visits).join(
+        app.table(dataset), on="visitor", wait=timedelta(minutes=10)
+    )
+
+
+def count_visits(app, visits):
+    minutes = Tumbling(timedelta(minutes=1))
+    return visits.window(minutes, by="visitor", name="counted", aggregates={"many": Count()})
+
+
+rejected(waiting(levels_over_time), event_time=ARRIVAL)
+rejected(waiting(complete_levels, count_visits), event_time=ARRIVAL)
+rejected(
+    waiting(
+        complete_levels, lambda app, visits: app.input_changes(complete_levels, event_time=ARRIVAL)
+    )
+)
+planned(waiting(complete_levels), event_time=ARRIVAL)
 
 
 # Stream joins
