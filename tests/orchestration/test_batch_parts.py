@@ -51,6 +51,10 @@ class Records:
         self.kept += 1
         return self
 
+    def drop(self, *names: str) -> Records:
+        assert not names
+        return self
+
     def repartition(self, *to: object) -> Records:
         return Records(self)
 

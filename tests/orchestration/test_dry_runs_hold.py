@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -296,6 +296,11 @@ def test_what_a_dry_run_of_repartition_says_of_a_stream_is_what_happens(drawn: D
         assert drawn.streams.info(name).partitions == partitions
 
 
+def readers_in(pending: Sequence[str]) -> set[str]:
+    """Return who reads what is pending: "leased by …"."""
+    return {text.partition(": ")[2] for text in pending}
+
+
 @pytest.mark.parametrize("seed", range(rounds(12, 300)))
 def test_what_a_dry_run_of_repartition_says_of_a_dataset_is_what_happens(drawn: Drawn) -> None:
     for name in drawn.dice.sample(["goods", "facts", "seen"], 2):
@@ -314,9 +319,10 @@ def test_what_a_dry_run_of_repartition_says_of_a_dataset_is_what_happens(drawn: 
                 repartition_dataset(drawn.lake, name, partitions, **WHO)
             continue
         done = repartition_dataset(drawn.lake, name, partitions, **WHO)
-        # new ids, and who still reads the old copies, are known afterwards
-        foreseen = replace(done, versions=dict.fromkeys(done.versions, ""), pending=())
+        # Ids are new. The dry run names the copies that are read, the other one their objects.
+        foreseen = replace(done, versions=dict.fromkeys(done.versions, ""), pending=planned.pending)
         assert replace(foreseen, dry_run=True) == planned
+        assert readers_in(planned.pending) == readers_in(done.pending)
         assert served(drawn.lake, name) == content
 
 

@@ -571,10 +571,7 @@ def test_defaults_may_overwrite_where_the_declaration_says_so() -> None:
             {"set": ["place"], "if_missing": {"tag": "gate"}},
             "if_missing= gives 'tag', which is in the table's key",
         ),
-        (
-            {"set": ["place"], "if_missing": {"tag": "upper(tag)"}},
-            "For another key, compute it before",
-        ),
+        ({"set": ["place"], "if_missing": {"tag": "upper(tag)"}}, "For another key, name"),
     ],
 )
 def test_an_update_that_makes_no_sense_is_refused_where_it_is_written(
