@@ -491,7 +491,7 @@ def discard(
 
     after = log.transact(doom, by=by)
     spared, objects = delete_doomed(log, after, roots, listing.now, by=by)
-    objects += _delete_old_records(log, after, listing, policy, roots, manifests())
+    objects += _delete_old_records(log, after, listing, policy, roots, manifests)
     return replace(
         plan,
         dry_run=False,
@@ -568,10 +568,10 @@ def _delete_old_records(
     listing: Listing,
     policy: DiscardPolicy,
     roots: Roots,
-    needed: Collection[str],
+    manifests: Callable[[], Collection[str]],
 ) -> list[ObjectInfo]:
-    """Delete records of builds that ended long ago, old commit manifests that are not `needed`, and
-    released files of discarded versions.
+    """Delete records of builds that ended long ago, old commit manifests that applications do not
+    need, and released files of discarded versions.
 
     Returns the deleted objects.
     """
@@ -586,17 +586,33 @@ def _delete_old_records(
     set_name = log.version_set()
     if set_name is not None:
         logs.append(version_set_log(log.lake, set_name))
-    for item in chain.from_iterable(commits.list_old_manifests(limit) for commits in logs):
-        first = manifest.retained_from
-        is_retained = first is not None and commit_log.commit_number(item.key) >= first
-        is_retained = is_retained or item.key in needed
-        if not is_retained and not any(belongs_to_version(version, item.key) for version in held):
-            objects.append(item)
+    old = list(chain.from_iterable(commits.list_old_manifests(limit) for commits in logs))
+    if old:  # `manifests` takes requests
+        objects += _without_retained(old, manifest, held, manifests())
     for version, files in list_released_files(log.lake, log.name).items():
         if not _is_kept(manifest, version):
             objects += files
     store.delete_many([item.key for item in objects])
     return objects
+
+
+def _without_retained(
+    manifests: Sequence[ObjectInfo],
+    manifest: DatasetManifest,
+    held: Collection[str],
+    needed: Collection[str],
+) -> list[ObjectInfo]:
+    """Return the commit manifests that neither retained versions, nor those in use, nor
+    applications need.
+    """
+    first = manifest.retained_from
+    rest = []
+    for item in manifests:
+        is_retained = first is not None and commit_log.commit_number(item.key) >= first
+        is_held = any(belongs_to_version(version, item.key) for version in held)
+        if not is_retained and not is_held and item.key not in needed:
+            rest.append(item)
+    return rest
 
 
 def _is_kept(manifest: DatasetManifest, version: str) -> bool:
