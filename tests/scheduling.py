@@ -2,8 +2,8 @@
 go first.
 
 A file stays together, since its tests may share a server or a lake. Two kinds do not go by file:
-pages and runs of the main job, which share nothing and take up to two minutes each, are given out
-one at a time; and some files are one bundle: those that look at the finished main job, or one
+pages, runs of the main job and runs that are stopped, which share nothing and take up to two
+minutes each, are given out one at a time; and some files are one bundle: those that look at the finished main job, or one
 process would wait for the other to run it, and those that use a Kafka broker or DynamoDB Local, or
 each process would start one and keep it. What waits more than it computes is spread between what
 keeps a processor busy.
@@ -23,6 +23,7 @@ ONE_AT_A_TIME = (
     "tests/examples/test_main_job_elsewhere.py",
     "tests/examples/test_main_job_killed.py",
     "tests/examples/test_postgres_walkthrough.py",
+    "tests/orchestration/test_stopped_runs.py",
 )
 # By name, what the files and folders of a bundle begin with.
 TOGETHER = {

@@ -107,8 +107,8 @@ def stopped(
     [
         ("sqlite", "auto", False),
         ("rows", "auto", True),
-        pytest.param("sqlite", "spark", True, marks=pytest.mark.spark),
-        pytest.param("rows", "spark", False, marks=pytest.mark.spark),
+        pytest.param("sqlite", "spark", True, marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param("rows", "spark", False, marks=[pytest.mark.spark, pytest.mark.slow]),
         pytest.param("postgres", "auto", False, marks=pytest.mark.server),
         pytest.param("redis", "auto", True, marks=[pytest.mark.server, pytest.mark.long]),
         pytest.param("dynamodb", "auto", False, marks=[pytest.mark.server, pytest.mark.long]),
@@ -144,7 +144,7 @@ def test_what_was_written_since_stays_when_a_stopped_run_goes_on(
         }
 
 
-@pytest.mark.lengthy
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_sink_that_was_stopped_within_a_call_sends_nothing_once_it_goes_on(
     tmp_path: Path,
