@@ -437,11 +437,12 @@ class PostgresRequests:
                 await self.connection.execute(statements.lock(()), arrays)
             left = await self._places(statements.delete, arrays)
             dropped |= dict.fromkeys(_keys_at(keys, left), "delete the record")
-        for sets, append, rows in plan.groups():
-            arrays = statements.arrays((*sets, *append, *key), rows)
-            changed = await self._places(statements.update(sets, append), arrays)
-            unchanged = set(range(1, len(rows) + 1)) - changed
-            keys = [row[-len(key) :] for row in rows]
+        for group in plan.groups():
+            names = (*group.sets, *group.appends, *key)
+            update = statements.update(group.sets, group.appends)
+            changed = await self._places(update, statements.arrays(names, group.rows))
+            unchanged = set(range(1, len(group.rows) + 1)) - changed
+            keys = [row[-len(key) :] for row in group.rows]
             dropped |= dict.fromkeys(_keys_at(keys, unchanged), "update the record")
         check_dropped(self.codec.table, dropped)
         if plan.applied:

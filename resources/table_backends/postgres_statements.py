@@ -262,9 +262,9 @@ class Statements:
 
     def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> sql.SQL:
         names = (*sets, *append, *self._key)
-        columns, inside = split_inner(sets)
-        changes = [f"{quote_name(name)} = {self._typed(name)}" for name in columns]
-        for root, paths in inside.items():
+        split = split_inner(sets)
+        changes = [f"{quote_name(name)} = {self._typed(name)}" for name in split.columns]
+        for root, paths in split.paths.items():
             values = {path.names: f"s.{_inner_alias(sets, path)}::jsonb" for path in paths}
             changed = _changed_inside(f"t.{quote_name(root)}::jsonb", values)
             changes.append(f"{quote_name(root)} = ({changed})::{self.casts[root]}")

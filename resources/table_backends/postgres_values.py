@@ -337,7 +337,8 @@ def _holds_decimals(column: Column, type_: Any) -> bool:
         return False
     digits = declared_digits(column)
     return digits is None or (
-        type_.scale <= digits[1] and type_.precision - type_.scale <= digits[0] - digits[1]
+        type_.scale <= digits.scale
+        and type_.precision - type_.scale <= digits.precision - digits.scale
     )
 
 
@@ -484,7 +485,7 @@ def _text_limit(column: Column) -> int | None:
         digits = declared_digits(column)
     if digits is None:
         return None
-    return digits[0]
+    return digits.precision
 
 
 def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
