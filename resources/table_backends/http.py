@@ -88,22 +88,20 @@ def error_from_response(
     beginning = _quote_reply(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
     if status == 429 or status >= 500 or status == 408:
-        wait = parse_retry_after(answer.headers.get("Retry-After"), utc_now())
-        nothing_done = (
-            status == 429 or (status == 503 and wait is not None) or answer.request.method in READS
-        )
+        retry_after = parse_retry_after(answer.headers.get("Retry-After"), utc_now())
+        is_put_off = status == 429 or (status == 503 and retry_after is not None)
+        had_no_effect = is_put_off or answer.request.method in READS
         return HttpUnavailableError(
             f"{what} was answered with {status}{beginning}.",
             "The request is retried; if it keeps failing, contact the service's operator.",
             table=label,
             status=status,
-            retry_after=wait,
-            had_effect=False if nothing_done else None,
+            retry_after=retry_after,
+            had_effect=False if had_no_effect else None,
         )
-    # The answer does not concern this record.
-    of_service = status < 400 or status in (401, 403, 405, 407)
+    concerns_all_records = status < 400 or status in (401, 403, 405, 407)
     kind = errors.TableError
-    if of_service:
+    if concerns_all_records:
         kind = errors.TableAccessError
     return kind(
         f"{what} was rejected with {status}{beginning}.",
@@ -177,7 +175,11 @@ def _quote_reply(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, "***")
     text = " ".join(text.split())
-    return f": {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}" if text else ""
+    if not text:
+        return ""
+    if len(text) > _SHOWN:
+        return f": {text[:_SHOWN]}…"
+    return f": {text}"
 
 
 _PLACE = re.compile(r"{(\w+)}")
@@ -200,9 +202,8 @@ class HttpExtra:
     def __post_init__(self) -> None:
         for name in ("params", "headers"):
             given = getattr(self, name)
-            object.__setattr__(
-                self, name, tuple(sorted(given.items())) if isinstance(given, Mapping) else given
-            )
+            if isinstance(given, Mapping):
+                object.__setattr__(self, name, tuple(sorted(given.items())))
 
 
 class _Client(NamedTuple):
@@ -268,6 +269,9 @@ class HttpTable(
         self._clients: PerLoop[_Client] = PerLoop(self._client)
 
     def _check(self) -> None:
+        """Raise ConfigurationError for an invalid URL or path, and for a secret in the
+        declaration.
+        """
         what = f"HTTP table {self.path}"
         step = "Use https://host:port/path, without a query."
         try:
@@ -275,12 +279,8 @@ class HttpTable(
             parts.port  # noqa: B018 - which may be none
         except ValueError:
             parts = urlsplit("")
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or parts.query
-            or parts.fragment
-        ):
+        is_server = parts.scheme in ("http", "https") and parts.hostname
+        if not is_server or parts.query or parts.fragment:
             raise errors.ConfigurationError(
                 f"{what} has an invalid base_url (not shown).", step, argument="base_url"
             )
@@ -514,6 +514,7 @@ class HttpTable(
         return Problem(state, error, unavailable.retry_after)
 
     def _client(self) -> _Client:
+        """Open an event loop's client, with the secrets that environment variables hold now."""
         import_package(self._label, "httpx", "http", table=self._label)
         import httpx
 

@@ -42,10 +42,12 @@ class SqlRequests(Protocol):
     has_idempotency_table: bool
 
     @property
-    def outdated(self) -> bool: ...
+    def outdated(self) -> bool:
+        """Whether writes over this connection would be lost, because the table was replaced."""
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether requests can no longer be sent over this connection."""
 
     def get(self, keys: Sequence[Row]) -> Any:
         """The record of each key, None for missing ones, an error for those that can't be read."""
@@ -148,6 +150,7 @@ class Pool(Generic[R]):
             self._idle.pop().finish()
 
     async def _drop(self) -> None:
+        """Close the idle connections."""
         while self._idle:
             await self._idle.pop().close()
 
@@ -224,7 +227,7 @@ class SqlTable(StoreTable, Generic[R]):
             async with self._pools.here().connection(create=self.create) as requests:
                 return write_plan.validate_entries(requests.codec, operation).problems
         except AdjunctError:
-            return {}  # the request will tell it
+            return {}  # the request reports it
 
     @abstractmethod
     async def _check_creation(self) -> None:
@@ -236,13 +239,14 @@ class SqlTable(StoreTable, Generic[R]):
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads = operation.kind is OperationKind.GET
+        send = self._get if reads else self._write
         count = len(operation)
-        creates = self.create and operation.may_create
+        creates = self.create and operation.may_create and not reads
         connected = False
         try:
-            async with self._pools.here().connection(create=creates and not reads) as requests:
+            async with self._pools.here().connection(create=creates) as requests:
                 connected = True
-                outcomes = await (self._get if reads else self._write)(requests, operation)
+                outcomes = await send(requests, operation)
                 if any(
                     problem.of_request and not problem.may_pass
                     for problem in outcomes.problems.values()
@@ -282,6 +286,7 @@ class SqlTable(StoreTable, Generic[R]):
         return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
 
     async def _get(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        """Return the records of an operation's keys as its outcomes."""
         valid = write_plan.validate_entries(requests.codec, operation)
         try:
             stored = await self._run(requests, requests.get, [entry.key for entry in valid.entries])
@@ -290,6 +295,7 @@ class SqlTable(StoreTable, Generic[R]):
         return valid.outcomes(len(operation), stored)
 
     async def _write(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        """Write an operation, after preparing the idempotency table if it has conditions."""
         if operation.conditions:
             try:
                 await self._prepare_conditions(
@@ -313,6 +319,9 @@ class SqlTable(StoreTable, Generic[R]):
             store.continue_purge(place, purged)
 
     async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        """Write the valid entries; after a rejection, find out by bisecting which entries are
+        rejected, and write the others.
+        """
         bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
             await operation.check_fence()
