@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from dagster_adjunct.assets.bounded.candidate import (
     AdvanceGroup,
@@ -68,9 +68,6 @@ from dagster_adjunct.resources.reports import sum_counters
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
@@ -102,8 +99,9 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
     for version, together in by_version.items():
         # A member that had this version before it joined the set is not waited for. One that
         # abandoned it is, so the set never completes this version.
-        had = {member.name for member in group.members if version in member.manifest.taken}
-        if len(together.keys() | had) == len(group.members):
+        had_it = {member.name for member in group.members if version in member.manifest.taken}
+        all_have_it = len(together.keys() | had_it) == len(group.members)
+        if all_have_it:
             return PollResult(complete, waiting, together)
     if len(by_version) > 1:
         named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
@@ -285,15 +283,19 @@ def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[Adv
             commit_waits(group, {})
             raise
         group = publish_candidates(group, validated, make_current=make_current)
-    asked = Awaiting(None, (), idle=True)
-    return [build_bounded_report(replace(member, awaiting=asked)) for member in group.members]
+    # One version was wanted and is published: nothing more is awaited.
+    nothing = Awaiting(None, (), idle=True)
+    return [build_bounded_report(replace(member, awaiting=nothing)) for member in group.members]
 
 
 def _has_query(group: AdvanceGroup) -> bool:
+    """Whether one of the datasets is the result of a query."""
     return any(isinstance(member.spec.input, QuerySource) for member in group.members)
 
 
 def _check_partition(spec: BoundedDataset, partition: str | None) -> None:
+    """Raise ConfigurationError for a requested partition that the dataset does not declare, and for
+    a missing request if a query computes the dataset by partition."""
     if partition is None:
         if spec.versions is None or not isinstance(spec.input, QuerySource):
             return
@@ -375,9 +377,10 @@ def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
         if candidate.document in now.doomed or not candidate.is_stored():
             return "discarded this build"
         return ""
-    is_same = before.head == now.head and now.retains(candidate.unchanged or "")
-    if candidate.unchanged and not is_same:
-        return "changed what is current, to which this version was equal"
+    if candidate.unchanged:
+        still_equal = before.head == now.head and now.retains(candidate.unchanged)
+        if not still_equal:
+            return "changed what is current, to which this version was equal"
     return ""
 
 
@@ -390,10 +393,11 @@ def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
         before = member.committed
         now = manifests.get(member.name)
         if before is not None and now is not None:
-            is_new = _has_new_delivery(before, now)
+            has_changed = _has_new_delivery(before, now)
         else:
-            is_new = before is not now
-        if is_new:
+            # Its first commit was made, or undone, meanwhile.
+            has_changed = before is not now
+        if has_changed:
             return None
     return rebased
 
@@ -445,8 +449,8 @@ def input_position(
     delivered = _with_copies(manifest, answer.copies)
     known = list(manifest.known)
     if done is not None:
-        delivered, older = _add_delivery(delivered, done)
-        known += older
+        delivered, old_names = _add_delivery(delivered, done)
+        known += old_names
     lost = manifest.lost if answer.lost is None else (*manifest.lost, answer.lost)
     return {
         "offsets": dict(answer.offsets),
@@ -474,23 +478,26 @@ def _with_copies(
 def _add_delivery(
     delivered: Sequence[Delivered], done: Delivered
 ) -> tuple[list[Delivered], list[str]]:
-    """Return the recorded deliveries with this one, and the names of those that are too old.
+    """Return the deliveries to record, with `done` as the last one, and the names of those that
+    are too old to be recorded.
 
-    A freed name is taken again. Names that are still free are kept, whatever their age.
+    `done` replaces a delivery of its name that was freed. Those whose names are still free stay,
+    whatever their age.
     """
-    kept = []
+    recorded = []
     for earlier in delivered:
-        if earlier.name != done.name or not earlier.freed:
-            kept.append(earlier)
-    kept.append(done)
+        is_replaced = earlier.name == done.name and earlier.freed
+        if not is_replaced:
+            recorded.append(earlier)
+    recorded.append(done)
     free = []
-    names = []
-    for earlier in kept[:-MAX_DELIVERIES]:
+    old_names = []
+    for earlier in recorded[:-MAX_DELIVERIES]:
         if earlier.freed:
             free.append(earlier)
         else:
-            names.append(earlier.name)
-    return [*free, *kept[-MAX_DELIVERIES:]], names
+            old_names.append(earlier.name)
+    return [*free, *recorded[-MAX_DELIVERIES:]], old_names
 
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
@@ -734,10 +741,10 @@ def publish_candidates(
     with first.stages("switch", version) as stage:
         publication = _Publication(candidates, None, make_current)
         group = publication.commit(group)
-        done = publication.candidates_in(group)
-        if all(candidate.unchanged for candidate in done):
+        published = publication.candidates_in(group)
+        if all(candidate.unchanged for candidate in published):
             stage.name = "unchanged"
-        elif not any(candidate.is_served for candidate in done):
+        elif not any(candidate.is_served for candidate in published):
             stage.name = "keep"
             stage.detail = "what is served stays"
     return group
@@ -773,6 +780,7 @@ class _Publication:
         return group
 
     def _commit_once(self, group: AdvanceGroup) -> AdvanceGroup:
+        """Commit the candidates on top of the group, and return the group after it."""
         now = self.candidates_in(group)
         switches = self.make_current or all(map(is_at_or_after_head, now))
         between = all(member.manifest.declaration.by_time for member in group.members)
@@ -784,6 +792,8 @@ class _Publication:
         return group.commit_members(after)
 
     def _catch_up(self, group: AdvanceGroup) -> AdvanceGroup:
+        """Return the group with what other writers committed, for another try. If they made a build
+        unusable, delete the documents and raise CommitConflictError."""
         try:
             return rebase_candidates(group, self.candidates)
         except errors.CommitConflictError:

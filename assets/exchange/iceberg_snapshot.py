@@ -42,6 +42,7 @@ def list_data_paths(snapshot: Snapshot, io: FileIO) -> set[str]:
 
 
 def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
+    """Return the manifest entries of a snapshot; [] for None."""
     entries: list[ManifestEntry] = []
     if snapshot is not None:
         for manifest in snapshot.manifests(io):
@@ -50,6 +51,7 @@ def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
 
 
 def _data_paths(entries: Sequence[ManifestEntry]) -> set[str]:
+    """Return the paths of the data files among these entries."""
     files = [entry.data_file for entry in entries]
     found = set()
     for file in files:
@@ -107,6 +109,7 @@ class SnapshotOfFiles(_OverwriteFiles):
             self._operation = Operation.APPEND
 
     def _has_spec(self, entry: ManifestEntry) -> bool:
+        """Whether a file has the table's current partition spec."""
         return entry.data_file.spec_id == self._transaction.table_metadata.default_spec_id
 
     def _validate_concurrency(self) -> None:
@@ -153,6 +156,7 @@ class SnapshotOfFiles(_OverwriteFiles):
     def _write(
         self, content: ManifestContent, spec: PartitionSpec, entries: Sequence[ManifestEntry]
     ) -> ManifestFile:
+        """Write a manifest with these entries, of data files or of delete files, and return it."""
         writer: ManifestWriter
         if content == ManifestContent.DATA:
             writer = self.new_manifest_writer(spec)
@@ -179,12 +183,14 @@ class _DeleteManifestWriter(ManifestWriterV2):
 
 
 def _manifest_of(file: DataFile) -> ManifestContent:
+    """Return in which kind of manifest a file is listed."""
     if file.content == DataFileContent.DATA:
         return ManifestContent.DATA
     return ManifestContent.DELETES
 
 
 def _delete_file(deletes: PositionDeletes) -> DataFile:
+    """Return Iceberg's description of a position delete file."""
     return DataFile.from_args(
         content=DataFileContent.POSITION_DELETES,
         file_path=deletes.path,

@@ -74,46 +74,48 @@ def add_order(
     if order == change_values.STREAMED_FIRST:
         below = F.when(F.col(SNAPSHOT), change_values.SNAPSHOT_ROWS).otherwise(0).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT)
-    string = change_values.position_type(order, schema) == "string"
-    wanted = _comparable_samples(order, samples, string)
+    are_texts = change_values.position_type(order, schema) == "string"
+    wanted = _comparable_samples(order, samples, are_texts)
     parts: list[Column] = []
     reasons: list[Column] = []
-    snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
+    is_snapshot = F.col(SNAPSHOT) if SNAPSHOT in rows.columns else F.lit(False)
     paths = []
     for name, value, sample in zip(order, order_columns(order, schema), wanted, strict=True):
-        if string:
+        if are_texts:
             part = change_values.sortable_column(value, name, sample)
         elif name in schema.names:
             part = position_column(name, schema)
         else:
             part = F.when(value.rlike(_POSITION), value.try_cast("bigint"))
-        missing = F.lit(False)
+        may_be_null = F.lit(False)
         # A snapshot's row lacks the fields of a streamed change: it comes before every change with
         # them.
         if parts:
-            missing = value.isNull() & snapshot
-            part = F.when(missing, change_values.MISSING_PART).otherwise(part)
+            may_be_null = value.isNull() & is_snapshot
+            part = F.when(may_be_null, change_values.MISSING_PART).otherwise(part)
         if name not in schema.names:
             paths.append(change_formats.path_column(name))
-        null = F.when(snapshot, null_order_reason(name, snapshot=True))
-        null = null.otherwise(null_order_reason(name))
-        other = change_values.incomparable_reason(name, sample)
+        null_reason = F.when(is_snapshot, null_order_reason(name, snapshot=True))
+        null_reason = null_reason.otherwise(null_order_reason(name))
+        format_reason = change_values.concat_reason(
+            change_values.quote_column(value), change_values.incomparable_reason(name, sample)
+        )
         parts.append(part)
         reasons += [
-            F.when(value.isNull() & ~missing, null),
-            F.when(
-                part.isNull(), change_values.concat_reason(change_values.quote_column(value), other)
-            ),
+            F.when(value.isNull() & ~may_be_null, null_reason),
+            F.when(part.isNull(), format_reason),
         ]
-    position = F.concat(*parts) if string else parts[0]
+    position = F.concat(*parts) if are_texts else parts[0]
     return add_problem(rows.withColumn(ORDER, position), *reasons).drop(*paths, SNAPSHOT)
 
 
-def _comparable_samples(order: Order, samples: Samples | None, string: bool) -> Samples:
+def _comparable_samples(order: Order, samples: Samples | None, are_texts: bool) -> Samples:
     """Return the first value of each name, in whose format later ones must be: a number where none
     is known, None for positions that are numbers themselves.
+
+    `are_texts` says whether positions are texts.
     """
-    if not string:
+    if not are_texts:
         return (None,) * len(order)
     return ("0",) * len(order) if samples is None else samples
 
@@ -122,12 +124,12 @@ def order_columns(order: Sequence[str], schema: Schema) -> list[Column]:
     """Return the values of the names in `order_by`: as strings, if positions are made of strings
     or paths.
     """
-    string = change_values.position_type(tuple(order), schema) == "string"
+    are_texts = change_values.position_type(tuple(order), schema) == "string"
     values = []
     for name in order:
         if name not in schema.names:
             values.append(F.col(change_formats.path_column(name)))
-        elif not string:
+        elif not are_texts:
             values.append(named_column(name))
         elif schema.field(name).type in ("date", "timestamp"):
             values.append(position_column(name, schema).cast("string"))
@@ -511,33 +513,33 @@ def _add_order_in_arrow(
             rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0)
         )
         return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT])
-    string = change_values.position_type(order, schema) == "string"
-    wanted = _comparable_samples(order, samples, string)
-    snapshot = pa.repeat(False, rows.num_rows)
+    are_texts = change_values.position_type(order, schema) == "string"
+    wanted = _comparable_samples(order, samples, are_texts)
+    is_snapshot = pa.repeat(False, rows.num_rows)
     if SNAPSHOT in rows.column_names:
-        snapshot = rows.column(SNAPSHOT)
+        is_snapshot = rows.column(SNAPSHOT)
         rows = rows.drop_columns([SNAPSHOT])
     parts: list[Any] = []
-    reasons: dict[int, str] = {}
+    reasons: dict[int, str] = {}  # by row
     for name, sample in zip(order, wanted, strict=True):
         value = position_array(rows, name, schema)
         part = value
-        if string:
+        if are_texts:
             part = change_values.sortable_array(value.cast("string"), name, sample)
         if parts:
-            missing = pc.and_(value.is_null(), snapshot)
-            part = pc.if_else(missing, change_values.MISSING_PART, part)
+            may_be_null = pc.and_(value.is_null(), is_snapshot)
+            part = pc.if_else(may_be_null, change_values.MISSING_PART, part)
         parts.append(part)
-        bad = pc.indices_nonzero(part.is_null())
-        texts = value.take(bad).cast("string").to_pylist()
-        for row, text in zip(bad.to_pylist(), texts, strict=True):
+        rejected = pc.indices_nonzero(part.is_null())
+        texts = value.take(rejected).cast("string").to_pylist()
+        for row, text in zip(rejected.to_pylist(), texts, strict=True):
             if text is None:
-                reason = null_order_reason(name, snapshot=bool(snapshot[row].as_py()))
+                reason = null_order_reason(name, snapshot=bool(is_snapshot[row].as_py()))
             else:
                 quoted = change_values.quote_value(text)
                 reason = quoted + change_values.incomparable_reason(name, sample)
             reasons.setdefault(row, reason)
-    position = pc.binary_join_element_wise(*parts, "") if string else parts[0]
+    position = pc.binary_join_element_wise(*parts, "") if are_texts else parts[0]
     rows = _set_column(rows, ORDER, position)
     return add_problems(rows, list(map(reasons.get, range(rows.num_rows))))
 
@@ -629,6 +631,7 @@ def null_out_rows(values: pa.ChunkedArray, rows: Collection[int]) -> pa.ChunkedA
 
 
 def _set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the table with these values as its column of this name, which it may have already."""
     if name not in table.column_names:
         return table.append_column(name, values)
     return table.set_column(table.column_names.index(name), name, values)

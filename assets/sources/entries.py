@@ -210,6 +210,7 @@ def select_relevant_columns(spec: UnboundedDataset, rows: Schema) -> Schema:
 
 
 def _check_ordering(spec: UnboundedDataset, rows: Schema, name: str, what: str) -> None:
+    """Raise SchemaMismatchError if changes can't be ordered by this name of `order_by`."""
     changes = spec.following.changes
     order = spec.following.ordering
     readable = with_read_paths(spec, rows)
@@ -281,6 +282,10 @@ def _keeps_key(spec: AdjunctDataset) -> bool:
 
 
 def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Schema:
+    """Return the columns with those of the record's position, which is the key.
+
+    Raises SchemaMismatchError if they exist already, or if one record may become several entries.
+    """
     for name in BY_OFFSET:
         if name in schema:
             raise errors.SchemaMismatchError(
@@ -383,6 +388,7 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
 
 Offsets = Mapping[SystemStreamPartition, str]
 Ranges = Mapping[SystemStreamPartition, tuple[str, str]]
+"""(start, end) by partition: the first offset, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,9 +445,11 @@ class OpenedStream:
         info = self.info
         spec = self.spec
         extractor = spec.extractor
-        spread = ("spark-murmur3", spec.partitions, tuple(map(spec.source_of, spec.partition_by)))
+        wanted_key = tuple(map(spec.source_of, spec.partition_by))
+        if info.partitioner != "spark-murmur3" or info.partitions != spec.partitions:
+            return False
         columns = [spec.steps_to(name)[0] for name in spec.partition_by]
-        if (info.partitioner, info.partitions, info.key) != spread or not self._keeps(columns):
+        if info.key != wanted_key or not self._keeps(columns):
             return False
         if extractor is None:
             return True
@@ -487,7 +495,7 @@ class OpenedStream:
         ways_on = self._ways_on()
         name = self.spec.name
         stream = str(self.spec.input)
-        beyond = None
+        beyond = None  # the first partition that was read beyond its end
         for ssp in sorted(read_to.keys() & ends.keys(), reverse=True):
             if self.system.compare(read_to[ssp], ends[ssp]) > 0:
                 beyond = ssp
@@ -550,6 +558,7 @@ class OpenedStream:
 
     @contextmanager
     def _explain_lost_records(self) -> Iterator[None]:
+        """Let an OffsetOutOfRangeError name the dataset, and what to do for it."""
         try:
             yield
         except errors.OffsetOutOfRangeError as error:
@@ -603,8 +612,8 @@ class OpenedChanges(OpenedStream):
         """
         if not self.orders_itself:
             return False
-        of_key = bool(self.info.key) and set(self.info.key) <= set(self.spec.key_sources)
-        return self.info.partitioner != "spark-murmur3" or not of_key
+        is_keyed_alike = bool(self.info.key) and set(self.info.key) <= set(self.spec.key_sources)
+        return self.info.partitioner != "spark-murmur3" or not is_keyed_alike
 
     @property
     def orders_itself(self) -> bool:
@@ -614,8 +623,10 @@ class OpenedChanges(OpenedStream):
         following = self.spec.following
         if following.order_by is not None:
             return True
-        if following.history is None or following.valid_from is None:
-            return following.history is not None
+        if following.history is None:
+            return False
+        if following.valid_from is None:
+            return True  # the record's time
         rows = derive_row_schema(self.spec, self.records)
         return require_value(following.valid_from, rows.types, "the row").type != "date"
 
@@ -682,6 +693,7 @@ def open_changes(systems: Mapping[str, StreamSystem], spec: UnboundedDataset) ->
 def _resolve_input(
     systems: Mapping[str, StreamSystem], spec: BoundedDataset | UnboundedDataset
 ) -> tuple[StreamSystem, str]:
+    """Return the stream system of the dataset's input, and the stream's name in it."""
     return resolve_stream(
         systems,
         str(spec.input),
@@ -691,6 +703,7 @@ def _resolve_input(
 
 
 def _require_columns(spec: AdjunctDataset, info: StreamInfo) -> Schema:
+    """Return the columns of a stream's records. Raises DatasetError for raw records."""
     if info.schema is None:
         raise errors.DatasetError(
             f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without"
@@ -740,6 +753,7 @@ def has_one_partition_per_key(
 
 
 def _offset_ranges(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:
+    """Return the ranges as stream systems take them."""
     return {ssp: OffsetRange(start, end) for ssp, (start, end) in ranges.items()}
 
 

@@ -93,6 +93,7 @@ def _joined(lists: pa.Array, parts: list[str], brackets: str) -> list[str]:
 
 
 def _with_nulls(values: pa.Array, texts: list[str]) -> list[str]:
+    """Return the texts with "null" for the values that are null; the list is changed in place."""
     for row in pc.indices_nonzero(values.is_null()).to_pylist():
         texts[row] = "null"
     return texts
@@ -119,8 +120,10 @@ def _text(value: Any, kind: str) -> str:
 
 
 def _quote(text: str) -> str:
+    """Return a text as a JSON string."""
     return f'"{text.translate(_ESCAPED)}"'
 
 
 def _day(days: int) -> str:
+    """Return a date, given in days since 1970, as Spark writes it."""
     return format_spark_date(str(np.datetime64(days, "D")))

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from dagster_adjunct.assets.sources.version_source import Delivery, contradiction_error
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, MarkerFacts
@@ -262,6 +263,10 @@ def check_counts(
 
 
 def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker | None) -> None:
+    """Raise MarkerConflictError if a repeated marker states something else than the first one did.
+
+    `before` is that marker, or what the manifest has of it; None if nothing is known.
+    """
     if before is None:
         return
     # A count by the stream is no statement of the producer: the marker may be repeated without its
@@ -379,6 +384,10 @@ def _describe_redelivery(
 
 
 def _has_equal_checksum(segment: MarkedSegment, taken: Mapping[str, MarkerFacts]) -> bool:
+    """Whether a re-delivered segment has the checksum that it had before; False if one is unknown.
+
+    `taken` are the facts of the markers delivered before, by partition.
+    """
     before = taken.get(str(segment.ssp))
     if before is None or not before.checksum:
         return False
@@ -402,16 +411,22 @@ def _describe_difference(
     return why
 
 
-def settled_from_manifest(
-    manifest: BoundedManifest,
-) -> tuple[dict[SystemStreamPartition, int], Settled, frozenset[str]]:
-    """Return the next offsets of a dataset in its stream, the settled versions, and the names that
-    are reusable.
+class InputPosition(NamedTuple):
+    """How far a dataset has come in its stream.
 
-    Settled versions have the facts of their markers, with which re-deliveries are compared;
-    abandoned, rejected and old ones have none. The names of lost, revoked, and
-    rejected-then-dropped versions are reusable: a delivery under one of them is a new version.
+    `offsets` are the next ones to read. `settled` versions have the facts of their markers, with
+    which re-deliveries are compared; abandoned, rejected and old ones have none. `reusable` are the
+    names of lost, revoked, and rejected-then-dropped versions: a delivery under one of them is a
+    new version.
     """
+
+    offsets: dict[SystemStreamPartition, int]
+    settled: Settled
+    reusable: frozenset[str]
+
+
+def position_from_manifest(manifest: BoundedManifest) -> InputPosition:
+    """Return how far the dataset of this manifest has come in its stream."""
     parse = SystemStreamPartition.parse
     offsets = {parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = manifest.rejected
@@ -423,13 +438,15 @@ def settled_from_manifest(
             markers = {} if done.version in rejected else done.markers
             settled[done.name] = {parse(ssp): facts for ssp, facts in markers.items()}
     reusable = manifest.freed.union(*(lost.versions for lost in manifest.lost))
-    return dict(sorted(offsets.items())), settled, frozenset(reusable)
+    return InputPosition(dict(sorted(offsets.items())), settled, frozenset(reusable))
 
 
 def find_truncated_partitions(
     offsets: IntOffsets, oldest: IntOffsets
 ) -> dict[SystemStreamPartition, tuple[int, int]]:
-    """Return the unread offsets that retention has removed: [first, oldest) by partition."""
+    """Return the unread offsets that retention has removed: (first, the oldest one left) by
+    partition.
+    """
     return {
         ssp: (offset, oldest[ssp])
         for ssp, offset in sorted(offsets.items())
@@ -464,7 +481,9 @@ class _RemainingMarkers:
         return None
 
     def may_lack_start(self, marker: Marker) -> bool:
-        """Whether removed records may have belonged to the version that ends with this marker."""
+        """Whether removed records may have belonged to the version that ends with this marker: they
+        may if no other marker is left before it.
+        """
         return self.is_cut and self.markers[0] is marker
 
     def has_all_records(self, marker: Marker, count: Callable[[MarkedSegment], int]) -> bool:
@@ -478,6 +497,20 @@ class _RemainingMarkers:
         return int(self.markers[place - 1].offset) + 1 if place else self.start
 
 
+class _NextMarker(NamedTuple):
+    """A marker with which a partition goes on, and that partition."""
+
+    partition: _RemainingMarkers
+    marker: Marker
+
+
+class Resumption(NamedTuple):
+    """The offsets where a dataset resumes, and the names of the versions that it lost."""
+
+    offsets: dict[SystemStreamPartition, int]
+    lost: tuple[str, ...]
+
+
 def resume_after_truncation(
     dataset: str,
     offsets: IntOffsets,
@@ -485,8 +518,8 @@ def resume_after_truncation(
     markers: Sequence[Marker],
     settled: Settled,
     count: Callable[[MarkedSegment], int],
-) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]] | IncompleteVersion:
-    """Return the offsets where a dataset resumes, and the names of the versions that it lost.
+) -> Resumption | IncompleteVersion:
+    """Return where a dataset resumes, and the versions that it lost.
 
     If retention has removed no unread records, these are its own offsets, and no version is lost.
     Otherwise the lost versions are unknown (IncompleteVersion) until all partitions have the marker
@@ -498,7 +531,7 @@ def resume_after_truncation(
     """
     cut = find_truncated_partitions(offsets, oldest)
     if not cut:
-        return dict(offsets), ()
+        return Resumption(dict(offsets), ())
     remaining: list[_RemainingMarkers] = []
     for ssp, offset in sorted(offsets.items()):
         start = max(offset, oldest[ssp])
@@ -509,22 +542,24 @@ def resume_after_truncation(
     common = _find_common_versions(remaining, spans)
     if not common:
         return _await_common_version(remaining)
-    nexts: list[tuple[_RemainingMarkers, Marker]] = []
+    nexts: list[_NextMarker] = []
     for each in remaining:
         first = each.first_of(common)
         if first is not None:
-            nexts.append((each, first))
-    marked = {each.ssp: marker.version for each, marker in nexts}
+            nexts.append(_NextMarker(each, first))
+    marked = {next_.partition.ssp: next_.marker.version for next_ in nexts}
     version = resolve_next_version(dataset, marked, spans)
     assert version is not None, "there is a common version"
-    firsts = [pair for pair in nexts if has_partition(pair[0].ssp, version, spans)]
+    ends = [next_ for next_ in nexts if has_partition(next_.partition.ssp, version, spans)]
     positions = {each.ssp: each.start for each in remaining}
-    lost = _lost_before(dataset, version, [each for each, _ in firsts], spans)
-    if _may_lack_records(firsts, count):
-        positions |= {each.ssp: int(marker.offset) + 1 for each, marker in firsts}
-        return positions, (*lost, version)
-    positions |= {each.ssp: each.position_before(marker) for each, marker in firsts}
-    return positions, lost
+    lost = _lost_before(dataset, version, [end.partition for end in ends], spans)
+    if _may_lack_records(ends, count):
+        for partition, marker in ends:
+            positions[partition.ssp] = int(marker.offset) + 1
+        return Resumption(positions, (*lost, version))
+    for partition, marker in ends:
+        positions[partition.ssp] = partition.position_before(marker)
+    return Resumption(positions, lost)
 
 
 def _find_common_versions(
@@ -556,13 +591,13 @@ def _await_common_version(remaining: Sequence[_RemainingMarkers]) -> IncompleteV
     return IncompleteVersion(version, lacking)
 
 
-def _may_lack_records(
-    firsts: Sequence[tuple[_RemainingMarkers, Marker]], count: Callable[[MarkedSegment], int]
-) -> bool:
+def _may_lack_records(ends: Sequence[_NextMarker], count: Callable[[MarkedSegment], int]) -> bool:
     """Whether retention may have removed the start of the version that these markers end."""
-    bare = is_bare(marker for _, marker in firsts)
-    for each, marker in firsts:
-        if each.may_lack_start(marker) and (bare or not each.has_all_records(marker, count)):
+    without_records = is_bare(end.marker for end in ends)
+    for partition, marker in ends:
+        if not partition.may_lack_start(marker):
+            continue
+        if without_records or not partition.has_all_records(marker, count):
             return True
     return False
 

@@ -189,10 +189,13 @@ def samples_in_arrow(spec: UnboundedDataset, rows: pa.Table, schema: Schema) -> 
 
 
 def _get(row: Row | None, name: str) -> str | None:
+    """Return a field of a row, None for no row."""
     return None if row is None else row[name]
 
 
 def _problem(name: str, text: str | None, reason: str | None) -> str | None:
+    """Return why a change with this text can't be ordered by a name; without a text, the reason
+    that its problem states."""
     return reason if text is None else change_values.unordered_reason(name, text)
 
 
