@@ -112,6 +112,9 @@ class _Merging:
         return all(self._add(name, number) for name, number in changes.add.items())
 
     def _add(self, name: str, number: Any) -> bool:
+        """Add a number, or the members of JSON, to what updates add to a column; return whether the
+        sum is known here.
+        """
         known = self.add.get(name)
         if number is None:
             self.add[name] = known
@@ -274,6 +277,7 @@ class CompactLayer:
         return {asked[at]: problem for at, problem in found.items()}
 
     def _count(self, saved: int) -> None:
+        """Count entries that were done without being sent."""
         if saved > 0:
             self.meter.add("compacted", saved)
 
