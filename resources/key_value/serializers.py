@@ -212,6 +212,7 @@ class AvroSerializer:
         return written.getvalue()
 
     def _unfit(self, value: Any, error: Exception) -> SerializationError:
+        """Return the error for a value that does not fit the schema."""
         problem = f"{value!r:.80} does not fit the Avro schema: {error}."
         return _reject(self, problem, "Pass what the schema describes.")
 
@@ -262,8 +263,11 @@ def _has_same_items(value: Any, read: Any, is_same: Callable[[Any, Any], bool]) 
 
 
 def _is_same_float(value: float, read: float) -> bool:
-    if value == read or math.isnan(value):
-        return value == read or math.isnan(read)
+    """Whether a float was read as it was written, or rounded to 32 bits."""
+    if value == read:
+        return True
+    if math.isnan(value):
+        return math.isnan(read)
     if math.isinf(read):  # overflow of 32 bits
         return False
     return array("f", [value])[0] == read
@@ -271,6 +275,7 @@ def _is_same_float(value: float, read: float) -> bool:
 
 @lru_cache(maxsize=256)
 def _parsed(schema: str) -> Any:
+    """Return a schema as fastavro uses it; ConfigurationError for an invalid one."""
     fastavro = _fastavro()
     try:
         return fastavro.parse_schema(json.loads(schema))
@@ -280,6 +285,7 @@ def _parsed(schema: str) -> Any:
 
 
 def _fastavro() -> ModuleType:
+    """Return the module; ConfigurationError if it is not installed."""
     fastavro: ModuleType = import_package("Avro", "fastavro", "avro")
     return fastavro
 
@@ -373,6 +379,7 @@ class ModelSerializer(Generic[M]):
             ) from None
 
     def _changed(self, value: M, how: str) -> SerializationError:
+        """Return the error for an object that would not be read as it was written."""
         return _reject(
             self,
             f"{value!r:.80} would not be read as it was written: {how}.",
@@ -383,6 +390,7 @@ class ModelSerializer(Generic[M]):
 
 
 def _reject_constant(constant: str) -> NoReturn:
+    """Raise ValueError for NaN or Infinity, which Python would accept in JSON."""
     raise ValueError(f"{constant} is not valid JSON")
 
 
@@ -403,6 +411,9 @@ def _is_same_json(value: Any, read: Any) -> bool:
 
 
 def _is_json(value: Any) -> bool:
+    """Whether a value is read from its JSON as it is: dicts with str keys, lists and plain
+    values.
+    """
     kind = type(value)
     if kind is dict:
         return set(map(type, value)) <= {str} and all(map(_is_json, value.values()))

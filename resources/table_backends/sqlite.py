@@ -468,7 +468,7 @@ class SqliteRequests:
                 # Fails if the file can't be written.
                 self.connection.execute(f"DELETE FROM {self._table} WHERE 0")
         except sqlite3.OperationalError as error:
-            if _primary_code(error) != sqlite3.SQLITE_BUSY:  # another process writes
+            if primary_error_code(error) != sqlite3.SQLITE_BUSY:  # another process writes
                 raise
         finally:
             self.connection.execute(f"PRAGMA busy_timeout = {busy}")
@@ -592,7 +592,7 @@ class SqliteRequests:
             try:
                 self.connection.execute("COMMIT")
             except sqlite3.OperationalError as error:
-                self.committing = _primary_code(error) == sqlite3.SQLITE_IOERR
+                self.committing = primary_error_code(error) == sqlite3.SQLITE_IOERR
                 raise
         except BaseException:
             if self.connection.in_transaction:
@@ -600,7 +600,7 @@ class SqliteRequests:
             raise
 
 
-def _primary_code(error: sqlite3.Error) -> int:
+def primary_error_code(error: sqlite3.Error) -> int:
     """Return SQLite's code for the kind of an error, without its details; 0 if it has none."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
@@ -890,7 +890,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
         try:
             yield
         except sqlite3.Error as error:
-            code = _primary_code(error)
+            code = primary_error_code(error)
             kind: type[errors.AdjunctError]
             kind = errors.TableError
             what = "rejected the request"
@@ -925,7 +925,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
     except sqlite3.OperationalError as error:
-        if _primary_code(error) != sqlite3.SQLITE_READONLY:  # it can still be read
+        if primary_error_code(error) != sqlite3.SQLITE_READONLY:  # it can still be read
             raise
 
 
@@ -945,7 +945,7 @@ def sqlite_file_error(
     """Return the table's error if the file system keeps this process from writing the file at
     `path`: the disk is full, read-only or denied, or too many files are open. Else None.
     """
-    code = _primary_code(error)
+    code = primary_error_code(error)
     if code not in _OF_FILE_SYSTEM:
         return None
     found = errors.find_file_error(path)
