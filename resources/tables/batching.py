@@ -286,21 +286,20 @@ _OPTIONAL = ("values", "defaults", "marks", "newest")  # the columns of entries 
 
 
 def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
-    """Return the entries of all parts, in order; a column that only some have is None for the
-    others' entries.
-    """
+    """Return the entries of all parts, in order."""
+    columns = [_concatenate_column(parts, name) for name in _OPTIONAL]
+    return RowEntries([key for part in parts for key in part.keys], *columns)
 
-    def column(name: str) -> list[Any] | None:
-        columns = [getattr(part, name) for part in parts]
-        if all(values is None for values in columns):
-            return None
-        given = (
-            [None] * len(part) if own is None else own
-            for part, own in zip(parts, columns, strict=True)
-        )
-        return [value for values in given for value in values]
 
-    return RowEntries([key for part in parts for key in part.keys], *map(column, _OPTIONAL))
+def _concatenate_column(parts: Sequence[Entries[Any]], name: str) -> list[Any] | None:
+    """Return a column of all parts, None for entries of parts that lack it; None if all do."""
+    columns = [getattr(part, name) for part in parts]
+    if all(values is None for values in columns):
+        return None
+    whole: list[Any] = []
+    for part, values in zip(parts, columns, strict=True):
+        whole += [None] * len(part) if values is None else values
+    return whole
 
 
 def _pick_entries(
