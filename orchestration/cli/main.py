@@ -68,6 +68,9 @@ class LazyCommands(output.Commands):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, whose module is imported only now; None if there is none of this
+        name.
+        """
         if cmd_name not in _COMMANDS:
             return None
         listed = _COMMANDS[cmd_name]

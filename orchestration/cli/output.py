@@ -189,6 +189,7 @@ class Commands(click.Group):
     """
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; with --json, an error is printed as JSON too before it is raised."""
         console.quiet = False
         try:
             return super().invoke(ctx)
