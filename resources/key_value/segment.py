@@ -581,9 +581,8 @@ async def pause(seconds: float) -> None:
 
 
 async def in_thread(executor: Callable[[], Executor], work: Callable[[], T]) -> T:
-    """Call `work`, which blocks, and return its result.
-
-    In an event loop it runs in a thread of `executor`, without one in this thread.
+    """Return the result of `work`, which blocks: it is called in a thread of `executor`, or, where
+    no event loop waits for it, in this thread.
     """
     if _blocking.get():
         return work()

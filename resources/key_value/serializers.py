@@ -59,6 +59,7 @@ class TextSerializer:
     """Text as UTF-8, ordered by code points."""
 
     def to_bytes(self, value: str) -> bytes:
+        """Return the text in UTF-8. Raises SerializationError for other values."""
         try:
             return value.encode()
         except AttributeError:
@@ -96,6 +97,7 @@ class IntegerSerializer:
     """Signed 64-bit integers as eight bytes, ordered as the numbers are."""
 
     def to_bytes(self, value: int) -> bytes:
+        """Return the integer in 8 bytes that sort as integers do."""
         if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
             problem = f"{value!r:.80} is not a signed 64-bit integer."
             raise _reject(self, problem, "Pass an integer from -2**63 to 2**63 - 1.")
@@ -168,6 +170,9 @@ class AvroSerializer:
         _parsed(self.schema)
 
     def to_bytes(self, value: Any) -> bytes:
+        """Return the value in Avro, without a schema. Raises an error if it would not be read as it
+        was written.
+        """
         fastavro = _fastavro()
         schema = _parsed(self.schema)
         written = io.BytesIO()
@@ -189,6 +194,7 @@ class AvroSerializer:
         return stored
 
     def from_bytes(self, stored: bytes) -> Any:
+        """Return the value of Avro of the schema; all bytes must belong to it."""
         reading = io.BytesIO(stored)
         try:
             value = _fastavro().schemaless_reader(reading, _parsed(self.schema), None)
@@ -304,6 +310,9 @@ class JsonSerializer:
     """
 
     def to_bytes(self, value: Any) -> bytes:
+        """Return the value in JSON with sorted keys. Raises an error if it would not be read as it
+        was written.
+        """
         try:
             stored = json.dumps(
                 value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
@@ -350,6 +359,7 @@ class ModelSerializer(Generic[M]):
             )
 
     def to_bytes(self, value: M) -> bytes:
+        """Return the model in JSON. Raises an error if it would not be read as it was written."""
         if not isinstance(value, self.model):
             raise _reject(
                 self,
@@ -371,6 +381,7 @@ class ModelSerializer(Generic[M]):
         return stored
 
     def from_bytes(self, stored: bytes) -> M:
+        """Return the model of stored JSON."""
         try:
             return self.model.model_validate_json(stored)
         except ValidationError as error:

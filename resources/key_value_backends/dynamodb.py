@@ -217,6 +217,7 @@ class DynamoDbSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
+        """Apply the changes; a repeated request first finds out what the earlier ones did."""
         with self._report_foreign_items():
             if not repeated:
                 await self._try(changes, token, 0)
@@ -226,6 +227,7 @@ class DynamoDbSegment:
             await self._families.purge_if_due()
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        """Return the entries of the keys: one by GetItem, more by batches at once."""
         with self._report_foreign_items():
             if len(keys) == 1:
                 asked: dict[str, Any] = {"Key": self._layout.entry(keys[0]), "ConsistentRead": True}
@@ -246,6 +248,7 @@ class DynamoDbSegment:
             return [entries.get(key) for key in keys]
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
+        """Return entries of the range in order: several stretches of it are read at once."""
         if within.is_empty:
             return StoredPage(is_last=True)
         read: list[StoredEntry] = []
@@ -749,6 +752,9 @@ class DynamoDbSegments:
             _retrying(_DELETING_SECONDS, longest_pause=2.0)(delete, client)
 
     def open(self, table: TableId, partition: int) -> TableSegment:
+        """Return a partition of the table; all partitions of a table share connections and
+        threads.
+        """
         with self._opening:
             calls = self._calls.get(table)
             if calls is None:

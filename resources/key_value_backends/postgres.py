@@ -114,6 +114,7 @@ class PostgresSegments:
         return partial(PostgresSegments, **self.to_dict()), ()
 
     def create(self, table: TableId, partitions: int) -> None:
+        """Create the tables of entries and of recent requests, unless they exist."""
         names = self._names(table)
         entries = names.entries
         tokens = names.tokens

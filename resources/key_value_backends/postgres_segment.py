@@ -422,6 +422,7 @@ class PostgresSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
+        """Apply the changes in one statement, and again while others change the same keys."""
         if repeated:
             write = self._repeat
         elif len(changes) == 1:
@@ -443,6 +444,7 @@ class PostgresSegment:
         raise TableUnavailableError(problem, step, table=self._errors.label)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        """Return the entries of the keys: one by a statement of its own, more by parts."""
         sql = self._statements
         if len(keys) == 1:
             query = sql.get if values else sql.get_version

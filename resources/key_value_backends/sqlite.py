@@ -367,6 +367,9 @@ class SqliteSegment:
     async def apply(
         self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False
     ) -> None:
+        """Apply the changes in one transaction. Raises ConditionsFailed if a condition is not
+        met.
+        """
         write = self._write
         if repeated:
             write = self._repeat
@@ -382,6 +385,7 @@ class SqliteSegment:
             raise ConditionsFailed(failing)
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        """Return the entries of the keys, all of one moment."""
         if len(keys) == 1:
             query = self._sql.get if values else self._sql.get_version
             asked = (self._partition, keys[0])
@@ -534,7 +538,9 @@ class SqliteSegment:
 
 
 def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
-    """Return a page of at most `limit` rows; it ends early once its values have _PAGE_BYTES."""
+    """Return a page of at most `limit` rows (key, version, value); it ends early once its values
+    have _PAGE_BYTES.
+    """
     flat: list[Any] = []
     size = 0.0
     count = _ROWS_ALL_MEASURED
@@ -597,6 +603,7 @@ class SqliteSegments:
         return partial(SqliteSegments, **self.to_dict()), ()
 
     def create(self, table: TableId, partitions: int) -> None:
+        """Create the file and the tables of entries and of recent requests, unless they exist."""
         label = self._label(table)
         name = sql_table_name(table)
         try:
@@ -622,6 +629,7 @@ class SqliteSegments:
         )
 
     def seal(self, table: TableId, partitions: int) -> None:
+        """Let each write fail from now on, by a trigger of the table of requests."""
         name = sql_table_name(table)
         trigger = (
             f"CREATE TRIGGER IF NOT EXISTS {name}_sealed BEFORE INSERT ON {name}_tokens "

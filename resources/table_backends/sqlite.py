@@ -459,6 +459,9 @@ class SqliteRequests:
         return _Statement(update, rows, keys, "update the record")
 
     def check(self, use: TableUse) -> None:
+        """Raise if the file can't be written, or required columns or the idempotency table are
+        missing.
+        """
         if not use.writes:
             return
         busy = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
@@ -536,6 +539,9 @@ class SqliteRequests:
             return self._bookkeeping.presence()
 
     def begin_run(self, fence: Fence | None) -> None:
+        """Count the run in the bookkeeping, created first if the table may be, and pass the
+        fence.
+        """
         with self._transaction("IMMEDIATE"):
             if self._declared.create:
                 self._bookkeeping.create()
@@ -544,6 +550,7 @@ class SqliteRequests:
             self._bookkeeping.count_run()
 
     def open_idempotency_table(self, *, create: bool) -> None:
+        """Check the table that stores marks, after creating it if asked to; then use it."""
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
         name = write_plan.idempotency_table_name(self._declared.table, key)
@@ -758,6 +765,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
 
     def storage_notes(self) -> list[str]:
+        """Return what users should know of stored decimals; nothing without decimal columns."""
         decimals = []
         for column in self._declared:
             if column.kind is Kind.DECIMAL:
@@ -779,6 +787,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
             return bool(columns.fetchone()[0])
 
     async def _check_creation(self) -> None:
+        """Raise TableAccessError if the file, or the nearest folder that exists, can't be
+        written.
+        """
         path = Path(self.path)
         nearest = next(place for place in (path, *path.parents) if place.exists())
         can_hold_table = nearest == path or nearest.is_dir()

@@ -189,6 +189,7 @@ class ArrowEntries:
         return sum(int(column.nbytes) for column in columns if column is not None)
 
     def _map_columns(self, pick: Callable[[Any], Any]) -> ArrowEntries:
+        """Return the entries with `pick` applied to each of their columns."""
         columns = ("key", "records", "default_records", "sources", "positions", "times")
         picked: dict[str, Any] = {}
         for name in columns:

@@ -239,6 +239,9 @@ class CacheLayer:
         return len(self._kept)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Read what is not kept, or write and adjust what is kept; reads with `args` that can't be
+        hashed pass by the cache.
+        """
         if operation.kind is not OperationKind.GET:
             return await self._write(operation)
         if not _are_hashable(operation.args):

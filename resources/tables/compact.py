@@ -142,6 +142,7 @@ class CompactLayer:
     meter: Meter
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send one entry for each key of puts and updates without conditions; all else as it is."""
         if operation.conditions:
             return await self.below.send(operation)
         if operation.kind is OperationKind.PUT:

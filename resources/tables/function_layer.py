@@ -73,6 +73,9 @@ class FunctionLayer:
     may_create: bool = True
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Call the user's function under the run's fence; return its outcomes, and its error as
+        problems of the entries.
+        """
         count = len(operation)
         if not count:
             return Outcomes(0)

@@ -356,6 +356,7 @@ class RowEntries(Generic[K_co]):
         return self._map_columns(lambda column: column[start:end])
 
     def _map_columns(self, pick: Callable[[Sequence[Any]], Sequence[Any]]) -> RowEntries[K_co]:
+        """Return the entries with `pick` applied to each of their columns."""
         others = (self.values, self.defaults, self.marks, self.newest)
         return RowEntries(
             pick(self.keys), *(None if column is None else pick(column) for column in others)

@@ -279,6 +279,7 @@ class LocalCredits:
         self._making = threading.Lock()
 
     async def acquire(self, budget: Budget, credits: float) -> None:
+        """Take credits of a budget of this process, and wait until there are enough."""
         bucket = self._buckets.get(budget)
         if bucket is None:
             with self._making:
@@ -333,6 +334,7 @@ class RateLayer:
         )
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send when the budget allows it, and in parts if it never allows all at once."""
         budget = self._budgets.get(READ if operation.kind is OperationKind.GET else WRITE)
         if budget is None:
             return await self.inner.send(operation)

@@ -61,6 +61,9 @@ class AttemptLayer:
     meter: Meter = field(default_factory=Meter)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send once, within the time limit; when that is over, each entry has a problem that says
+        so.
+        """
         began = perf_counter()
         if self.timeout is None:
             outcomes = await self.inner.send(operation)
@@ -261,6 +264,7 @@ class RetryLayer:
     clock: Clock = field(default_factory=SystemClock)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send, and then again what was not done, until it is or may not be retried any more."""
         began = self.clock.now()
         try:
             outcomes = await self.inner.send(operation)

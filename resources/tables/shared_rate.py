@@ -359,6 +359,7 @@ class CreditClient:
         return CreditClient, (self._address,)
 
     async def acquire(self, budget: Budget, credits: float) -> None:
+        """Take credits from the server that all tasks share, and wait until there are enough."""
         if credits <= 0:
             return
         connections = self._connections.here()

@@ -709,8 +709,8 @@ def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dic
 
 
 def _key_of(row: Any, write: TableWrite) -> Any:
-    """Return the key of a row as tables take it: a value, or a tuple for a key of several
-    columns.
+    """Return the key of a row, a batch of one record, as tables take it: a value, or a tuple for a
+    key of several columns.
     """
     key = tuple(readable_value(row.column(name)[0]) for name in write.table.key)
     if len(key) == 1:

@@ -73,6 +73,9 @@ class UpdateContractLayer:
         self._may_overwrite = defaults_may_overwrite
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
+        """Send updates by their contract: defaults by the store if it can, else as puts of their
+        own.
+        """
         if operation.kind is not OperationKind.UPDATE:
             return await self._below.send(operation)
         defaults = operation.entries.defaults
@@ -104,33 +107,32 @@ class UpdateContractLayer:
     async def _send_in_three(self, operation: Operation[Any], defaults: Sequence[Any]) -> Outcomes:
         """Send the updates, then the defaults of missing records, then the updates of these."""
         keys = operation.entries.keys
-        bare = operation.with_entries(operation.entries.without_defaults())
-        first = await self._send_update(bare)
-        plan = plan_defaults(keys, defaults, first.places(State.MISSING))
+        updates = operation.with_entries(operation.entries.without_defaults())
+        outcomes = await self._send_update(updates)
+        plan = plan_defaults(keys, defaults, outcomes.places(State.MISSING))
         if not plan.begun:
-            return first
+            return outcomes
         kind = OperationKind.PUT
         if self._puts_if_absent:
             kind = OperationKind.PUT_IF_ABSENT
-        rows = RowEntries(list(plan.begun), [defaults[place] for place in plan.begun.values()])
+        created = list(plan.begun)
+        rows = RowEntries(created, [defaults[place] for place in plan.begun.values()])
         # Without conditions, because a default is no message: it must not count as the newest or
         # leave a mark.
         puts = await self._send_apart(
             replace(operation, kind=kind, entries=rows, conditions=Conditions())
         )
-        later = await self._send_apart(bare.with_entries(bare.entries.take(plan.again)))
-        outcomes = first.with_retried(
-            plan.again, replace(later, defaults_put=later.defaults_put + puts.done)
-        )
-        begun_keys = list(plan.begun)
-        failed = {begun_keys[place]: problem for place, problem in puts.problems.items()}
+        repeated = await self._send_apart(updates.with_entries(updates.entries.take(plan.again)))
+        repeated = replace(repeated, defaults_put=repeated.defaults_put + puts.done)
+        outcomes = outcomes.with_retried(plan.again, repeated)
+        # A record that is still missing because its default could not be put has the put's problem.
+        failed = {created[place]: problem for place, problem in puts.problems.items()}
         problems = dict(outcomes.problems)
         for place in outcomes.places(State.MISSING):
             put = failed.get(keys[place])
             if put is not None and put.state is not State.SKIPPED:
-                problems[place] = replace(
-                    put, error=self._failed_default_error(keys[place], put, problems[place])
-                )
+                error = self._failed_default_error(keys[place], put, problems[place])
+                problems[place] = replace(put, error=error)
         return replace(outcomes, problems=problems)
 
     async def _send_apart(self, operation: Operation[Any]) -> Outcomes:

@@ -504,9 +504,11 @@ def _spans(numbers: Sequence[int], index: RunIndex) -> Iterator[range]:
     """
     start = 0
     for place in range(1, len(numbers) + 1):
-        whole = place < len(numbers) and numbers[place] == numbers[place - 1] + 1
-        if whole and index.offsets[numbers[place] + 1] - index.offsets[numbers[start]] <= _SPAN:
-            continue
+        is_adjacent = place < len(numbers) and numbers[place] == numbers[place - 1] + 1
+        if is_adjacent:
+            size = index.offsets[numbers[place] + 1] - index.offsets[numbers[start]]
+            if size <= _SPAN:
+                continue
         yield range(numbers[start], numbers[place - 1] + 1)
         start = place
 

@@ -305,14 +305,12 @@ class GroupCommit:
         tokens = [request.token for request in decision.applied]
         after = state.with_commit(now_in_ms(), tokens, decision.writes)
         spilled = self.upkeep.spill_log(after)
-        swapped = self.core.pointer.swap(
-            state,
-            spilled,
-            is_in=lambda later: bool(
-                tokens and self.core.find_applied(later, tokens[:1], after.number)
-            ),
-            pause=self._record_loss,
-        )
+
+        def is_in(later: SegmentState) -> bool:
+            """Whether a state has the commit: all tokens of a commit come into it at once."""
+            return bool(tokens and self.core.find_applied(later, tokens[:1], after.number))
+
+        swapped = self.core.pointer.swap(state, spilled, is_in=is_in, pause=self._record_loss)
         if swapped.state.status is Status.DELETED:
             # Delete our new run here: after a deletion nobody lists the runs again.
             for run in set(spilled.levels.runs) - set(state.levels.runs):
