@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
@@ -145,6 +145,9 @@ def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey])
 
 
 def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: dg.AssetKey, error: Exception) -> None:
+    """Log the check `bootstrapped` of a dataset as failed by the error that ended the run, unless
+    its bootstrap is done.
+    """
     progress = None
     decision = None
     unknown_progress = ""
@@ -190,6 +193,7 @@ def selected_checks(context: dg.AssetExecutionContext, key: dg.AssetKey) -> set[
 
 
 def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision | None) -> str:
+    """Return the description of the check `bootstrapped`, without a full stop."""
     if progress is None:
         return "The bootstrap has not begun"
     if decision is not None and decision.action == "serve-stale":
@@ -202,6 +206,9 @@ def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision |
 def _bootstrap_metadata(
     progress: BootstrapProgress | None, decision: Decision | None, report: AdvanceReport | None
 ) -> dict[str, Any]:
+    """Return the metadata of the check `bootstrapped`: progress, decision, and records read by this
+    run's bootstrap.
+    """
     metadata: dict[str, Any] = {}
     if progress is not None:
         metadata["adjunct/per_cent"] = progress.per_cent
@@ -215,7 +222,7 @@ def _bootstrap_metadata(
     return metadata
 
 
-_BY_TIME = {
+_UNMATCHED_BY_TIME = {
     "before_history": "were older than its history",
     "null_times": "had no time",
     "early": "had waited long enough, before it was complete up to their time",
@@ -229,21 +236,19 @@ def join_check_specs(
     reach.
     """
     checks = {}
-    joins = {}
+    first_of_name: dict[str, str] = {}
     for operator, node in find_first_outputs(app).items():
-        if app.operator(operator).spec.match is not None:
-            joins[operator] = node
-    for operator, node in joins.items():
         match = app.operator(operator).spec.match
-        assert match is not None
+        if match is None:
+            continue
         least = match.min_rate
         demanded = "no minimum is declared"
         if least is not None:
             demanded = f"at least {least:.1%} must match"
-        named = operator.split("-", 2)[2]
-        twice = [join for join in joins if join.split("-", 2)[2] == named][1:]
+        _, _, named = operator.split("-", 2)
+        is_first = first_of_name.setdefault(named, operator) == operator
         checks[operator] = dg.AssetCheckSpec(
-            to_dagster_name(f"match_rate_{operator if operator in twice else named}"),
+            to_dagster_name(f"match_rate_{named if is_first else operator}"),
             asset=outputs[node].key,
             description=(
                 f"Share of a run's records that match an entry of {match.node.name} ({operator}):"
@@ -265,7 +270,8 @@ def join_check_results(
         counted = counters.get(operator, {})
         match = app.operator(operator).spec.match
         rows = counted.get("rows", 0)
-        if not rows or check.key not in context.selected_asset_check_keys or match is None:
+        is_selected = check.key in context.selected_asset_check_keys
+        if not is_selected or rows == 0 or match is None:
             continue
         unmatched = counted.get("unmatched", 0)
         rate = (rows - unmatched) / rows
@@ -281,7 +287,7 @@ def join_check_results(
             passed = rate >= match.min_rate
             text += f"; at least {match.min_rate:.1%} is required"
             facts["adjunct/min_match_rate"] = float(match.min_rate)
-        for name, what in _BY_TIME.items():
+        for name, what in _UNMATCHED_BY_TIME.items():
             if name in counted:
                 facts[f"adjunct/{name}"] = counted[name]
             if counted.get(name):
@@ -327,6 +333,7 @@ def expectation_check_specs(
 
 
 def _expectation_metadata(expected: Expectation) -> dict[str, Any]:
+    """Return an expectation's condition, and what becomes of records that don't meet it."""
     return {"adjunct/condition": expected.condition, "adjunct/on_fail": expected.on_fail}
 
 
@@ -342,7 +349,8 @@ def expectation_check_results(
         counted = counters.get(operator, {})
         rows = counted.get("rows", 0)
         expected = app.operator(operator).spec.expectation
-        if not rows or check.key not in context.selected_asset_check_keys or expected is None:
+        is_selected = check.key in context.selected_asset_check_keys
+        if not is_selected or rows == 0 or expected is None:
             continue
         failed = counted.get("failed", 0)
         facts = _expectation_metadata(expected)
@@ -416,11 +424,17 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
     return specs
 
 
+class CheckedVersion(NamedTuple):
+    """A version that checks report on, and the verdicts of its validators."""
+
+    ref: VersionRef
+    verdicts: Sequence[Verdict]
+
+
 def newest_verdicts(
     store: StoredVersions, manifest: DatasetManifest, name: str | None = None
-) -> tuple[VersionRef, Sequence[Verdict]] | None:
-    """Return the version that the checks report on, with the verdicts of its validators; None
-    before the first version.
+) -> CheckedVersion | None:
+    """Return the version that the checks report on; None before the first version.
 
     It is the newest delivered version if that is rejected, else the served one. With a `name`, it
     is the newest version of this name that is not revoked.
@@ -432,26 +446,26 @@ def newest_verdicts(
     if newest is None:
         return None
     if newest.state == "rejected":
-        return newest, newest.verdicts
+        return CheckedVersion(newest, newest.verdicts)
     if name is not None:
-        return newest, store.log.read_version(newest).verdicts
+        return CheckedVersion(newest, store.log.read_version(newest).verdicts)
     served = manifest.version
     ref = manifest.ref(manifest.served_id or "")
     if served is None or ref is None:
         return None
-    return ref, served.verdicts
+    return CheckedVersion(ref, served.verdicts)
 
 
 def validator_check_results(
     context: dg.AssetExecutionContext,
     dataset: AdjunctDataset,
     key: dg.AssetKey,
-    newest: tuple[VersionRef, Sequence[Verdict]] | None,
+    newest: CheckedVersion | None,
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the results of the selected checks that were evaluated for this version."""
     if newest is None:
         return
-    ref, verdicts = newest
+    ref = newest.ref
     selected = selected_checks(context, key)
     version: dict[str, Any] = {"adjunct/version": ref.id, "adjunct/name": ref.name or ""}
     if ACCEPTED in selected:
@@ -465,7 +479,7 @@ def validator_check_results(
     declared: dict[str, Validator] = {}
     if isinstance(dataset, BoundedDataset):
         declared = {validator.name: validator for validator in dataset.validators}
-    for verdict in verdicts:
+    for verdict in newest.verdicts:
         # Its validator may no longer be declared.
         if verdict.name not in declared or verdict.name not in selected:
             continue
@@ -499,6 +513,7 @@ def _rule_metadata(validator: Validator) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the values that are numbers, by metadata key."""
     numbers = {}
     for name, value in values.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -594,11 +609,8 @@ def watermark_check_results(
     """Yield the result of each selected check whose input had a record."""
     for times in inputs:
         check = checks.get(times.stream)
-        if (
-            check is None
-            or check.key not in context.selected_asset_check_keys
-            or times.newest is None
-        ):
+        has_records = times.newest is not None
+        if not has_records or check is None or check.key not in context.selected_asset_check_keys:
             continue
         metadata: dict[str, Any] = {
             "adjunct/watermark": str(times.watermark),
