@@ -416,8 +416,8 @@ class FileVersions(VersionSource):
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row) of the record."""
         file = _content_of(delivery).folder.files[partition]
-        record = formats.record_label(self._source.format, 0, offset)[0]
-        return f"{self._place(file.path)}, {record}"
+        record = formats.record_place(self._source.format, 0, offset)
+        return f"{self._place(file.path)}, {record.text}"
 
     # -- which version
 

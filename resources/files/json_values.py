@@ -228,6 +228,7 @@ def _column_within(
 
 
 def _struct_column(values: Sequence[Any], type_: Struct) -> pa.Array:
+    """Return objects as an array of structs. Raises JsonMisfit."""
     _check_kinds(values, (dict,), type_)
     _check_declared(values, type_)
     parts = []
@@ -243,6 +244,7 @@ def _struct_column(values: Sequence[Any], type_: Struct) -> pa.Array:
 
 
 def _check_declared(values: Sequence[Any], type_: Struct) -> None:
+    """Raise JsonMisfit for an object with a field that the struct does not declare."""
     declared = {member.name for member in type_.members}
     for row, value in enumerate(values):
         if value and not value.keys() <= declared:
@@ -253,6 +255,7 @@ def _check_declared(values: Sequence[Any], type_: Struct) -> None:
 
 
 def _check_kinds(values: Sequence[Any], expected: tuple[type, ...], type_: Type) -> None:
+    """Raise JsonMisfit for a value that is neither None nor of one of these Python types."""
     for row, value in enumerate(values):
         if value is not None and type(value) not in expected:
             found = f"the number {value}" if type(value) is Number else JSON_KINDS[type(value)]
@@ -277,6 +280,7 @@ def _member_texts(values: Sequence[Any], type_: Simple) -> pa.Array:
 
 
 def _is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -43,6 +43,7 @@ class ColumnChanges:
     drop: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
+        """Whether anything is renamed or dropped."""
         return bool(self.renamed or self.drop)
 
     def follow(self, name: str, names: Container[str] = ()) -> str:
@@ -172,8 +173,8 @@ def _stored_paths(schema: Schema, names: StoredNames) -> dict[str, Steps]:
 
 
 def find_known_part(schema: Schema, path: str) -> tuple[str, list[str]]:
-    """Return the part of a path that exists, and the paths of the fields in it; ("", the columns)
-    if its column does not exist.
+    """Return (part, fields): the longest part of a path that exists, and the paths of the fields in
+    it. If not even its column exists, they are "" and all columns.
     """
     paths = _find_paths(schema)
     part = path
@@ -204,6 +205,8 @@ def _find_paths(schema: Schema) -> dict[str, Steps]:
 
 
 def _iter_members(type_: Type, text: str, steps: Steps) -> Iterator[tuple[str, Steps]]:
+    """Yield (text, steps) for each member within a type, the outer ones first; `text` and `steps`
+    are those of the type itself."""
     if isinstance(type_, Array):
         yield from _iter_members(type_.element, f"{text}[]", steps)
     elif isinstance(type_, Map):
@@ -253,6 +256,7 @@ class _Request:
             yield "all columns are dropped: expected at least one to stay"
 
     def _contradictions(self) -> Iterator[str]:
+        """Yield which renames and removals contradict each other or the declaration."""
         for path, name in self._changes.renamed.items():
             if not name or name.startswith("__"):
                 yield f"{path} can't be renamed to {name!r}: expected a name without '__' before it"
@@ -269,6 +273,7 @@ class _Request:
                 yield f"{path} is dropped, but declared too: remove it from drop"
 
     def _collisions(self) -> Iterator[str]:
+        """Yield which renames would give two columns or members one name."""
         targets: dict[Steps, str] = {}
         there = {tuple(map(str.lower, steps)): steps for steps in self._texts}
         for steps, name in self.renames.items():
@@ -282,12 +287,11 @@ class _Request:
 
     def fixed_problems(self, fixed: FixedColumns) -> Iterator[str]:
         """Yield which columns may be neither renamed nor dropped, but are."""
-        within = {
-            steps[:length]: None
-            for steps in fixed.steps(self.paths)
-            for length in range(1, len(steps) + 1)
-        }
-        for steps in within:
+        parts: dict[Steps, None] = {}
+        for steps in fixed.steps(self.paths):
+            for length in range(1, len(steps) + 1):
+                parts[steps[:length]] = None
+        for steps in parts:
             for done, changed in (("renamed", self.renames), ("dropped", self.drops)):
                 if steps in changed:
                     yield f"{self.text(steps)} can't be {done}: it is a part of {fixed.what}"
@@ -348,6 +352,8 @@ class _Walk:
         parent: Steps,
         taken: list[str],
     ) -> Struct:
+        """Return the struct of the kept members and the added ones; `taken` are the stored names of
+        all members that it had."""
         if declared is None:
             return Struct(tuple(kept.values()))
         members = dict(kept)
@@ -409,6 +415,8 @@ class _Walk:
         return now
 
     def _widen(self, was: Type, now: Type, steps: Steps) -> None:
+        """Record that a type becomes another one, as a change or, where that is not allowed, as a
+        problem."""
         path = self._request.text(steps)
         if steps in self._fixed_steps:
             self.problems.append(

@@ -59,6 +59,7 @@ def _differing_present(old: pa.Array, new: pa.Array) -> Any:
 
 
 def _differing_simple(old: pa.Array, new: pa.Array) -> Any:
+    """Return what `differing_values` returns, for simple values without nulls."""
     differs = pc.not_equal(old, new)
     if pt.is_floating(old.type):
         differs = pc.and_not(differs, pc.and_(pc.is_nan(old), pc.is_nan(new)))

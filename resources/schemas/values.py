@@ -24,6 +24,7 @@ UTF8 = "text is UTF-8"
 DAYS = (-719_162, 2_932_896)
 """0001-01-01 and 9999-12-31, in days since 1970."""
 MICROS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+"""The first and the last microsecond of these years, since 1970."""
 _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 _MAX_CHARS = 100
 
@@ -210,6 +211,7 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
 
 
 def _readable_nested(scalar: pa.Scalar, errors: Errors) -> Any:
+    """Return a nested value as `readable_value` does."""
     kind = scalar.type
     if pt.is_struct(kind):
         return {
@@ -231,6 +233,7 @@ def _unit(kind: pa.DataType) -> Any:
 
 
 def _is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is one of its types of strings."""
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
@@ -241,21 +244,25 @@ def unreadable_condition(value: str, kind: str) -> str:
     """
     if kind == "string":
         return f"NOT is_valid_utf8({value})"
-    count, (least, most) = ("unix_date", DAYS) if kind == "date" else ("unix_micros", MICROS)
-    return f"{count}({value}) NOT BETWEEN {least} AND {most}"
+    if kind == "date":
+        return f"unix_date({value}) NOT BETWEEN {DAYS[0]} AND {DAYS[1]}"
+    return f"unix_micros({value}) NOT BETWEEN {MICROS[0]} AND {MICROS[1]}"
 
 
 def format_spark_date(text: str) -> str:
     """Return NumPy's text of a date or timestamp as Spark writes it: a sign before long years,
     no trailing zeros.
     """
-    sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
-    day, _, time = digits.partition("T")
-    year, _, rest = day.partition("-")
-    sign = sign or ("+" if len(year) > 4 else "")
+    day, _, time = text.removeprefix("-").partition("T")
+    year, _, month_and_day = day.partition("-")
+    sign = ""
+    if text.startswith("-"):
+        sign = "-"
+    elif len(year) > 4:
+        sign = "+"
     if "." in time:
         time = time.rstrip("0").rstrip(".")
-    return f"{sign}{int(year):04d}-{rest}" + (f" {time}" if time else "")
+    return f"{sign}{int(year):04d}-{month_and_day} {time}".rstrip()
 
 
 def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
@@ -283,6 +290,7 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    """Return the first and last value of a date or timestamp type that Python can hold."""
     a_day = 1
     if not pt.is_date32(kind):
         a_day = _A_DAY[_unit(kind)]
@@ -316,6 +324,7 @@ def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int
 
 
 def _format_value(value: Any) -> str:
+    """Return a value as errors show it, with at most _MAX_CHARS characters."""
     text = f"'{value}'" if isinstance(value, str) and value.isprintable() else repr(value)
     if len(text) <= _MAX_CHARS:
         return text

@@ -27,7 +27,7 @@ from dagster_adjunct.resources.schemas.paths import (
     set_value,
     write_path,
 )
-from dagster_adjunct.resources.schemas.records import fit_to_schema
+from dagster_adjunct.resources.schemas.records import RowPlace, fit_to_schema
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, repeated_names
 from dagster_adjunct.resources.schemas.types import arrow_type, is_nested, types_from_spark
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
@@ -438,7 +438,10 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
         around = {name: batch.column(name) for name in names if name.startswith("__")}
         table = pa.Table.from_batches([batch]).drop_columns([*around])
         records = fit_to_schema(
-            table, written, stream, lambda row: (describe_record(table, row, written), about)
+            table,
+            written,
+            stream,
+            lambda row: RowPlace(describe_record(table, row, written), about),
         )
         check_readable(records, written, stream, **about)
         flat = pa.RecordBatch.from_arrays(
