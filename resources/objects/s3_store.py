@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as EndpointError
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Fmt: skip.
 _THROTTLED = {
     "SlowDown",
     "Throttling",
@@ -124,6 +123,7 @@ def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> err
 
 
 def _status(error: ClientError) -> int:
+    """Return the HTTP status of an answer, 0 without one."""
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -139,6 +139,7 @@ def _describe_answer(error: ClientError) -> str:
 
 
 def _translate_response(error: ClientError, what: S3Request, answer: str) -> errors.AdjunctError:
+    """Return the Adjunct error for a rejected request; `answer` is its status and code as text."""
     details = error.response.get("Error", {})
     code = str(details.get("Code", ""))
     message = str(details.get("Message", ""))
@@ -147,7 +148,8 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
     def translated(
         kind: type[errors.AdjunctError], step: str, reason: str = "", **about: str | None
     ) -> errors.AdjunctError:
-        return kind(f"{what} was answered {answer}{reason and ': '}{reason}.", step, **about)
+        because = f": {reason}" if reason else ""
+        return kind(f"{what} was answered {answer}{because}.", step, **about)
 
     url = what.url
     key = what.key
@@ -181,6 +183,7 @@ def _translate_response(error: ClientError, what: S3Request, answer: str) -> err
 def _missing_error(
     code: str, what: S3Request, translated: Callable[..., errors.AdjunctError]
 ) -> errors.AdjunctError:
+    """Return the error for a missing bucket, upload or object."""
     if code == "NoSuchBucket":
         step = "Create it, or correct the URL."
         reason = "the bucket does not exist"
@@ -303,6 +306,7 @@ def _send_parts(
     options: S3Options,
     what: S3Request,
 ) -> list[Any]:
+    """Upload a file in parts and return what completes the upload: their numbers and ETags."""
     file = os.open(path, os.O_RDONLY)
 
     def send(number: int) -> dict[str, Any]:
@@ -321,6 +325,13 @@ def _send_parts(
 
 # Every create has a unique token, which identifies our own object after a lost reply.
 _TOKEN = "adjunct-write"
+
+
+class _Connected(NamedTuple):
+    """The client of the process with this id."""
+
+    process: int
+    client: S3Client
 
 
 class S3Store(ObjectStore):
@@ -346,7 +357,7 @@ class S3Store(ObjectStore):
             self._prefix = f"{store.check_key(prefix)}/"
         self._options = options or S3Options()
         self._lock = threading.Lock()
-        self._connected: tuple[int, S3Client] | None = None
+        self._connected: _Connected | None = None
 
     @property
     def url(self) -> str:
@@ -370,7 +381,7 @@ class S3Store(ObjectStore):
                     **self._at(key), Range=f"bytes={start}-{start + length - 1}"
                 )
             except ClientError as error:
-                if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 416:
+                if _status(error) != 416:
                     raise
                 return b""  # the range begins at or after the object's end
             return answer["Body"].read()[:length]
@@ -508,11 +519,13 @@ class S3Store(ObjectStore):
         return retry_request(what, attempt, self._options.attempts)
 
     def _put(self, key: str, data: Any, **conditions: Any) -> str:
+        """Send the data of an object under these conditions and return its ETag; one request."""
         return self._client().put_object(
             **self._at(key), Body=data, **self._encryption(), **conditions
         )["ETag"]
 
     def _head(self, key: str, attempts: int | None = None) -> Any | None:
+        """Return the headers of an object, None if it does not exist."""
         try:
             return self._send(
                 "HEAD", key, lambda: head_object(self._client(), **self._at(key)), attempts
@@ -521,6 +534,7 @@ class S3Store(ObjectStore):
             return None
 
     def _delete_objects(self, what: S3Request, objects: Sequence[Any]) -> None:
+        """Delete objects in one request. Raises an error if one of them could not be deleted."""
         answer = self._client().delete_objects(
             Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
         )
@@ -535,6 +549,7 @@ class S3Store(ObjectStore):
                 raise errors.StoreUnavailableError(refusal, "Run it again.", url=self.url, key=key)
 
     def _encryption(self) -> dict[str, Any]:
+        """Return the arguments that encrypt a new object."""
         settings = {
             "ServerSideEncryption": self._options.sse,
             "SSEKMSKeyId": self._options.sse_kms_key_id,
@@ -542,26 +557,29 @@ class S3Store(ObjectStore):
         return {name: value for name, value in settings.items() if value}
 
     def _at(self, key: str) -> Any:
+        """Return the arguments that name an object."""
         return {"Bucket": self._bucket, "Key": self._prefix + store.check_key(key)}
 
     def _send(
         self, request: str, key: str, send: Callable[[], T], attempts: int | None = None
     ) -> T:
+        """Return the result of a request, which is repeated after transient errors."""
         return retry_request(
             S3Request(request, self.url, key), send, attempts or self._options.attempts
         )
 
     def _client(self) -> S3Client:
+        """Return this process's client, made on first use."""
         connected = self._connected
-        if connected is not None and connected[0] == os.getpid():
+        if connected is not None and connected.process == os.getpid():
             # Without the lock: a fork while another thread holds it would copy it locked.
-            return connected[1]
+            return connected.client
         with self._lock:
             # Forked workers need their own: a shared socket would mix the answers of two processes.
-            if self._connected is None or self._connected[0] != os.getpid():
+            if self._connected is None or self._connected.process != os.getpid():
                 client = create_s3_client(self._options, S3Request(f"opening {self.url}", self.url))
-                self._connected = os.getpid(), client
-            return self._connected[1]
+                self._connected = _Connected(os.getpid(), client)
+            return self._connected.client
 
 
 def create_s3_client(options: S3Options, what: S3Request) -> S3Client:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
@@ -231,14 +231,10 @@ def check_key(key: str) -> str:
     """Return `key` if it is safe as an S3 key, as a relative path, and in a URI. Raises
     InvalidNameError.
     """
-    segments = []
-    if isinstance(key, str):
-        segments = key.split("/")
-    if (
-        not segments
-        or len(key) > _KEY_LENGTH
-        or not all(_SEGMENT.fullmatch(segment) for segment in segments)
-    ):
+    is_safe = False
+    if isinstance(key, str) and len(key) <= _KEY_LENGTH:
+        is_safe = all(_SEGMENT.fullmatch(segment) for segment in key.split("/"))
+    if not is_safe:
         problem = (
             f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-'"
             " joined by '/', none beginning with a dot or longer than 200 characters,"
@@ -360,6 +356,7 @@ def check_endpoint(endpoint: str | None) -> None:
 
 
 def object_missing_error(url: str, key: str) -> errors.ObjectNotFoundError:
+    """Return the error of a request for an object that does not exist."""
     problem = f"object {key!r} is not in {url}."
     return errors.ObjectNotFoundError(
         problem, "Check the URL, and whether it was deleted.", key=key
@@ -367,6 +364,7 @@ def object_missing_error(url: str, key: str) -> errors.ObjectNotFoundError:
 
 
 def object_exists_error(url: str, key: str) -> errors.ObjectExistsError:
+    """Return the error of creating an object that exists."""
     return errors.ObjectExistsError(
         f"object {key!r} already exists in {url}.", "Read it, or use another key.", key=key
     )
@@ -382,6 +380,13 @@ def etag_error(
     return errors.PreconditionFailedError(problem, "Read it again, then retry.", key=key)
 
 
+class _KeptObject(NamedTuple):
+    """An object in memory."""
+
+    data: bytes
+    info: ObjectInfo
+
+
 class InMemoryStore(ObjectStore):
     """Objects in a dictionary, with the promises of `ObjectStore`; freed with the last reference to
     the store.
@@ -395,7 +400,7 @@ class InMemoryStore(ObjectStore):
 
     def __init__(self, name: str = "") -> None:
         self._name = name or uuid.uuid4().hex
-        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._objects: dict[str, _KeptObject] = {}
         self._lock = threading.Lock()
         self._staging: tempfile.TemporaryDirectory[str] | None = None
         InMemoryStore._alive[self.url] = self
@@ -418,7 +423,7 @@ class InMemoryStore(ObjectStore):
         stored = self._objects.get(check_key(key))
         if stored is None:
             raise object_missing_error(self.url, key)
-        return StoredObject(stored[0], stored[1].etag)
+        return StoredObject(stored.data, stored.info.etag)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key).data[start : start + length]
@@ -427,7 +432,7 @@ class InMemoryStore(ObjectStore):
         stored = self._objects.get(check_key(key))
         if stored is None:
             return None
-        return stored[1]
+        return stored.info
 
     def put(self, key: str, data: bytes) -> str:
         with self._lock:
@@ -454,9 +459,9 @@ class InMemoryStore(ObjectStore):
         check_prefix(prefix)
         with self._lock:
             found = []
-            for key, (_, info) in sorted(self._objects.items()):
+            for key, stored in sorted(self._objects.items()):
                 if key.startswith(prefix):
-                    found.append(info)
+                    found.append(stored.info)
         yield from found
 
     def upload(self, path: Path, key: str) -> str:
@@ -480,6 +485,7 @@ class InMemoryStore(ObjectStore):
             return Path(self._staging.name)
 
     def _set(self, key: str, data: bytes) -> str:
+        """Store an object and return its ETag, while the lock is held."""
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        self._objects[key] = bytes(data), ObjectInfo(key, len(data), etag, utc_now())
+        self._objects[key] = _KeptObject(bytes(data), ObjectInfo(key, len(data), etag, utc_now()))
         return etag
