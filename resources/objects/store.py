@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
@@ -380,13 +380,6 @@ def etag_error(
     return errors.PreconditionFailedError(problem, "Read it again, then retry.", key=key)
 
 
-class _KeptObject(NamedTuple):
-    """An object in memory."""
-
-    data: bytes
-    info: ObjectInfo
-
-
 class InMemoryStore(ObjectStore):
     """Objects in a dictionary, with the promises of `ObjectStore`; freed with the last reference to
     the store.
@@ -400,7 +393,7 @@ class InMemoryStore(ObjectStore):
 
     def __init__(self, name: str = "") -> None:
         self._name = name or uuid.uuid4().hex
-        self._objects: dict[str, _KeptObject] = {}
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
         self._lock = threading.Lock()
         self._staging: tempfile.TemporaryDirectory[str] | None = None
         InMemoryStore._alive[self.url] = self
@@ -423,7 +416,8 @@ class InMemoryStore(ObjectStore):
         stored = self._objects.get(check_key(key))
         if stored is None:
             raise object_missing_error(self.url, key)
-        return StoredObject(stored.data, stored.info.etag)
+        data, info = stored
+        return StoredObject(data, info.etag)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         return self.get(key).data[start : start + length]
@@ -432,7 +426,8 @@ class InMemoryStore(ObjectStore):
         stored = self._objects.get(check_key(key))
         if stored is None:
             return None
-        return stored.info
+        _, info = stored
+        return info
 
     def put(self, key: str, data: bytes) -> str:
         with self._lock:
@@ -459,9 +454,9 @@ class InMemoryStore(ObjectStore):
         check_prefix(prefix)
         with self._lock:
             found = []
-            for key, stored in sorted(self._objects.items()):
+            for key, (_, info) in sorted(self._objects.items()):
                 if key.startswith(prefix):
-                    found.append(stored.info)
+                    found.append(info)
         yield from found
 
     def upload(self, path: Path, key: str) -> str:
@@ -487,5 +482,5 @@ class InMemoryStore(ObjectStore):
     def _set(self, key: str, data: bytes) -> str:
         """Store an object and return its ETag, while the lock is held."""
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        self._objects[key] = _KeptObject(bytes(data), ObjectInfo(key, len(data), etag, utc_now()))
+        self._objects[key] = bytes(data), ObjectInfo(key, len(data), etag, utc_now())
         return etag
