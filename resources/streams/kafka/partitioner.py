@@ -58,6 +58,7 @@ def _hash_together(keys: Any) -> Any:
 
 
 def _hash_one(key: bytes) -> int:
+    """Return the hash of one key."""
     whole = len(key) // 4 * 4
     hashed = (_SEED ^ len(key)) & _MASK
     for word in np.frombuffer(key[:whole], "<u4").tolist():
