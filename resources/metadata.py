@@ -405,7 +405,8 @@ class SharedValue:
 
     def _write(self, value: bytes, seen: StoredObject | None) -> None:
         """Replace the value `seen` (None: create it). Raises CommitConflictError if it has changed
-        since."""
+        since.
+        """
         self._seen = None  # read it again, unless this write succeeds
         try:
             before = None if seen is None else seen.etag

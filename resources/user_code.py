@@ -196,7 +196,8 @@ def _innermost(lines: Iterable[tuple[str, int]]) -> CodeLine | None:
 
 def _is_user_code(file: str) -> bool:
     """Whether a file is neither of Python, of this distribution, nor of a library whose frames only
-    lead to user code."""
+    lead to user code.
+    """
     if file.startswith("<") or is_library_code(file) or _LIBRARIES.search(file):
         return False
     return not file.startswith(_STDLIB) or "site-packages" in Path(file).parts

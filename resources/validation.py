@@ -451,8 +451,12 @@ class _Collection:
     elements: tuple[Any, ...]  # their declared types, empty if they may be anything
 
     def check(self, value: Any, check_elements: Callable[[Any], Any]) -> Any:
-        """Return the value as it is, after checking it; a tuple for arrays and views. Raises
-        PydanticCustomError."""
+        """Return the value as it is, after checking it with its elements; a tuple for arrays and
+        views.
+
+        `check_elements` is pydantic's check of them, which returns a copy. Raises
+        PydanticCustomError.
+        """
         if self.kind is Sequence and _is_ordered(value):
             return tuple(check_elements(tuple(value)))
         if self._is_text_for_list(value):

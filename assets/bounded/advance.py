@@ -295,11 +295,14 @@ def _has_query(group: AdvanceGroup) -> bool:
 
 def _check_partition(spec: BoundedDataset, partition: str | None) -> None:
     """Raise ConfigurationError for a requested partition that the dataset does not declare, and for
-    a missing request if a query computes the dataset by partition."""
+    a missing request if a query computes the dataset by partition.
+    """
     if partition is None:
-        if spec.versions is None or not isinstance(spec.input, QuerySource):
+        versions = spec.versions
+        if versions is None or not isinstance(spec.input, QuerySource):
             return
-        if spec.versions.start is None and not spec.versions.names:
+        lists_partitions = versions.start is not None or bool(versions.names)
+        if not lists_partitions:
             return
         # A name made of the time would sort after all others, which could then never become
         # current.
@@ -793,7 +796,8 @@ class _Publication:
 
     def _catch_up(self, group: AdvanceGroup) -> AdvanceGroup:
         """Return the group with what other writers committed, for another try. If they made a build
-        unusable, delete the documents and raise CommitConflictError."""
+        unusable, delete the documents and raise CommitConflictError.
+        """
         try:
             return rebase_candidates(group, self.candidates)
         except errors.CommitConflictError:

@@ -125,7 +125,8 @@ def _open_source(
     path: Path, what: str, stream: StreamDeclaration, format: FileFormat | None
 ) -> _Source:
     """Return a file to append, with its producer. Raises ConfigurationError for a file that can't
-    be read or whose name tells no format."""
+    be read or whose name tells no format.
+    """
     tree = LocalTree(str(path.absolute().parent))
     with translate_file_errors(path, "a file to append"):
         if not path.is_file():

@@ -575,7 +575,8 @@ def parquet_files(view: View) -> list[str]:
 
 def _plain_locations(files: ViewFiles) -> list[str]:
     """Return the locations of the files. Raises DatasetError if they have other columns than the
-    view."""
+    view.
+    """
     other = files.find_other_column()
     if other is None:
         return files.paths
@@ -624,7 +625,8 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
 
 def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name: str) -> str:
     """Return the SELECT of a DuckDB view over the files; what it reads through pyarrow is
-    registered in the connection."""
+    registered in the connection.
+    """
     if files.over_time is not None:
         edge = _edge(files.over_time)
         moment = ""
@@ -718,7 +720,8 @@ def _check_whole(view: VersionReader) -> None:
 
 def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> DatasetError:
     """Return the error for a version whose rows other engines would have to merge; `problem` says
-    what some of its rows are."""
+    what some of its rows are.
+    """
     count = "one generation"
     if generations != 1:
         count = f"{generations} generations"

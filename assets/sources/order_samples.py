@@ -195,7 +195,8 @@ def _get(row: Row | None, name: str) -> str | None:
 
 def _problem(name: str, text: str | None, reason: str | None) -> str | None:
     """Return why a change with this text can't be ordered by a name; without a text, the reason
-    that its problem states."""
+    that its problem states.
+    """
     return reason if text is None else change_values.unordered_reason(name, text)
 
 

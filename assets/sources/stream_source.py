@@ -309,7 +309,8 @@ class StreamSource(VersionSource):
         self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema
     ) -> dict[int, str]:
         """Return the checksum of the records of each partition that has any, by the partition's
-        number."""
+        number.
+        """
         if spark is IN_PROCESS:
             entries.raise_if_spark_needed(self.spec, self.list_spark_needs())
             return hashing.arrow_checksums_by(PARTITION, self.records_in_arrow(delivery), schema)

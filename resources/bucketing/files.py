@@ -367,7 +367,8 @@ def _check_files(
     spark: SparkSession, name: str, what: str, generations: Sequence[Generation]
 ) -> None:
     """Raise ManifestMismatchError if Spark has listed other files for a table than the generations
-    have."""
+    have.
+    """
     parents = {attempt_id(g.folder): g.folder for g in generations}
     listed = set()
     for generation in generations:
@@ -430,7 +431,8 @@ def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
 
 def _holds_field(wide: str, found: pa.Field, names: StoredNames) -> bool:
     """Whether a column of a file can be read with the type `wide`, without the members that were
-    dropped."""
+    dropped.
+    """
     try:
         narrow = tree_from_arrow(found.type, found.name)
     except errors.AdjunctError:

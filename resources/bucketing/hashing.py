@@ -667,7 +667,8 @@ def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
 
 def _format_checksum(high: int | None, low: int | None) -> str:
     """Return the checksum for the sums of the upper and the lower 32 bits of hashes; None counts as
-    0."""
+    0.
+    """
     return f"r2-{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"
 
 

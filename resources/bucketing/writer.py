@@ -318,7 +318,8 @@ class BucketFileWriter:
 
     def _check(self, batch: pa.Table) -> None:
         """Raise an error for rows that can't be stored: unreadable values, nulls in the key, rows
-        of another bucket."""
+        of another bucket.
+        """
         check_readable(batch, self._layout.schema, self._options.what, self._layout.key)
         for name in self._layout.key:
             nulls = batch.column(name).null_count
@@ -457,7 +458,8 @@ class BucketFileWriter:
 
     def _open_file(self, first: pa.Table) -> pq.ParquetWriter:
         """Return the Parquet writer of the local file, whose encodings are chosen by the first
-        rows."""
+        rows.
+        """
         encoding = None
         if self._options.number_rows:
             encoding = {ROW: "DELTA_BINARY_PACKED"}
@@ -480,7 +482,8 @@ class BucketFileWriter:
 
     def _stats(self) -> dict[str, Any]:
         """Return the stats of the file. Counts of 0 are left out, except of what the options ask
-        for."""
+        for.
+        """
         found: dict[str, Any] = {
             "superseded": self._superseded,
             "conflicting": self._conflicting,
@@ -507,7 +510,8 @@ class BucketFileWriter:
 
     def _upload(self, facts: dict[str, Any]) -> BucketFile:
         """Upload the local file and return its entry; if its object exists already, the entry of
-        that one."""
+        that one.
+        """
         key = f"{self._folder}/{self._name}"
         try:
             self._store.upload(self._path, key)

@@ -313,7 +313,8 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
 
 def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -> AdjunctError:
     """Return the error for what Arrow's CSV reader has reported, with the line if Arrow
-    names one."""
+    names one.
+    """
     text = str(error)
     if misfit := _NOT_UTF8.match(text):
         name = names[int(misfit[1])]
@@ -610,7 +611,8 @@ def _parse_lines(
 
 def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[str, Any]:
     """Return the record in a line. Raises SchemaMismatchError for anything but an object of
-    declared fields."""
+    declared fields.
+    """
     column = None
     try:
         record = _decode_line(line.decode())

@@ -191,7 +191,8 @@ class LocalTree:
     @contextlib.contextmanager
     def _translate(self, path: Path) -> Iterator[None]:
         """Raise errors of the file system, except for a missing file, as errors that
-        name the tree."""
+        name the tree.
+        """
         try:
             yield
         except FileNotFoundError:
@@ -297,7 +298,8 @@ class S3Tree:
 
     def _get(self, file: ListedFile, take: Callable[[Any], T], **more: Any) -> T:
         """Return `take(body)` for an object, whose ETag is the listed one. Raises
-        SourceChangedError."""
+        SourceChangedError.
+        """
 
         def request() -> T:
             answer = self._client().get_object(

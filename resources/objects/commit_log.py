@@ -604,7 +604,8 @@ class CommitLog:
 
     def _descends_from(self, commit: Commit, pointer: Pointer) -> bool:
         """Whether a commit is, or follows, the one that the pointer names. Raises
-        ObjectNotFoundError if the commits between them were deleted."""
+        ObjectNotFoundError if the commits between them were deleted.
+        """
         while commit.number > pointer.number:
             parent = self._parent_of(commit)
             if parent is None:
@@ -615,7 +616,8 @@ class CommitLog:
 
     def _conflict_error(self, pointer: Pointer, found: str) -> errors.CommitConflictError:
         """Return the error for a commit that another one preceded; `found` is what the pointer
-        names."""
+        names.
+        """
         problem = (
             f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected"
             f" number {pointer.number - 1}."

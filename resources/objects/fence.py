@@ -167,7 +167,8 @@ class Heartbeat:
 
     def _rewrite(self, etag: str) -> str:
         """Rewrite the object if it has this ETag, or was our own write with a lost reply; return
-        why it is lost, "" if it is not."""
+        why it is lost, "" if it is not.
+        """
         try:
             self._etag = self._store.put_if_match(self._key, self._body(), etag)
         except (PreconditionFailedError, ObjectNotFoundError):

@@ -256,7 +256,8 @@ class LocalStore(ObjectStore):
 
     def _prepare(self, key: str) -> None:
         """Make the internal folders before the object `key` is written. Raises LakeNotFoundError if
-        the lake was deleted while the store was in use."""
+        the lake was deleted while the store was in use.
+        """
         if self._ready and self._staging.is_dir():
             return
         may_create = not self._ready or key.startswith(PROBE_PREFIX)
@@ -375,7 +376,8 @@ class LocalStore(ObjectStore):
 
     def _make_folder(self, path: Path, key: str) -> None:
         """Make the folder of an object. Raises ConfigurationError if a part of its path
-        is a file."""
+        is a file.
+        """
         while True:
             try:
                 return path.parent.mkdir(parents=True, exist_ok=True)
@@ -392,7 +394,8 @@ class LocalStore(ObjectStore):
 
     def _folder_error(self, key: str, reason: str) -> errors.ConfigurationError:
         """Return the error for a key whose place is taken by a folder, or whose folder
-        by a file."""
+        by a file.
+        """
         problem = f"object {key!r} can't be stored in {self.url}: {reason}."
         step = "Use keys of which none is the folder of another."
         return errors.ConfigurationError(problem, step, url=self.url, key=key)

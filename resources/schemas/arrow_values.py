@@ -71,7 +71,8 @@ def rename_values(column: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
 
 def _cast_simple(values: Any, to: pa.DataType) -> Any:
     """Return values of a simple type cast to another. Raises ArrowInvalid for a value that would
-    change."""
+    change.
+    """
     fitted = values.cast(to, safe=True)
     if pt.is_float32(to) and pt.is_float64(values.type):
         beyond = pc.and_(pc.is_inf(fitted), pc.is_finite(values))
@@ -101,7 +102,8 @@ def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
 
 def _cast_structs(values: pa.Array, to: pa.DataType) -> pa.Array:
     """Return structs cast to another struct's type: members are matched by name, missing ones are
-    null."""
+    null.
+    """
     given = dict(zip((field.name for field in values.type), values.flatten(), strict=True))
     parts = []
     for field in to:
@@ -169,7 +171,8 @@ def build_maps(lengths: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
 
 def _offsets(lengths: pa.Array) -> pa.Array:
     """Return where lists of these lengths begin if they follow each other, and where the last one
-    ends."""
+    ends.
+    """
     ends = np.cumsum(np.asarray(pc.fill_null(lengths, 0)), dtype=np.int32)
     return pa.array(np.concatenate([np.zeros(1, np.int32), ends]), pa.int32())
 

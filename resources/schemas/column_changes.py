@@ -206,7 +206,8 @@ def _find_paths(schema: Schema) -> dict[str, Steps]:
 
 def _iter_members(type_: Type, text: str, steps: Steps) -> Iterator[tuple[str, Steps]]:
     """Yield (text, steps) for each member within a type, the outer ones first; `text` and `steps`
-    are those of the type itself."""
+    are those of the type itself.
+    """
     if isinstance(type_, Array):
         yield from _iter_members(type_.element, f"{text}[]", steps)
     elif isinstance(type_, Map):
@@ -353,7 +354,8 @@ class _Walk:
         taken: list[str],
     ) -> Struct:
         """Return the struct of the kept members and the added ones; `taken` are the stored names of
-        all members that it had."""
+        all members that it had.
+        """
         if declared is None:
             return Struct(tuple(kept.values()))
         members = dict(kept)
@@ -416,7 +418,8 @@ class _Walk:
 
     def _widen(self, was: Type, now: Type, steps: Steps) -> None:
         """Record that a type becomes another one, as a change or, where that is not allowed, as a
-        problem."""
+        problem.
+        """
         path = self._request.text(steps)
         if steps in self._fixed_steps:
             self.problems.append(

@@ -73,7 +73,8 @@ def is_missing(value: object) -> bool:
 
 def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Return the values as an array, without loss. Raises as `to_exact_array`, also for
-    NaT and NA."""
+    NaT and NA.
+    """
     if pt.is_nested(kind):
         return _exact_nested(values, kind)
     if pt.is_string(kind):
@@ -175,7 +176,8 @@ def _exact_lists(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 def _exact_maps(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Return dictionaries as an array of maps. Raises NestedValueError for a value that does not
-    fit."""
+    fit.
+    """
     maps = [_as_entries(value) for value in values]
     entries = list(chain.from_iterable(filter(None, maps)))
     keys = pa.array([key for key, _ in entries], pa.string())
@@ -185,7 +187,8 @@ def _exact_maps(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 def _exact_structs(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """Return dictionaries, rows or models as an array of structs. Raises NestedValueError for a
-    member that does not fit or is not declared."""
+    member that does not fit or is not declared.
+    """
     structs = [_as_members(value) for value in values]
     names = [field.name for field in kind]
     for struct in filter(None, structs):
@@ -213,7 +216,8 @@ def _as_list(value: object) -> Sequence[object] | None:
 
 def _as_entries(value: object) -> Sequence[tuple[str, object]] | None:
     """Return a value as the (key, value) pairs of a map, None for None. Raises ValueError for any
-    other kind of value."""
+    other kind of value.
+    """
     value = _as_python(value)
     if value is None:
         return None
@@ -231,7 +235,8 @@ def _is_entry(value: object) -> bool:
 
 def _as_members(value: object) -> Mapping[str, object] | None:
     """Return a value as the members of a struct by name, None for None. Raises ValueError for any
-    other kind of value."""
+    other kind of value.
+    """
     value = _as_python(value)
     if value is None or isinstance(value, Mapping):
         return value

@@ -208,8 +208,9 @@ class Inference:
     # -- adding
 
     def _new_path(self, name: str) -> _Seen:
-        """Return what is seen at a path that was not seen before. Raises SchemaMismatchError if
-        there are too many paths."""
+        """Return an empty record of what will be seen at a new path. Raises SchemaMismatchError if
+        there are too many paths.
+        """
         self._paths += 1
         if self._paths > _MOST_PATHS:
             problem = f"{self._what}: there are more than {_MOST_PATHS:,} paths, at {name!r} too."
@@ -242,7 +243,8 @@ class Inference:
 
     def _observe(self, seen: _Seen, value: Any, path: str) -> None:
         """Add a value that was found at a path to what was seen there, with all values
-        within it."""
+        within it.
+        """
         seen.values += 1
         if value is None:
             seen.nulls += 1
@@ -267,7 +269,8 @@ class Inference:
 
     def _kind_of(self, value: Any, path: str) -> str:
         """Return the kind of a value, as in `_KINDS`, or "object". Raises SchemaMismatchError for a
-        value that no column can have."""
+        value that no column can have.
+        """
         if isinstance(value, Mapping):
             return "object"
         kind = _KINDS.get(type(value))
@@ -305,7 +308,8 @@ class Inference:
 
     def _become_map(self, seen: _Seen) -> None:
         """Forget the names of the objects seen at a path: from now on they are maps, whose values
-        have one type."""
+        have one type.
+        """
         self._paths -= len(seen.members)
         seen.entries = _merge_members(seen)
         seen.members = {}
@@ -322,7 +326,8 @@ class Inference:
 
     def _type_of(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
         """Return the type of the values seen at a path; add to `doubts` where they
-        leave it unsure."""
+        leave it unsure.
+        """
         kinds = set(seen.kinds)
         if not kinds:
             found = f"null in all of {seen.values:,} values"
@@ -370,7 +375,8 @@ class Inference:
 
     def _text_type(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
         """Return the type of the texts seen at a path: `string`, unless all are times that should
-        be read."""
+        be read.
+        """
         texts = seen.kinds["text"]
         look, count = seen.looks.most_common(1)[0]
         if count < texts or not look:
@@ -383,7 +389,8 @@ class Inference:
 
     def _array_type(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
         """Return the type of the arrays seen at a path; the elements of empty ones are taken for
-        texts."""
+        texts.
+        """
         inner = seen.inner or _Seen()
         if inner.values:
             return Array(self._type_of(inner, f"{path}[]", doubts))
@@ -393,7 +400,8 @@ class Inference:
 
     def _object_type(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
         """Return the type of the objects seen at a path: a struct, or a map if their names are
-        keys."""
+        keys.
+        """
         objects = seen.kinds["object"]
         if seen.entries is not None:
             names = f"more than {MANY_NAMES} different names in {objects:,} objects"
@@ -423,7 +431,8 @@ class Inference:
 
     def _map_type(self, entries: _Seen, found: str, path: str, doubts: list[Doubt]) -> Type:
         """Return the type of maps with these values; the doubt says what was `found` of
-        their keys."""
+        their keys.
+        """
         type_ = Map(self._type_of(entries, f"{path}[*]", doubts))
         doubts.append(Doubt(path, found, "a map"))
         return type_

@@ -193,7 +193,8 @@ def _build_structs(
     values: list[Any], type_: Struct, place: _Place, problems: RowProblems
 ) -> pa.Array:
     """Return dictionaries as an array of structs; None, and a problem, for each that
-    does not fit."""
+    does not fit.
+    """
     structs = _only(dict, values, type_, place, problems)
     names = [member.name for member in type_.members]
     for row, struct in enumerate(structs):

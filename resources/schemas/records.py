@@ -300,7 +300,8 @@ def _check_present(
     rows: Sequence[Mapping[str, Any]], name: str, what: str, schema: Schema | None
 ) -> None:
     """Raise SchemaMismatchError for a row that lacks this column, or a part of this path, of the
-    key."""
+    key.
+    """
     names = () if schema is None else schema.names
     for number, row in enumerate(rows):
         missing = missing_part(row, name, names)
@@ -316,7 +317,8 @@ def _check_present(
 
 def _column_from_values(values: Sequence[Any], name: str, what: str) -> pa.Array:
     """Return Python values as a column of the type that Arrow infers. Raises
-    SchemaMismatchError."""
+    SchemaMismatchError.
+    """
     try:
         return build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
     except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"

@@ -301,7 +301,8 @@ def _read_ddl(reader: TypeReader) -> Iterable[tuple[str, Type]]:
 
 def _ddl_type(field: Field) -> str:
     """Return a column's type as DDL: Spark's in capitals, nested ones as they are, with the names
-    in them."""
+    in them.
+    """
     if is_nested(field.type):
         return field.type
     return field.type.upper()
@@ -531,7 +532,8 @@ def _malformed_error(item: Any, reason: str) -> MalformedDocumentError:
 
 def _validate_names(value: Any) -> StoredNames:
     """Return stored names for a field of a document, given as these or as JSON. Raises
-    ValueError."""
+    ValueError.
+    """
     if isinstance(value, StoredNames):
         return value
     try:
@@ -565,7 +567,8 @@ def keep_steps(schema: Schema, names: StoredNames, kept: Collection[Steps]) -> S
 
 def _keep_members(type_: Type, parent: Steps, names: StoredNames, kept: Collection[Steps]) -> Any:
     """Return a type with only the members that `keep_steps` keeps; `parent` are the stored steps to
-    it."""
+    it.
+    """
     if isinstance(type_, Array):
         return Array(_keep_members(type_.element, parent, names, kept))
     if isinstance(type_, Map):
@@ -593,7 +596,8 @@ def _is_empty(type_: Type) -> bool:
 
 def _iter_steps(type_: Type, parent: Steps) -> Iterator[Steps]:
     """Yield the steps of the members within a type, the outer ones first; `parent` are the steps to
-    it."""
+    it.
+    """
     if isinstance(type_, Array):
         yield from _iter_steps(type_.element, parent)
     elif isinstance(type_, Map):

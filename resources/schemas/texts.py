@@ -129,7 +129,8 @@ def convert_texts(texts: pa.Array, kind: str) -> pa.Array:
 
 def _cast(texts: pa.Array, kind: str) -> pa.Array:
     """Return texts that are written like values of a type as these. Raises ArrowInvalid for one
-    that is out of range."""
+    that is out of range.
+    """
     if kind == "binary":
         return pa.array(
             [None if text is None else base64.b64decode(text) for text in texts.to_pylist()],
@@ -153,7 +154,8 @@ def _check_infinities(texts: pa.Array, values: pa.Array, kind: str) -> None:
 
 def _convert_one_by_one(texts: pa.Array, kind: str) -> pa.Array:
     """Return texts as values of a type, converted by Python. Raises TextMisfit for one out of
-    range."""
+    range.
+    """
     convert = _exact_converter(kind)
     values: list[Any] = []
     for row, text in enumerate(texts.to_pylist()):
@@ -166,7 +168,8 @@ def _convert_one_by_one(texts: pa.Array, kind: str) -> pa.Array:
 
 def _exact_converter(kind: str) -> Callable[[str], Any]:
     """Return the function that converts a text to a value of this type, or raises ValueError or
-    OverflowError."""
+    OverflowError.
+    """
     if kind == "date":
         return dt.date.fromisoformat
     if kind == "timestamp":

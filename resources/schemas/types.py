@@ -365,7 +365,8 @@ class TypeReader:
 
     def _read(self, pattern: str, expected: str) -> str:
         """Read the next word or sign, which begins with a match of the pattern. Raises
-        TypeTextError, which says what was expected."""
+        TypeTextError, which says what was expected.
+        """
         token = _TOKEN.match(self._text, self._at)
         if token is None or not re.match(pattern, token[1]):
             raise self.error(expected)
@@ -495,7 +496,8 @@ def tree_from_arrow(kind: pa.DataType, path: str) -> Type:
 
 def _simple_from_arrow(kind: pa.DataType, path: str) -> str:
     """Return the text of a simple Arrow type, or Arrow's own name. Raises SchemaMismatchError for
-    timestamps without a zone."""
+    timestamps without a zone.
+    """
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         return "string"
     if pt.is_large_binary(kind) or pt.is_binary_view(kind):
@@ -568,7 +570,8 @@ def is_entry(kind: pa.DataType) -> bool:
 
 def _find_member_mismatch(given: pa.DataType, expected: pa.DataType, path: str) -> str | None:
     """Return why structs of the first Arrow type can't be cast to the second one, None
-    if they can."""
+    if they can.
+    """
     declared = {field.name: field.type for field in expected}
     seen = set()
     for field in given:

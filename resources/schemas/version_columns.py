@@ -93,7 +93,8 @@ def _merge_structs(known: Struct, declared: Struct) -> tuple[Struct, Struct]:
 
 def _merge_types(known: Type, declared: Type) -> tuple[Type, Type]:
     """Return two types: the known one with the declared simple types, and this one with the added
-    members."""
+    members.
+    """
     if isinstance(known, Struct) and isinstance(declared, Struct):
         return _merge_structs(known, declared)
     if isinstance(known, Array) and isinstance(declared, Array):
@@ -118,7 +119,8 @@ def _collect_names(
     type_: Type, parent: Steps, names: StoredNames, found: list[tuple[Steps, str]]
 ) -> None:
     """Add (steps, stored name) of each member within a type to `found`; `parent` are the stored
-    steps to it."""
+    steps to it.
+    """
     if isinstance(type_, Array):
         _collect_names(type_.element, parent, names, found)
     elif isinstance(type_, Map):
@@ -201,7 +203,8 @@ class _View:
 
     def _name_type(self, was: Type, now: Type | None, place: Steps) -> Type | None:
         """Return a type whose members have their names of `now`; None if no member of
-        it is left."""
+        it is left.
+        """
         if isinstance(was, Struct):
             struct = self.name_members(was, now if isinstance(now, Struct) else None, place)
             return struct if struct.members else None

@@ -393,7 +393,8 @@ def _literal(compiler: _Compiler, node: exp.Expr, sign: str = "") -> _Value:
 
 def _moment(text: str, kind: str) -> date | datetime:
     """Return the date or timestamp in a literal. Raises _NotCompiled for any but the
-    usual forms."""
+    usual forms.
+    """
     pattern = r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d{6})?)?"
     if kind == "date":
         pattern = r"\d{4}-\d\d-\d\d"
@@ -441,7 +442,8 @@ def _common_type(values: Sequence[_Value], what: str) -> str:
 
 def _cast(value: _Value, kind: str) -> _Value:
     """Return the value cast to this type. Raises _NotCompiled where the result may not
-    be Spark's."""
+    be Spark's.
+    """
     if value.type == kind:
         return value
     if value.type == "void":
@@ -601,7 +603,8 @@ def _if(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 def _nvl2(compiler: _Compiler, node: exp.Expr) -> _Value:
     """Compile `nvl2(value, result, otherwise)`, whose result depends on whether the
-    value is null."""
+    value is null.
+    """
     value, result, otherwise = compiler.values(node, "this", "true", "false")
     return _first_true([_call(kernel("is_valid"), "boolean", value)], [result], otherwise)
 
@@ -695,7 +698,8 @@ def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Va
 
 def _digits(value: _Value) -> Digits | None:
     """Return the digits of an operand of decimal arithmetic; an integer literal has as many as its
-    value."""
+    value.
+    """
     if value.type in INTEGERS and value.literal is not None:
         return Digits(len(str(abs(value.literal))), 0)
     return digits_as_decimal(value.type)
@@ -738,7 +742,8 @@ def _trim(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 def _substring(*names: str) -> Rule:
     """Return the rule of `substring(text, start, length)` or `left(text, length)`; `names` are the
-    node's arguments that have the positions."""
+    node's arguments that have the positions.
+    """
 
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
         numbers = {"start": 1}
@@ -879,7 +884,8 @@ def _literal_index(index: _Value) -> int:
 
 def _element(value: _Value, place: int, *, or_null: bool, from_end: bool = False) -> _Value:
     """Return the element of an array at a place from 0 or, with `from_end`, from -1 for the last
-    one."""
+    one.
+    """
     type_ = known_type(value.type)
     if not isinstance(type_, Array):
         raise _NotCompiled(f"an index of {value.type}")

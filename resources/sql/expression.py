@@ -162,7 +162,8 @@ def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> s
 
 def _is_certain(plain: str, tree: exp.Expr, alias: str | None) -> bool:
     """Whether Spark certainly reads a text as the parser did; `plain` is the text without what is
-    in quotes."""
+    in quotes.
+    """
     if alias is not None and not _ALIAS_AT_END.search(plain):
         return False
     return _has_nodes_of_signs(plain, tree) and not any(map(_has_unsure_operand, tree.walk()))

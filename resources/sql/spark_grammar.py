@@ -274,7 +274,8 @@ def find_window_clauses(tree: exp.Expr) -> Iterator[WindowClause]:
 
 def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
     """Yield the names of columns, without variables of lambdas and without units of time, which the
-    parser takes for columns."""
+    parser takes for columns.
+    """
     takes_unit = _TAKES_UNIT.search(text) is not None
     for node in columns:
         parts = tuple(part.name for part in node.parts if not isinstance(part, exp.Star))

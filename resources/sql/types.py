@@ -762,7 +762,8 @@ def _of_two_elements(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> l
 
 def _of_reduce(known: KnownTypes, node: exp.Expr, function: exp.Expr) -> list[Variable]:
     """Return the variables of a lambda of `aggregate`: the result so far, and an element unless it
-    is the last lambda."""
+    is the last lambda.
+    """
     kind = known.type(node.args.get("initial"))
     result = Variable(None if kind == "void" else kind)
     if function is node.args.get("finish"):
@@ -849,7 +850,8 @@ def referenced_types(
 
 def _field_within(kind: str | None, fields: Iterable[str]) -> str | None:
     """Return the type of a field at these steps within a value of this type, None if it
-    is unknown."""
+    is unknown.
+    """
     for field in fields:
         kind = field_type(kind, field)
     return kind

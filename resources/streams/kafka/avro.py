@@ -531,7 +531,8 @@ class Avro:
 
 def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]]:
     """Return a function that reads records of the schema `writer`; `reader`, if it is not None, is
-    the one to which they are resolved. Raises Unfit."""
+    the one to which they are resolved. Raises Unfit.
+    """
     from fastavro import schemaless_reader
     from fastavro.read import SchemaResolutionError
 
@@ -573,7 +574,8 @@ def _check_record_cases(writer: Any, reader: Any) -> None:
 
 def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[str, Any]]:
     """Return a function that reads messages by the schemas that they name, resolved to the declared
-    one."""
+    one.
+    """
     known: dict[int, Callable[[bytes], dict[str, Any]]] = {}
     reader = parse_avro_schema(declared)
 

@@ -524,7 +524,8 @@ class KafkaAdmin:
 
     def _offsets(self, topic: str, partitions: Iterable[int], spec: Any) -> dict[int, int]:
         """Return the offset of each partition that `spec` asks for, as readers of committed records
-        see it."""
+        see it.
+        """
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 
         wanted = {TopicPartition(topic, partition): spec for partition in partitions}
@@ -599,7 +600,8 @@ class KafkaAdmin:
 
     def _translate_error(self, error: KafkaError, what: str) -> errors.AdjunctError:
         """Return the Adjunct error for an error of Kafka, or for the rejection by brokers that
-        caused it."""
+        caused it.
+        """
         self._connected().poll(0)
         try:
             self._check()

@@ -325,7 +325,8 @@ class _RangeConsumer:
 
     def _read_error(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
         """Return the Adjunct error for an error of Kafka in this range; None if it is that of the
-        topic."""
+        topic.
+        """
         from confluent_kafka import TopicPartition
 
         topic = self._topic

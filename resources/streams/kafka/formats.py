@@ -147,7 +147,8 @@ def _json_text(value: Any) -> str:
 
 def _near_float(kind: str, value: Any) -> float:
     """Return the number of this type that is nearest to a JSON number. Raises Unfit if it is too
-    large."""
+    large.
+    """
     if type(value) not in (int, float, Decimal):
         raise Unfit("")
     with np.errstate(over="ignore"):
@@ -514,7 +515,8 @@ def _simple_json_texts(
     column: pa.Array, kind: str, what: str, path: str, timestamps: str | None
 ) -> list[str]:
     """Return simple values as JSON texts. Raises SchemaMismatchError for numbers that JSON has no
-    form for."""
+    form for.
+    """
     form: Callable[[Any], str] = str
     if kind in ("float", "double"):
         if pc.any(pc.invert(pc.is_finite(column))).as_py():

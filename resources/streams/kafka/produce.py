@@ -373,7 +373,8 @@ class Sender:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         """Note where a record was stored, or the first error; the client calls it for
-        each record."""
+        each record.
+        """
         if error is not None:
             if self._failure is None:
                 self._failure = self.translate_error(error, message.key())
@@ -407,7 +408,8 @@ def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Ou
 
 def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
     """Return the times of the records in ms since the epoch, 0 for the time of the append. Raises
-    SchemaMismatchError."""
+    SchemaMismatchError.
+    """
     if TIMESTAMP not in batch.schema.names:
         return repeat(0, batch.num_rows)
     stated = batch.column(TIMESTAMP)

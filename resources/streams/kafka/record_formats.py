@@ -183,7 +183,8 @@ class KafkaTopic:
 
     def _columns_only_in_key(self, key: Format) -> list[Field]:
         """Return the columns of the key that the value has not. Raises ConfigurationError for one
-        that both have, with different types."""
+        that both have, with different types.
+        """
         columns = self.value.columns()
         fields = []
         paths = {path.name for path in self._named_paths()}
@@ -470,7 +471,8 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
 
 def _check_columns(given: Schema, written: Schema, stream: str) -> None:
     """Raise SchemaMismatchError unless records with the columns `given` can be written as
-    `written`."""
+    `written`.
+    """
     fits = set(given.names) == set(written.names)
     if fits:
         fits = all(is_widening(given.field(each.name).type, each.type) for each in written.fields)

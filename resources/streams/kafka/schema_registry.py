@@ -53,7 +53,8 @@ def parse_message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
     """Return the number in Protobuf's encoding that begins at byte `at`, and the position after it.
-    Raises Unfit."""
+    Raises Unfit.
+    """
     value = shift = 0
     while at < len(data) and shift < 35:
         value |= (data[at] & 0x7F) << shift
@@ -172,7 +173,8 @@ class SchemaRegistry:
 
     def _with_references(self, number: int, body: Mapping[str, Any]) -> RegisteredSchema:
         """Return the schema in a registry's answer, with the schemas that it refers to, which are
-        requested."""
+        requested.
+        """
         texts: list[str] = []
         for reference in body.get("references") or ():
             subject = reference["subject"]
@@ -241,7 +243,8 @@ class SchemaRegistry:
 
     def _parse_response(self, answer: Any, path: str) -> Any:
         """Return the JSON of an answer, None for a missing schema or subject. Raises for a
-        rejection."""
+        rejection.
+        """
         what = f"schema registry {self.url}"
         status = answer.status_code
         try:

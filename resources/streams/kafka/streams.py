@@ -189,7 +189,8 @@ class DeclaredTopics:
 
     def _build_created(self, stream: str, declaration: StreamDeclaration) -> _CreatedStream:
         """Return what is stored of a stream that is to be created. Raises ConfigurationError if its
-        topic is another stream."""
+        topic is another stream.
+        """
         topic = check_topic_name(self._settings.prefix + stream)
         for other, known in self._settings.topics.items():
             if known.name_for(other) == topic:
@@ -544,7 +545,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         consumed: Mapping[SystemStreamPartition, str],
     ) -> TaskAppend:
         """Return what tasks need to know of an append. Raises ConfigurationError for markers in a
-        compacted topic."""
+        compacted topic.
+        """
         if markers and "compact" in facts.config.get("cleanup.policy", ""):
             problem = (
                 f"{facts} can't have end-of-dataset markers: topic {facts.topic!r} is compacted"
@@ -619,7 +621,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         self, *, answers: dict[object, object] | None, keys_checked_for: str = ""
     ) -> KafkaStreams:
         """Return the same streams with other options; `answers`, unless None, collects those of a
-        snapshot."""
+        snapshot.
+        """
         view = KafkaStreams(self.lake, self.settings)
         view.admin = self.admin
         view._answers = answers
@@ -703,7 +706,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         select: Callable[[OffsetBounds], dict[int, int]],
     ) -> dict[SystemStreamPartition, str]:
         """Return the oldest or upcoming offsets of these partitions, of any streams; `select`
-        chooses which."""
+        chooses which.
+        """
         result: dict[SystemStreamPartition, str] = {}
         for _, of_stream in groupby(sorted(ssps), lambda ssp: ssp.qualified_stream):
             wanted = list(of_stream)
@@ -731,7 +735,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         self, facts: TopicFacts, partitions: Sequence[int], timestamp_ms: int
     ) -> dict[int, int]:
         """Return the offset of each partition's first record at or after a time (ms since the
-        epoch), in a snapshot for all partitions."""
+        epoch), in a snapshot for all partitions.
+        """
         wanted = partitions
         if self._answers is not None:
             wanted = range(facts.partitions)
@@ -795,6 +800,7 @@ def _is_stream_name(topic: str) -> bool:
     return True
 
 
+# By system: its settings, and the function that was registered for it.
 _openers: dict[str, tuple[KafkaSettings, Callable[[Lake], KafkaStreams]]] = {}
 
 
@@ -823,6 +829,6 @@ def kafka_system(
     known, opener = _openers.get(name, (None, None))
     if opener is None or known != settings:
         opener = partial(KafkaStreams, settings=settings)
-    system.register_system(name, opener)
+    system.register_system(name, opener)  # rejects another function than the registered one
     _openers[name] = settings, opener
     return settings
