@@ -120,6 +120,7 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
     if (edge := _edge(reader)) is not None:
         rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge))
     key = [_exactly(pl, name) for name in reader.sealed.key]
+    # Whether a row goes on with the entry of the row before: without a gap, and with equal values.
     same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
     same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
     for name in valid_time.content_columns(reader):
@@ -133,8 +134,8 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
         times = [pl.col(VALID_FROM).alias(start)]
     times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
     entries = [_exactly(pl, name) for name in reader.schema.names]
-    whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*entries, *times)
-    return whole  # type: ignore[no-any-return]
+    merged = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*entries, *times)
+    return merged  # type: ignore[no-any-return]
 
 
 def _exactly(pl: Any, name: str) -> Any:

@@ -549,11 +549,7 @@ def resume_after_truncation(
             next_versions[each.ssp] = first.version
     version = resolve_next_version(dataset, next_versions, spans)
     assert version is not None, "there is a common version"
-    ends: list[_EndMarker] = []
-    for each in remaining:
-        marker = each.first_of([version])
-        if marker is not None and has_partition(each.ssp, version, spans):
-            ends.append(_EndMarker(each, marker))
+    ends = _find_ends(remaining, version, spans)
     lost = _lost_before(dataset, version, [end.partition for end in ends], spans)
     positions = {each.ssp: each.start for each in remaining}
     if _may_lack_records(ends, count):
@@ -593,6 +589,18 @@ def _await_common_version(remaining: Sequence[_RemainingMarkers]) -> IncompleteV
     version = ahead.pop() if len(ahead) == 1 else None
     lacking = tuple(each.ssp for each in remaining if version not in each.versions)
     return IncompleteVersion(version, lacking)
+
+
+def _find_ends(
+    remaining: Sequence[_RemainingMarkers], version: str, spans: Mapping[str, int]
+) -> list[_EndMarker]:
+    """Return the first marker of a version in each partition that it spans."""
+    ends = []
+    for each in remaining:
+        marker = each.first_of([version])
+        if marker is not None and has_partition(each.ssp, version, spans):
+            ends.append(_EndMarker(each, marker))
+    return ends
 
 
 def _may_lack_records(ends: Sequence[_EndMarker], count: Callable[[MarkedSegment], int]) -> bool:

@@ -101,7 +101,8 @@ def find_order_samples(
             return samples_in_arrow(spec, changes, rows)
         return samples_in_frame(spec, decode_rows(source, source.read(spark(), wanted)), rows)
 
-    for wanted in (next(_cut(source, ranges, _FIRST_OFFSETS), {}), ranges):
+    beginning = next(_cut(source, ranges, _FIRST_OFFSETS), {})
+    for wanted in (beginning, ranges):  # usually the beginning has a value of each name
         if wanted and None in found.values:
             found = found.merge(look(wanted))
     for wanted in _cut(source, ahead or {}, _OFFSETS_AT_ONCE):

@@ -175,8 +175,9 @@ class QuoteReader(ArrowReadableFile):
         whole = len(block.rstrip(b'"'))
         letters = np.frombuffer(block, np.uint8)
         quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
-        opening = quotes[self._quoted :: 2]
-        closing = quotes[not self._quoted :: 2]
+        # Each second one, from the first on unless that closes a value of an earlier block.
+        opening = quotes[1::2] if self._quoted else quotes[::2]
+        closing = quotes[::2] if self._quoted else quotes[1::2]
         # Usually each second quote closes a value or escapes the next quote, which is checked for
         # all at once.
         around = np.r_[letters[opening - 1], letters[closing + 1]]

@@ -177,11 +177,13 @@ def _maps_from_structs(values: pa.Array, type_: Map) -> pa.Array:
         return build_maps(
             lengths, pa.nulls(0, pa.string()), pa.nulls(0, arrow_type(str(type_.value)))
         )
-    there = np.stack([np.asarray(part.is_valid()) for part in parts], axis=1)
-    rows, places = np.nonzero(there)
-    items = pa.concat_arrays(parts).take(pa.array(places * len(values) + rows))
+    # By row and key: whether the map of the row has the key.
+    has_key = np.stack([np.asarray(part.is_valid()) for part in parts], axis=1)
+    rows, places = np.nonzero(has_key)
     keys = pa.array(names, pa.string()).take(pa.array(places))
-    lengths = pa.array(there.sum(axis=1, dtype=np.int32), mask=np.asarray(values.is_null()))
+    # One after the other, each part has a value for every row.
+    items = pa.concat_arrays(parts).take(pa.array(places * len(values) + rows))
+    lengths = pa.array(has_key.sum(axis=1, dtype=np.int32), mask=np.asarray(values.is_null()))
     return build_maps(lengths, keys, items)
 
 

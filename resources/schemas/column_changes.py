@@ -63,7 +63,7 @@ class ColumnChanges:
         paths = _find_paths(schema)
         unknown = []
         for path, name in self.renamed.items():
-            parent = path[: max(path.rfind("."), 0)]
+            parent = path.rpartition(".")[0]
             target = f"{parent}.{write_name(name)}" if parent else name
             if path not in paths and target not in paths:
                 unknown.append(path)
@@ -180,8 +180,9 @@ def find_known_part(schema: Schema, path: str) -> tuple[str, list[str]]:
     part = path
     while part and part not in paths:
         part = part.rpartition(".")[0]
-        if part.removesuffix("[]").removesuffix("[*]") in paths:
-            part = part.removesuffix("[]").removesuffix("[*]")
+        container = part.removesuffix("[]").removesuffix("[*]")
+        if container in paths:
+            part = container
     start = paths.get(part, ())
     inner: dict[Steps, str] = {}
     for text, steps in paths.items():

@@ -53,8 +53,8 @@ def _differing_present(old: pa.Array, new: pa.Array) -> Any:
     differs = ~np.asarray(same_size)
     before = pc.list_flatten(old.filter(same_size))
     after = pc.list_flatten(new.filter(same_size))
-    lists = np.repeat(np.nonzero(~differs)[0], np.asarray(sizes)[~differs])
-    differs[lists[differing_values(before, after)]] = True
+    rows = np.repeat(np.nonzero(~differs)[0], np.asarray(sizes)[~differs])  # of each element
+    differs[rows[differing_values(before, after)]] = True
     return differs
 
 

@@ -232,15 +232,16 @@ def contains(arrays: Any, wanted: Any) -> Any:
     elements = arrays.values.slice(first, last - first)
     lengths = pc.subtract(arrays.offsets[1:], arrays.offsets[:-1])
     rows = pa.array(range(len(arrays)), pa.int64())
-    parents = _repeat(rows, lengths)
+    parents = _repeat(rows, lengths)  # the row of each element
     sought = wanted
     if not isinstance(wanted, pa.Scalar):
         sought = wanted.take(parents)
     equal = pc.equal(elements, sought)
-    found = pc.is_in(rows, value_set=parents.filter(pc.fill_null(equal, False)).unique())
-    unsure = pc.is_in(rows, value_set=parents.filter(pc.is_null(equal)).unique())
+    with_equal = parents.filter(pc.fill_null(equal, False)).unique()
+    with_null = parents.filter(pc.is_null(equal)).unique()
     unknown = pa.scalar(None, pa.bool_())
-    answers = pc.if_else(found, True, pc.if_else(unsure, unknown, False))
+    otherwise = pc.if_else(pc.is_in(rows, value_set=with_null), unknown, False)
+    answers = pc.if_else(pc.is_in(rows, value_set=with_equal), True, otherwise)
     known = pc.is_valid(arrays)
     if isinstance(wanted, pa.Scalar):
         known = pc.and_(known, pa.scalar(wanted.is_valid))

@@ -67,9 +67,11 @@ def _converter(
     return converted
 
 
-def _is_text(value: object, pattern: re.Pattern[str] | None = None) -> object:
+def _is_text(value: object, pattern: re.Pattern[str] | None = None) -> bool:
     """Whether a value is a text, and matches the pattern as a whole."""
-    return isinstance(value, str) and (pattern is None or pattern.fullmatch(value))
+    if not isinstance(value, str):
+        return False
+    return pattern is None or pattern.fullmatch(value) is not None
 
 
 _TEXT_FORMS: Mapping[str, Converter] = {
