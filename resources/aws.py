@@ -197,7 +197,8 @@ def stale_reason(error: BaseException) -> StaleReason:
     code = str(response.get("Error", {}).get("Code", ""))
     skew = clock_skew(response)
     is_skewed = skew is not None and abs(skew) > _MOST_SKEW
-    if code in _CLOCK_CODES or (code in _SIGNATURE_CODES and is_skewed):
+    is_due_to_skew = code in _SIGNATURE_CODES and is_skewed
+    if code in _CLOCK_CODES or is_due_to_skew:
         apart = ""
         if skew is not None:
             apart = f": the service's is {skew.total_seconds():+,.0f} s from it"

@@ -115,6 +115,7 @@ def _pages_and_runs(
             continue
         run: list[tuple[str, Any]] = []
         size = 0
+        # Take in pages that change and, while the run is too small, those behind it.
         while number < count and (number in touched or size < PAGE_BYTES // 4):
             entries = touched[number] if number in touched else read(document.pages[number])
             added = sorted(entries.items())
@@ -336,7 +337,8 @@ class Namespace:
         """Store these (key, value) pairs as a new page."""
         ref = commit_log.write_page(self._store, self._prefix, entries)
         self._keep(ref.key, entries)
-        return DocumentPage(first=entries[0][0], key=ref.key, count=ref.count, sha256=ref.sha256)
+        first, _ = entries[0]
+        return DocumentPage(first=first, key=ref.key, count=ref.count, sha256=ref.sha256)
 
     def _keep(self, key: str, entries: Sequence[Any]) -> Entries:
         """Cache the entries of a page and return them."""

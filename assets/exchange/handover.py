@@ -384,16 +384,18 @@ class ViewFiles:
         """Return a column for which files have another name than engines see, or that was dropped
         and that they still have; None if there is none.
         """
-        for steps, name_in_files in self.layout.names.names:
+        names = self.layout.names
+        if names.names:
+            steps, name_in_files = names.names[0]
             return f"{name_in_files} for {'.'.join(steps)}"
-        retired = self.layout.names.retired
-        if not retired:
+        if not names.retired:
             return None
         for file in self.files:
             found = file.stored.open().schema_arrow
             own = [field for field in found if not field.name.startswith("__")]
-            for steps in sorted(retired & list_steps(Schema.from_arrow(pa.schema(own)))):
-                return f"{'.'.join(steps)}, which was dropped"
+            dropped = names.retired & list_steps(Schema.from_arrow(pa.schema(own)))
+            if dropped:
+                return f"{'.'.join(min(dropped))}, which was dropped"
         return None
 
     @property

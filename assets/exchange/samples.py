@@ -239,7 +239,8 @@ def _declared_by_parquet(files: Sequence[SampledFile], rows: int) -> InferredSch
 
 def _open_parquet(sampled: SampledFile) -> Any:
     """Return a Parquet file, opened by pyarrow, which reads its rows when they are requested."""
-    tree, file = sampled.tree, sampled.file
+    tree = sampled.tree
+    file = sampled.file
     source = open_input(
         file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES
     )

@@ -617,7 +617,8 @@ def records_checksum(df: DataFrame, schema: Schema) -> str:
     with translate_spark_errors():
         row = df.agg(*_sum_hash_halves(schema)).first()
     assert row is not None
-    return _format_checksum(row[0], row[1])
+    high, low = row
+    return _format_checksum(high, low)
 
 
 def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
@@ -628,7 +629,7 @@ def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
     """
     with translate_spark_errors():
         rows = df.groupBy(number).agg(*_sum_hash_halves(schema)).collect()
-    return {row[0]: _format_checksum(row[1], row[2]) for row in rows}
+    return {value: _format_checksum(high, low) for value, high, low in rows}
 
 
 def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:

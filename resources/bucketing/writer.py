@@ -544,7 +544,9 @@ class _ScatteredKeys:
     def __init__(self, key: Sequence[str], scatters: str) -> None:
         self._key = list(key)
         self._scatters = scatters
-        self._moves = self._varies = False  # of the key whose rows the last batch ended with
+        # Of the key whose rows the last batch ended with.
+        self._moves = False
+        self._varies = False
         self.count = 0
         self.named: list[str] = []
 
@@ -552,15 +554,16 @@ class _ScatteredKeys:
         """Add a batch; `differs` says for each row but the last whether the next one is of
         another key.
         """
-        # By row but the last: whether the next row, of the same key, differs in this.
+        # By row but the last: whether the next row is of the same key, and differs in the column
+        # `scatters`, or in its values.
         count = batch.num_rows - 1
         moves = key_changes(batch, [self._scatters]) & ~differs
         varies = key_changes(batch, [DIGEST, TOMBSTONE]) & ~differs
         # By key: whether any of its rows does. The first key may continue the last batch.
-        numbers = np.concatenate([[0], np.cumsum(differs)])
-        keys = int(numbers[-1]) + 1
-        moved = np.bincount(numbers[:count], moves, keys) > 0
-        varied = np.bincount(numbers[:count], varies, keys) > 0
+        key_of_row = np.concatenate([[0], np.cumsum(differs)])
+        keys = int(key_of_row[-1]) + 1
+        moved = np.bincount(key_of_row[:count], moves, keys) > 0
+        varied = np.bincount(key_of_row[:count], varies, keys) > 0
         moved[0] |= self._moves
         varied[0] |= self._varies
         found = moved & varied

@@ -84,12 +84,10 @@ def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
     """Return the error for a file that is damaged, or that the file system can't read."""
     if isinstance(error, OSError) and error.errno:
         return file_error(error, error.filename or where, where)
-    problem = (
-        f"{where} can't be read:"
-        f" {(str(error) or type(error).__name__).splitlines()[0].rstrip('.')}."
-    )
+    reason = str(error) or type(error).__name__
     return SchemaMismatchError(
-        problem, "Deliver the file again, complete and in the declared format."
+        f"{where} can't be read: {reason.splitlines()[0].rstrip('.')}.",
+        "Deliver the file again, complete and in the declared format.",
     )
 
 
@@ -220,8 +218,10 @@ class QuoteReader(ArrowReadableFile):
 
 _HEADER = 1024 * 1024
 _BLOCK = 16 * 1024 * 1024
-_NOT_UTF8 = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?.*invalid UTF8 data", re.S)
-_ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
+_NOT_UTF8 = re.compile(
+    r"In CSV column #(?P<column>\d+): (?:Row #(?P<row>\d+): )?.*invalid UTF8 data", re.S
+)
+_ROW = re.compile(r"CSV parse error: Row #(?P<row>\d+): (?P<reason>.*)", re.S)
 _VALUE_STEP = "Correct the value, or the column's declared type."
 
 
@@ -318,19 +318,19 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
     """
     text = str(error)
     if misfit := _NOT_UTF8.match(text):
-        name = names[int(misfit[1])]
+        name = names[int(misfit["column"])]
         line = None
-        if misfit[2]:
-            line = int(misfit[2])
+        if misfit["row"]:
+            line = int(misfit["row"])
         place = where
         if line is not None:
             place = f"{where}, line {line}"
         problem = f"{place}: {describe_column(schema.field(name))}: the text is not UTF-8."
         return SchemaMismatchError(problem, "Write the file in UTF-8.", column=name, line=line)
     if misfit := _ROW.match(text):
-        problem = f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}."
+        problem = f"{where}, line {misfit['row']}: {misfit['reason'].rstrip('.')}."
         return SchemaMismatchError(
-            problem, "Correct the line: it needs a value for every column.", line=int(misfit[1])
+            problem, "Correct the line: it needs a value for every column.", line=int(misfit["row"])
         )
     return unreadable_file_error(where, error)
 
@@ -503,7 +503,8 @@ def _count_objects(block: bytes) -> int | None:
     count = 0
     for line in text.split(b"\n"):
         stripped = line.strip(_BLANKS)
-        if stripped and not (stripped[:1] == b"{" and stripped[-1:] == b"}"):
+        may_be_object = stripped[:1] == b"{" and stripped[-1:] == b"}"
+        if stripped and not may_be_object:
             return None
         count += bool(stripped)
     return count
@@ -551,7 +552,9 @@ def _parse_fast(block: bytes, schema: Schema, keys: MapKeys) -> pa.Table | None:
     count = _count_objects(block)
     # Arrow would read NaN as a number. A search for bytes is far faster than one for a pattern.
     may_be_invalid = b"NaN" in block or b"Inf" in block
-    if count is None or (may_be_invalid and _INVALID_NUMBER.search(block)):
+    if count is None:
+        return None
+    if may_be_invalid and _INVALID_NUMBER.search(block):
         return None
     types = [parse_type(field.type) for field in schema.fields]
     try:
@@ -824,11 +827,11 @@ def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table
         pa.field(PARTITION, pa.int32()),
         pa.field(OFFSET, pa.int64()),
     ]
-    parts = [
-        batch for task in plan_tasks(files, declared.format) for batch in _batches(declared, task)
-    ]
-    if parts:
-        rows = pa.Table.from_batches(parts).cast(pa.schema(columns))
+    batches: list[pa.RecordBatch] = []
+    for task in plan_tasks(files, declared.format):
+        batches += _batches(declared, task)
+    if batches:
+        rows = pa.Table.from_batches(batches).cast(pa.schema(columns))
     else:
         rows = pa.schema(columns).empty_table()
     rows = rows.append_column(TIMESTAMP, pa.nulls(rows.num_rows, pa.timestamp("us", "UTC")))

@@ -832,8 +832,10 @@ def exclude_newer_manifests(log: CommitLog, commit: Commit, keys: Collection[str
     manifests = f"{log.prefix}/manifests/"
 
     def stays(key: str) -> bool:
+        if key == commit.manifest_key:
+            return True
         number = key.removeprefix(manifests)[:12]
-        later = number.isdecimal() and int(number) > commit.number
-        return key == commit.manifest_key or (key.startswith(manifests) and later)
+        is_later = number.isdecimal() and int(number) > commit.number
+        return key.startswith(manifests) and is_later
 
     return [key for key in keys if not stays(key)]

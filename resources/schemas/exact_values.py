@@ -124,7 +124,8 @@ def _check_days(values: Sequence[object], array: pa.Array) -> None:
 def _check_times(values: Sequence[object], array: pa.Array) -> None:
     """Raise ValueError for a value that is no time, has no zone, or is finer than microseconds."""
     for value in map(_as_python, values):
-        if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+        has_zone = isinstance(value, datetime) and value.utcoffset() is not None
+        if value is not None and not has_zone:
             raise ValueError(f"{value} is not a time with a time zone")
         if getattr(value, "nanosecond", 0):  # a pandas Timestamp
             raise ValueError(f"{value} is finer than microseconds")

@@ -352,7 +352,7 @@ class Inference:
         families = Counter[str]()
         for kind, count in seen.kinds.items():
             families["whole number" if kind in _NUMBERS else kind] += count
-        kind = families.most_common(1)[0][0]
+        kind, _ = families.most_common(1)[0]
         if kind == "whole number" and seen.kinds["fraction"]:
             type_: Type = Simple("double")
         else:
@@ -374,8 +374,8 @@ class Inference:
         return Simple(_SIMPLE[kind])
 
     def _text_type(self, seen: _Seen, path: str, doubts: list[Doubt]) -> Type:
-        """Return the type of the texts seen at a path: `string`, unless all are times that should
-        be read.
+        """Return the type of the texts seen at a path: `date` or `timestamp` if all are such and
+        are to be read so, else `string`, with a doubt if all look like something else.
         """
         texts = seen.kinds["text"]
         look, count = seen.looks.most_common(1)[0]

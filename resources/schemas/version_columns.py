@@ -80,7 +80,8 @@ def _merge_structs(known: Struct, declared: Struct) -> tuple[Struct, Struct]:
     merged = []
     for member in known.members:
         wanted = declared.member(member.name)
-        before, after = member.type, member.type
+        before = member.type
+        after = member.type
         if wanted is not None:
             before, after = _merge_types(member.type, wanted.type)
         retyped.append(Member(member.name, before))

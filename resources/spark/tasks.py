@@ -268,7 +268,7 @@ def _corresponding_error(text: str) -> AdjunctError | None:
             "See that it runs, and run it again: the batch is repeated as planned.",
         )
     refused = _REFUSED.search(text)
-    if refused and (refused["code"] in STALE_CODES or refused["code"] == "null"):
+    if refused and refused["code"] in (*STALE_CODES, "null"):
         return _stale_error(refused["status"], refused["code"], _UNREAD.search(text))
     unread = _read_error(text)
     if unread is not None:

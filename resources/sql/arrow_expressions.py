@@ -296,7 +296,8 @@ class _Compiler:
         if not found:
             raise _NotCompiled(f"the unknown column {name}")
         column = found[0]
-        if len(found) > 1 or (column != name and not name.isascii()):
+        is_unsure = column != name and not name.isascii()  # how Spark compares such names
+        if len(found) > 1 or is_unsure:
             raise _NotCompiled(f"the ambiguous column {name}")
         kind = self._types[column]
         if not is_nested(kind):

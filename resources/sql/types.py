@@ -171,7 +171,7 @@ def _simple_type(to: exp.Expr) -> str | None:
     if name == "DECIMAL":
         digits = [item.name for item in to.expressions]
         if len(digits) == 2 and all(map(str.isdigit, digits)):
-            return f"decimal({digits[0]},{digits[1]})"
+            return f"decimal({','.join(digits)})"
         return None
     if to.expressions:
         return None

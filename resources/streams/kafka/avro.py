@@ -32,6 +32,7 @@ from dagster_adjunct.resources.schemas.types import (
     Simple,
     Struct,
     Type,
+    decimal_digits,
     write_name,
 )
 from dagster_adjunct.resources.streams.kafka import formats, schema_registry
@@ -200,8 +201,9 @@ def avro_converter(declared: Any) -> Converter | None:
         return partial(_to_timestamp, 1000 if in_millis else 1)
     if kind == "date":
         return _to_date
-    if kind.startswith("decimal"):
-        return partial(_to_decimal, int(kind.rstrip(")").split(",")[1]))
+    digits = decimal_digits(kind)
+    if digits is not None:
+        return partial(_to_decimal, digits.scale)
     if kind == "string":
         return _to_text
     return None

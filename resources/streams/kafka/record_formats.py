@@ -430,7 +430,7 @@ def create_encoder(topic: KafkaTopic, stream: str) -> BatchFunction:
     key = topic.key_format()
     written = topic.written_schema()
     about = {"stream": stream}
-    subject = topic.name_for(split_stream_name(stream)[1])
+    subject = topic.name_for(split_stream_name(stream).stream)
     value_names = topic.value.columns().names
     write_value = topic.value.writer(stream, f"{subject}-value")
     key_steps = topic.key_steps.values()

@@ -41,7 +41,7 @@ MAX_TASK_OFFSETS = 250_000
 MIN_TASK_OFFSETS = 10_000
 EPOCH_HEADER = f"{RESERVED}epoch"
 _registered: WeakSet[SparkSession] = WeakSet()
-_GREATEST_MS = MICROS[1] // 1000  # of the year 9999
+_GREATEST_MS = MICROS.last // 1000  # of the year 9999
 
 
 @dataclass
