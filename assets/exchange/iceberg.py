@@ -345,8 +345,8 @@ def _retain(view: Held, lake: Lake, holder: str) -> None:
 
 
 def _is_current(view: Held, paths: Sequence[str], table: Table) -> bool:
-    """Whether the current snapshot is this version, in these files: those of a lake that was
-    moved are others.
+    """Whether the current snapshot is this version, at these paths, which change if the lake is
+    moved.
     """
     from dagster_adjunct.assets.exchange.iceberg_snapshot import list_data_paths
 

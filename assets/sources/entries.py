@@ -112,9 +112,9 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
             names = sorted({*records.names, *schema.names})
             found = f"{what} has no column {name!r}, which sensitive= names"
             for columns in (records, schema):
-                part, there = find_known_part(columns, name)
+                part, fields = find_known_part(columns, name)
                 if part:
-                    names = there
+                    names = fields
                     found = f"{what} has no {name!r} in {part!r}, which sensitive= names"
             raise errors.SchemaMismatchError(
                 f"{found}; it has {', '.join(names) or 'no fields'}.",

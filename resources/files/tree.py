@@ -316,11 +316,11 @@ class S3Tree:
         except errors.ObjectNotFoundError:
             raise source_changed_error(self, file, "is gone") from None
 
-    def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
+    def _ask(self, action: str, path: str, send: Callable[[], T]) -> T:
         """Return what `send` returns, which is repeated after transient errors."""
         from dagster_adjunct.resources.objects.s3_store import S3Request, retry_request
 
-        return retry_request(S3Request(request, self.url, path), send, self.options.attempts)
+        return retry_request(S3Request(action, self.url, path), send, self.options.attempts)
 
     def _client(self) -> S3Client:
         """Return this process's client of S3."""
@@ -336,7 +336,9 @@ def _client_of(process: int, options: S3Options) -> S3Client:
 
 
 def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> errors.SourceChangedError:
-    """Return the error for a file that has changed since it was listed."""
+    """Return the error for a file that has changed since it was listed; `what` says how, such as
+    "is gone".
+    """
     place = f"{tree.url}/{file.path}"
     problem = (
         f"{place} {what} after it was listed with {file.size:,} bytes, modified"

@@ -115,8 +115,8 @@ def _cast_structs(values: pa.Array, to: pa.DataType) -> pa.Array:
 
 
 def as_lists(values: pa.Array) -> pa.Array:
-    """Return maps as lists of their entries, and lists of any kind as lists whose functions Arrow
-    has.
+    """Return maps as lists of their entries, and other lists in a form that Arrow's list functions
+    take.
     """
     kind = values.type
     if pt.is_map(kind):

@@ -206,8 +206,9 @@ def _archive(java: str) -> Path:
         / "classes"
     )
     real = Path(java).resolve()
-    of = f"{real}|{real.stat().st_mtime_ns}|{pyspark.__version__}|{Path(pyspark.__file__).parent}"
-    return cache / f"{hashlib.sha256(of.encode()).hexdigest()[:16]}.jsa"
+    pyspark_folder = Path(pyspark.__file__).parent
+    made_for = f"{real}|{real.stat().st_mtime_ns}|{pyspark.__version__}|{pyspark_folder}"
+    return cache / f"{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa"
 
 
 def _can_write(folder: Path) -> bool:

@@ -406,7 +406,7 @@ def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Ou
     )
 
 
-def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
+def _record_times(batch: pa.RecordBatch, topic: TopicFacts) -> Iterable[int]:
     """Return the times of the records in ms since the epoch, 0 for the time of the append. Raises
     SchemaMismatchError.
     """
@@ -415,21 +415,21 @@ def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
     stated = batch.column(TIMESTAMP)
     found = first_unreadable(batch, [TIMESTAMP])
     # Truncating to microseconds loses nothing: Kafka stores milliseconds.
-    which: object = None
+    rejected: object = None
     if found is not None:
-        which = found.text
+        rejected = found.text
     else:
         given = stated.cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64())
         least = pc.min(given).as_py()
         if least is not None and least < 1000:
-            which = readable_value(pc.min(stated))
-    if which is not None:
+            rejected = readable_value(pc.min(stated))
+    if rejected is not None:
         problem = (
-            f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to"
-            " 9999-12-31."
+            f"{topic}: a record has the time {rejected}, but Kafka only stores times from"
+            " 1970-01-01 to 9999-12-31."
         )
         step = "Leave its __timestamp null: the record then has the time of the append."
-        raise errors.SchemaMismatchError(problem, step, stream=str(what))
+        raise errors.SchemaMismatchError(problem, step, stream=str(topic))
     times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
     return times
 

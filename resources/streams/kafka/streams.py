@@ -440,7 +440,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
                 version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from
             )
             markers = dict.fromkeys(range(facts.partitions), header.encode())
-        what = replace(
+        append = replace(
             self._task_append(facts, producer, sequence, markers, options.consumed or {}),
             fence=options.fence,
         )
@@ -448,13 +448,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         name = str(facts)
         if hasattr(data, "mapInArrow"):
             return self._await_result(
-                what, produce.send_frame(cast("DataFrame", data), what, options.order_by), before
+                append,
+                produce.send_frame(cast("DataFrame", data), append, options.order_by),
+                before,
             )
         system.check_table_options(name, options)
         declared = facts.declared
         table = to_arrow_table(data, name, declared.schema(), declared.key_names)
         table = encode_table(table, declared, name)
-        return self._await_result(what, produce.produce_batches(what, table.to_batches()), before)
+        sent = produce.produce_batches(append, table.to_batches())
+        return self._await_result(append, sent, before)
 
     def append_markers(
         self,
@@ -486,9 +489,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         }
         counts: Mapping[int, int] = rows or {}
         markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
-        what = self._task_append(facts, producer, sequence, markers, {})
+        append = self._task_append(facts, producer, sequence, markers, {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
-        return self._await_result(what, produce.produce_batches(what, []), before)
+        return self._await_result(append, produce.produce_batches(append, []), before)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an earlier append, or None; always None for a topic without
