@@ -320,38 +320,38 @@ class _Walk:
         self.problems: list[str] = []
 
     def evolve_struct(
-        self, stored: Struct, declared: Struct | None, steps: Steps, parent: Steps
+        self, stored: Struct, declared: Struct | None, steps: Steps, stored_steps: Steps
     ) -> Struct:
-        """Return the struct with the changed members; `steps` are its own, and `parent` its stored
-        ones.
+        """Return the struct with the changed members; `steps` lead to it by its names, and
+        `stored_steps` by its stored names.
         """
         kept: dict[str, Member] = {}
-        taken = [self._before.of(parent, member.name) for member in stored.members]
+        taken = [self._before.of(stored_steps, member.name) for member in stored.members]
         for member, stored_name in zip(stored.members, taken, strict=True):
             inner = (*steps, member.name)
-            place = (*parent, stored_name)
+            inner_stored = (*stored_steps, stored_name)
             if inner in self._request.drops:
-                self.retired.add(place)
+                self.retired.add(inner_stored)
                 self.changes.append(f"{self._request.text(inner)} ({member.type}) is dropped")
                 continue
             name = self._request.renames.get(inner, member.name)
             if name != member.name:
                 self.changes.append(f"{self._request.text(inner)} is renamed to {name}")
-            self.names.append(((*parent, name), stored_name))
+            self.names.append(((*stored_steps, name), stored_name))
             wanted: Type | None = None
             if declared is not None:
                 wanted = self._find_declared(inner, name, member, declared)
-            kept[name] = Member(name, self._evolve_type(member.type, wanted, inner, place))
+            kept[name] = Member(name, self._evolve_type(member.type, wanted, inner, inner_stored))
         if not kept:
             self.problems.append(f"{self._request.text(steps)} would have no members: drop it")
-        return self._add_members(kept, declared, steps, parent, taken)
+        return self._add_members(kept, declared, steps, stored_steps, taken)
 
     def _add_members(
         self,
         kept: dict[str, Member],
         declared: Struct | None,
         steps: Steps,
-        parent: Steps,
+        stored_steps: Steps,
         taken: list[str],
     ) -> Struct:
         """Return the struct of the kept members and the added ones; `taken` are the stored names of
@@ -364,8 +364,8 @@ class _Walk:
             if member.name in kept:
                 continue
             members[member.name] = member
-            stored_name = self._before.choose(parent, member.name, taken)
-            self.names.append(((*parent, member.name), stored_name))
+            stored_name = self._before.choose(stored_steps, member.name, taken)
+            self.names.append(((*stored_steps, member.name), stored_name))
             place = member.name
             if steps:
                 place = f"{self._request.text(steps)}.{write_name(member.name)}"
@@ -404,14 +404,14 @@ class _Walk:
         self.problems.append(problem)
         return None
 
-    def _evolve_type(self, was: Type, now: Type | None, steps: Steps, place: Steps) -> Type:
+    def _evolve_type(self, was: Type, now: Type | None, steps: Steps, stored_steps: Steps) -> Type:
         """Return the changed type of a column or member, or of a part of it."""
         if isinstance(was, Struct) and (now is None or isinstance(now, Struct)):
-            return self.evolve_struct(was, now, steps, place)
+            return self.evolve_struct(was, now, steps, stored_steps)
         if isinstance(was, Array) and (now is None or isinstance(now, Array)):
-            return Array(self._evolve_type(was.element, now and now.element, steps, place))
+            return Array(self._evolve_type(was.element, now and now.element, steps, stored_steps))
         if isinstance(was, Map) and (now is None or isinstance(now, Map)):
-            return Map(self._evolve_type(was.value, now and now.value, steps, place))
+            return Map(self._evolve_type(was.value, now and now.value, steps, stored_steps))
         if now is None or was == now:
             return was
         self._widen(was, now, steps)

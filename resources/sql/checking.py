@@ -404,24 +404,25 @@ def check_select(
     scope = _Scope(operator, tuple(types), types, side, next_step, {})
     for name in select.qualified:
         scope.check_reference(Expression(text, unread="more than one table"), name)
-    before: dict[str, str | None] = {}
+    alias_types: dict[str, str | None] = {}
     for item in select.items:
-        kind = replace(scope, aliases=before).check(item)
+        item_type = replace(scope, aliases=alias_types).check(item)
         if item.alias is not None:
-            before[item.alias] = kind
-    kind = None
+            alias_types[item.alias] = item_type
+    where_type = None
     if select.where is not None:
-        kind = scope.check(select.where)
-    if kind not in (None, "boolean", "void"):
+        where_type = scope.check(select.where)
+    if where_type not in (None, "boolean", "void"):
         raise scope.error(
-            f"the where clause of {text!r} has the type {kind}: expected a condition.", next_step
+            f"the where clause of {text!r} has the type {where_type}: expected a condition.",
+            next_step,
         )
     # In later clauses, a name of a column and an item may mean either, depending on the clause, so
     # its type is unknown.
-    given = {alias.lower() for alias in before}
-    known = {name: None if name.lower() in given else kind for name, kind in types.items()}
+    aliases = {alias.lower() for alias in alias_types}
+    known = {name: None if name.lower() in aliases else kind for name, kind in types.items()}
     for expression in select.later:
-        replace(scope, types=known, aliases=dict.fromkeys(before)).check(expression)
+        replace(scope, types=known, aliases=dict.fromkeys(alias_types)).check(expression)
 
 
 def needs_spark_analysis(text: str, table: str) -> bool:

@@ -491,9 +491,15 @@ class TransactionMark(StoredDocument):
     rows: int = 0
 
 
-# By partition: the mark, and the offset after the records of the append. Every append leaves a mark
-# in partition 0.
-ProducerMarks = Mapping[int, tuple[TransactionMark, int]]
+class StoredMark(NamedTuple):
+    """The mark of a partition, and the offset after the records of its append."""
+
+    mark: TransactionMark
+    next: int
+
+
+# By partition; every append leaves a mark in partition 0.
+ProducerMarks = Mapping[int, StoredMark]
 
 
 def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
@@ -509,9 +515,9 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     _retry_step(sender, sender.producer.init_transactions)
     marks = _read_marks(append.target, append.producer)
     last = None
-    offset_of_last = 0
+    after_last = 0
     if 0 in marks:
-        last, offset_of_last = marks[0]
+        last, after_last = marks[0]
     digest = _Digest()
     if last is not None and append.sequence < last.sequence:
         raise stale_sequence_error(
@@ -534,7 +540,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
         mark = TransactionMark(
             topic=append.target.identity, sequence=append.sequence, digest=digest.of(append)
         )
-        _commit_offsets(sender, append, spans, mark, before=offset_of_last)
+        _commit_offsets(sender, append, spans, mark, before=after_last)
         _retry_step(sender, sender.producer.commit_transaction)
     except BaseException:
         # If this fails too, the broker ends the transaction after its time-out.
@@ -564,8 +570,8 @@ def read_marks(target: TopicFacts, producer: str) -> ProducerMarks:
 def _read_marks(
     target: TopicFacts, producer: str, isolation: str = "read_committed", seconds: float = _SECONDS
 ) -> ProducerMarks:
-    """Return the marks; with `read_committed`, wait up to `seconds` until no transaction of the
-    producer is open.
+    """Return the producer's marks on the topic; with `read_committed`, wait up to `seconds` until
+    no transaction of it is open.
     """
     from confluent_kafka import KafkaException, TopicPartition
 
@@ -601,7 +607,7 @@ def _read_marks(
             continue
         mark = decode_document(TransactionMark, position.metadata.encode(), where, step)
         if mark.topic == target.identity:
-            marks[position.partition] = (mark, position.offset)
+            marks[position.partition] = StoredMark(mark, position.offset)
     return marks
 
 
@@ -610,9 +616,10 @@ def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
     replaced the mark.
     """
     spans = []
-    for partition, (mark, after) in sorted(marks.items()):
+    for partition, stored in sorted(marks.items()):
+        mark = stored.mark
         if mark.sequence == sequence and mark.first is not None:
-            spans.append(SentSpan(partition, mark.first, after, mark.rows))
+            spans.append(SentSpan(partition, mark.first, stored.next, mark.rows))
     return spans
 
 

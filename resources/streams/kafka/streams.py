@@ -507,7 +507,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         marks = produce.read_marks(facts, producer)
         if 0 not in marks:
             return None
-        last, _ = marks[0]
+        last = marks[0].mark
         if last.sequence < sequence:
             return None
         if last.sequence > sequence:
