@@ -120,6 +120,7 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
     if (edge := _edge(reader)) is not None:
         rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge))
     key = [_exactly(pl, name) for name in reader.sealed.key]
+    # Whether a row goes on with the entry of the row before: without a gap, and with equal values.
     same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
     same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
     for name in valid_time.content_columns(reader):
@@ -133,8 +134,8 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
         times = [pl.col(VALID_FROM).alias(start)]
     times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
     entries = [_exactly(pl, name) for name in reader.schema.names]
-    whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*entries, *times)
-    return whole  # type: ignore[no-any-return]
+    merged = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*entries, *times)
+    return merged  # type: ignore[no-any-return]
 
 
 def _exactly(pl: Any, name: str) -> Any:
@@ -383,16 +384,18 @@ class ViewFiles:
         """Return a column for which files have another name than engines see, or that was dropped
         and that they still have; None if there is none.
         """
-        for steps, name_in_files in self.layout.names.names:
+        names = self.layout.names
+        if names.names:
+            steps, name_in_files = names.names[0]
             return f"{name_in_files} for {'.'.join(steps)}"
-        retired = self.layout.names.retired
-        if not retired:
+        if not names.retired:
             return None
         for file in self.files:
             found = file.stored.open().schema_arrow
             own = [field for field in found if not field.name.startswith("__")]
-            for steps in sorted(retired & list_steps(Schema.from_arrow(pa.schema(own)))):
-                return f"{'.'.join(steps)}, which was dropped"
+            dropped = names.retired & list_steps(Schema.from_arrow(pa.schema(own)))
+            if dropped:
+                return f"{'.'.join(min(dropped))}, which was dropped"
         return None
 
     @property
@@ -575,7 +578,8 @@ def parquet_files(view: View) -> list[str]:
 
 def _plain_locations(files: ViewFiles) -> list[str]:
     """Return the locations of the files. Raises DatasetError if they have other columns than the
-    view."""
+    view.
+    """
     other = files.find_other_column()
     if other is None:
         return files.paths
@@ -624,7 +628,8 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
 
 def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name: str) -> str:
     """Return the SELECT of a DuckDB view over the files; what it reads through pyarrow is
-    registered in the connection."""
+    registered in the connection.
+    """
     if files.over_time is not None:
         edge = _edge(files.over_time)
         moment = ""
@@ -718,7 +723,8 @@ def _check_whole(view: VersionReader) -> None:
 
 def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> DatasetError:
     """Return the error for a version whose rows other engines would have to merge; `problem` says
-    what some of its rows are."""
+    what some of its rows are.
+    """
     count = "one generation"
     if generations != 1:
         count = f"{generations} generations"

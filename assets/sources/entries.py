@@ -112,9 +112,9 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
             names = sorted({*records.names, *schema.names})
             found = f"{what} has no column {name!r}, which sensitive= names"
             for columns in (records, schema):
-                part, there = find_known_part(columns, name)
+                part, fields = find_known_part(columns, name)
                 if part:
-                    names = there
+                    names = fields
                     found = f"{what} has no {name!r} in {part!r}, which sensitive= names"
             raise errors.SchemaMismatchError(
                 f"{found}; it has {', '.join(names) or 'no fields'}.",
@@ -257,7 +257,7 @@ def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema)
     values = {name: F.expr(path_expression(spec.steps_to(name))) for name in schema.names}
     values |= {name: named_column(name) for name in META}
     if spec.by_offset:
-        values |= {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)}
+        values |= zip(BY_OFFSET, named_columns([PARTITION, OFFSET]), strict=True)
     if not _keeps_key(spec):
         values[TOMBSTONE] = _reject_tombstones_column(what)
     return records.select(*[value.alias(name) for name, value in values.items()])
@@ -331,7 +331,7 @@ def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str
     """Return what `list_spark_needs` returns; `in_arrow` says whether its stream can be read
     without Spark.
     """
-    system = split_stream_name(str(spec.input))[0]
+    system = split_stream_name(str(spec.input)).system
     needed = list_extractor_spark_needs(spec)
     if not in_arrow:
         needed.insert(0, f"stream system {system!r}, whose records only Spark reads")
@@ -382,7 +382,7 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
     steps = {name: spec.steps_to(name) for name in schema.names}
     steps |= {name: (name,) for name in META}
     if spec.by_offset:
-        steps |= {BY_OFFSET[0]: (PARTITION,), BY_OFFSET[1]: (OFFSET,)}
+        steps |= zip(BY_OFFSET, [(PARTITION,), (OFFSET,)], strict=True)
     return pa.table({name: read_path(records, path) for name, path in steps.items()})
 
 

@@ -66,6 +66,7 @@ class BucketFile:
     footer: str | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the entry as a manifest stores it."""
         item = {name: getattr(self, name) for name in self.__slots__}
         if self.footer is None:
             del item["footer"]
@@ -73,6 +74,7 @@ class BucketFile:
 
     @classmethod
     def from_json(cls, item: Any) -> BucketFile:
+        """Return the entry that a manifest stores. Raises MalformedDocumentError."""
         try:
             return cls(**item)
         except TypeError as error:
@@ -93,10 +95,12 @@ class Generation:
 
     @property
     def rows(self) -> int:
+        """The number of rows in all files."""
         return sum(file.rows for file in self.files)
 
     @property
     def size(self) -> int:
+        """The size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
@@ -120,6 +124,7 @@ class Generation:
         return replace(self, files=tuple(replace(file, footer=None) for file in self.files))
 
     def to_json(self) -> dict[str, Any]:
+        """Return the generation as a manifest stores it."""
         return {
             "id": self.id,
             "folder": self.folder,
@@ -128,6 +133,7 @@ class Generation:
 
     @classmethod
     def from_json(cls, item: Any) -> Generation:
+        """Return the generation that a manifest stores. Raises MalformedDocumentError."""
         try:
             return cls(
                 item["id"],
@@ -170,6 +176,7 @@ class BucketLayout:
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The names of all columns, the hidden ones at the end."""
         return (*self.schema.names, *(name for name, _ in self.hidden))
 
     @property
@@ -185,6 +192,7 @@ class BucketLayout:
 
     @property
     def ddl(self) -> str:
+        """All columns as Spark's DDL."""
         hidden = "".join(f", `{name}` {kind.upper()}" for name, kind in self.hidden)
         return self.schema.ddl() + hidden
 
@@ -202,6 +210,7 @@ class BucketLayout:
         return [self.names.of((), name) for name in columns]
 
     def arrow_schema(self) -> Any:
+        """Return all columns with their Arrow types."""
         schema = self.schema.to_arrow()
         for name, kind in self.hidden:
             schema = schema.append(pa.field(name, arrow_type(kind)))
@@ -210,6 +219,7 @@ class BucketLayout:
 
 @lru_cache(maxsize=256)
 def _stored_layout(layout: BucketLayout) -> BucketLayout:
+    """Return the layout under the names that files have."""
     return replace(
         layout,
         schema=layout.names.store(layout.schema),
@@ -248,6 +258,7 @@ def unpack_footer(text: str) -> bytes:
 
 
 def _malformed_error(what: str, found: str, reason: str) -> errors.MalformedDocumentError:
+    """Return the error for a part of a manifest that can't be read."""
     step = "Restore the manifest from a backup, or roll back to the commit before."
     return errors.MalformedDocumentError(f"{what} reads {found!r}: {reason}.", step, document=what)
 
@@ -326,6 +337,7 @@ def _create_table(
     layout: BucketLayout,
     generations: Sequence[Generation],
 ) -> None:
+    """Create the bucketed table over the folders of these generations, in the session's catalog."""
     clustered = ""
     if layout.bucket_by:
         clustered = f" CLUSTERED BY ({', '.join(map(quote_name, layout.bucket_by))})"
@@ -354,6 +366,9 @@ def _create_table(
 def _check_files(
     spark: SparkSession, name: str, what: str, generations: Sequence[Generation]
 ) -> None:
+    """Raise ManifestMismatchError if Spark has listed other files for a table than the generations
+    have.
+    """
     parents = {attempt_id(g.folder): g.folder for g in generations}
     listed = set()
     for generation in generations:
@@ -415,6 +430,9 @@ def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
 
 
 def _holds_field(wide: str, found: pa.Field, names: StoredNames) -> bool:
+    """Whether a column of a file can be read with the type `wide`, without the members that were
+    dropped.
+    """
     try:
         narrow = tree_from_arrow(found.type, found.name)
     except errors.AdjunctError:
@@ -492,8 +510,8 @@ class Timeline:
     def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
         self._key = key
         self._options = options
-        self._last: pa.Table | None = None
-        self._follows_kept = False
+        self._last: pa.Table | None = None  # the row that waits for the next batch
+        self._follows_kept = False  # whether the next row has a kept one of its key before it
         self._pruned = self._forgotten = self._corrections = self._current = 0
         self._forgotten_to: int | None = None
 
@@ -543,39 +561,40 @@ class Timeline:
         """Return the first `count` rows with their ends, without pruned ones; `rows` may have
         one more row.
         """
-        # Whether the next row is of the same key.
-        same = np.append(~key_changes(rows, self._key), False)[:count]
+        # By row: whether the next row is of the same key, which is where this one ends.
+        has_end = np.append(~key_changes(rows, self._key), False)[:count]
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
         kept = np.ones(count, dtype=bool)
         if self._options.edge is not None:
-            kept = ~(same & (ends <= self._options.edge))
+            kept = ~(has_end & (ends <= self._options.edge))
         self._pruned += count - int(kept.sum())
         tombstones = rows.column(TOMBSTONE).slice(0, count).to_numpy().astype(bool)
         if self._options.forget is not None:
-            kept &= ~self._forgettable(kept, same, tombstones, begins[:count])
-        # A row that follows a kept row of its key is not the key's first.
-        first = kept
+            kept &= ~self._forgettable(kept, has_end, tombstones, begins[:count])
+        first = self._are_first(kept, has_end)
         if count:
-            first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count]
-        if count:
-            self._follows_kept = bool(same[-1] and kept[-1])
-        self._current += int((kept & ~same & ~tombstones).sum())
+            self._follows_kept = bool(has_end[-1] and kept[-1])
+        self._current += int((kept & ~has_end & ~tombstones).sum())
         filled = _with_ends(
             rows.slice(0, count),
-            pa.array(ends, pa.int64(), mask=~same).cast(arrow_type("timestamp")),
+            pa.array(ends, pa.int64(), mask=~has_end).cast(arrow_type("timestamp")),
             pa.array(first),
         )
         if kept.all():
             return filled
         return filled.filter(pa.array(kept))
 
-    def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
+    def _are_first(self, kept: Any, has_end: Any) -> Any:
+        """Return which rows follow no kept row of their key."""
+        return ~np.append([self._follows_kept], (kept & has_end)[:-1])[: len(kept)]
+
+    def _forgettable(self, kept: Any, has_end: Any, tombstones: Any, begins: Any) -> Any:
         """Return which rows to forget, and count them: old tombstones that are the only row left
         of their key.
         """
-        alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
-        forgotten = kept & tombstones & ~same & alone & (begins <= self._options.forget)
+        are_alone = self._are_first(kept, has_end) & ~has_end
+        forgotten = kept & tombstones & are_alone & (begins <= self._options.forget)
         if forgotten.any():
             self._forgotten += int(forgotten.sum())
             highest = int(begins[forgotten].max())
@@ -604,4 +623,5 @@ def key_changes(rows: pa.Table, key: Sequence[str]) -> Any:
 
 
 def _micros(rows: pa.Table) -> Any:
+    """Return the valid-from times of rows, in microseconds since the epoch."""
     return rows.column(VALID_FROM).cast(arrow_type("timestamp")).cast("int64").to_numpy()
