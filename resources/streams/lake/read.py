@@ -86,17 +86,13 @@ def read_tables(
     in memory, and files are read concurrently. `segments` must include all that overlap the spans.
     `finish` is applied to each part.
     """
-    schema = with_meta_columns(columns.to_arrow(), positions=positions)
-    stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
+    form = RecordForm.of(columns, names, positions=positions)
 
-    def read(part: tuple[Segment, FileEntry, Span]) -> Iterator[pa.Table]:
-        for table in _read_file(files, *part, stored.names):
-            records = cast_table(table, stored)
-            if names.names:
-                records = rename_columns(records, schema)
-            yield finish(records)
+    def read(part: FilePart) -> Iterator[pa.Table]:
+        for table in _read_file(files, part, form):
+            yield finish(table)
 
-    parts = _find_parts(segments, spans)
+    parts = find_parts(segments, spans)
     if whole:
         yield from chain.from_iterable(map_in_threads(lambda part: list(read(part)), parts))
     else:
@@ -104,18 +100,66 @@ def read_tables(
             yield from read(part)
 
 
-def _find_parts(
-    segments: Sequence[Segment], spans: Mapping[int, Span]
-) -> list[tuple[Segment, FileEntry, Span]]:
+@dataclass(frozen=True, slots=True)
+class RecordForm:
+    """The columns of the records that a read returns, as users see them (`schema`) and as files
+    have them (`stored`), with those of RECORD_META, and maybe POSITION.
+    """
+
+    schema: pa.Schema
+    stored: pa.Schema
+
+    @classmethod
+    def of(cls, columns: Schema, names: StoredNames, *, positions: bool) -> RecordForm:
+        schema = with_meta_columns(columns.to_arrow(), positions=positions)
+        stored = schema
+        if names.names:
+            stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
+        return cls(schema, stored)
+
+    def read(self, parquet: pq.ParquetFile, group: int) -> pa.Table:
+        """Return a row group with the columns that the file has of these, and `__row`."""
+        # Columns added after the file was written are missing here, and read as null.
+        return parquet.read_row_group(group, columns=[*self.stored.names, ROW])
+
+    def finish(self, table: pa.Table, segment: Segment, partition: int) -> pa.Table:
+        """Return rows that were read as records."""
+        when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
+        missing = pa.nulls(table.num_rows)
+        there = dict(zip(table.column_names, table.columns, strict=True))
+        there |= {
+            PARTITION: pa.array(np.full(table.num_rows, partition, np.int32)),
+            OFFSET: pc.add(table.column(ROW), segment.base[partition]),
+            TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
+            EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
+        }
+        found = pa.table({name: there.get(name, missing) for name in self.stored.names})
+        records = cast_table(found, self.stored)
+        if self.stored is self.schema:
+            return records
+        return rename_columns(records, self.schema)
+
+
+class FilePart(NamedTuple):
+    """The rows [low, high) of a file of a segment."""
+
+    segment: Segment
+    file: FileEntry
+    low: int
+    high: int
+
+
+def find_parts(segments: Sequence[Segment], spans: Mapping[int, Span]) -> list[FilePart]:
     """Return the files that may have records of the spans, by partition and offset."""
     parts = []
     for partition, span in sorted(spans.items()):
         for segment in segments:
             if not manifest.overlaps_spans(segment, {partition: span}):
                 continue
+            base = segment.base[partition]
             for file in segment.files:
                 if file.partition == partition:
-                    parts.append((segment, file, span))
+                    parts.append(FilePart(segment, file, span[0] - base, span[1] - base))
     return parts
 
 
@@ -173,36 +217,24 @@ def iter_row_groups(
             yield group, None, None, parquet.metadata.row_group(group).num_rows
 
 
-def _read_file(
-    files: StreamFiles, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
-) -> Iterator[pa.Table]:
-    """Yield the records of a file that are in the span of its partition, by row group, with
-    these columns.
-    """
-    base = segment.base[file.partition]
-    low = span[0] - base
-    high = span[1] - base
-    parquet = open_segment_file(files, segment, file)
+def iter_groups_between(parquet: pq.ParquetFile, low: int, high: int) -> Iterator[int]:
+    """Yield the row groups that may have one of the rows [low, high)."""
     for group, least, greatest, _ in iter_row_groups(parquet, ROW):
         if isinstance(greatest, int) and greatest < low:
             continue
         if isinstance(least, int) and least >= high:
             break  # rows are in order
-        # Columns added after the file was written are missing here, and read as null.
-        table = parquet.read_row_group(group, columns=[*columns, ROW])
-        rows = table.column(ROW).to_numpy()
-        first, last = np.searchsorted(rows, [low, high])
-        table = table.slice(first, last - first)
-        when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
-        missing = pa.nulls(table.num_rows)
-        there = dict(zip(table.column_names, table.columns, strict=True))
-        there |= {
-            PARTITION: pa.array(np.full(table.num_rows, file.partition, np.int32)),
-            OFFSET: pc.add(table.column(ROW), base),
-            TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
-            EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
-        }
-        yield pa.table({name: there.get(name, missing) for name in columns})
+        yield group
+
+
+def _read_file(files: StreamFiles, part: FilePart, form: RecordForm) -> Iterator[pa.Table]:
+    """Yield the records of a part of a file, by row group."""
+    segment, file, low, high = part
+    parquet = open_segment_file(files, segment, file)
+    for group in iter_groups_between(parquet, low, high):
+        table = form.read(parquet, group)
+        first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
+        yield form.finish(table.slice(first, last - first), segment, file.partition)
 
 
 def find_offset_at_time(

@@ -1,0 +1,226 @@
+"""Indexes of records by key: which rows of a segment have a key, without reading its files.
+
+    streams/NAME/data/ATTEMPT/_keys-DIGEST.parquet
+
+An index has the keys of all records of one segment with their partitions and rows, ordered by a
+hash, in small row groups: their statistics say which few of them may have a key. Keys with a null
+are left out. As it is next to the segment's files, which never change, it is never out of date, and
+is deleted with them. Spark ignores names that begin with `_`.
+
+DIGEST is that of the stored names and types of the key's columns. So an index stays valid if they
+are renamed, and is not used if they are dropped or widened.
+
+An index is a cache: if it is missing or damaged, the files are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from dagster_adjunct.resources.bucketing.hashing import spark_hash
+from dagster_adjunct.resources.bucketing.writer import ROW
+from dagster_adjunct.resources.errors import ObjectExistsError, ObjectNotFoundError
+from dagster_adjunct.resources.lazy_modules import np, pa, pq
+from dagster_adjunct.resources.objects.arrow_files import open_object
+from dagster_adjunct.resources.objects.store import staged_file_errors
+from dagster_adjunct.resources.schemas.arrow_values import cast_values
+from dagster_adjunct.resources.schemas.matching_keys import WantedKeys
+from dagster_adjunct.resources.schemas.paths import read_path, require_path
+from dagster_adjunct.resources.schemas.schema import Steps
+from dagster_adjunct.resources.schemas.types import arrow_type
+from dagster_adjunct.resources.streams.lake.manifest import (
+    LakeStreamDeclaration,
+    Segment,
+    StreamFiles,
+)
+from dagster_adjunct.resources.streams.lake.read import iter_row_groups, open_segment_file
+
+INDEX_NAME = "_keys-"
+"""The beginning of the names of indexes."""
+FEWEST_RECORDS = 10_000
+"""The fewest records of a segment that has an index: fewer are read as quickly."""
+_FORMAT = 1
+_ROWS_PER_GROUP = 4_096
+_ROWS_SORTED = 2_000_000  # at once, in memory
+_ROWS_READ = 500_000
+_HASH = "hash"
+_PARTITION = "partition"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """The columns of a key, as files have them: the stored steps to each value, and its type.
+
+    They are in one order, whatever the order in which users name them.
+    """
+
+    steps: tuple[Steps, ...]
+    types: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Iterable[str], declaration: LakeStreamDeclaration, what: str) -> StoredKey:
+        """Return the key with the columns, or paths, of these names. Raises SchemaMismatchError, in
+        which `what` names the stream.
+        """
+        paths = {name: require_path(name, declaration.columns.types, what) for name in names}
+        stored = {name: declaration.names.of_steps(path.steps) for name, path in paths.items()}
+        ordered = sorted(stored, key=lambda name: stored[name])
+        return cls(
+            tuple(stored[name] for name in ordered),
+            tuple(paths[name].type for name in ordered),
+            tuple(ordered),
+        )
+
+    @property
+    def file_name(self) -> str:
+        """The name of the indexes by this key."""
+        content = json.dumps([_FORMAT, self.steps, self.types])
+        return f"{INDEX_NAME}{hashlib.sha256(content.encode()).hexdigest()[:16]}.parquet"
+
+    def read(self, parquet: pq.ParquetFile, group: int) -> tuple[Any, list[pa.ChunkedArray]]:
+        """Return the `__row` of each row of a row group, and the values of the key's columns."""
+        wanted = [ROW, *(".".join(steps) for steps in self.steps)]
+        table = parquet.read_row_group(group, columns=wanted)
+        values = []
+        for steps, kind in zip(self.steps, self.types, strict=True):
+            values.append(_read_stored(table, steps, kind))
+        return table.column(ROW).to_numpy(), values
+
+
+def _read_stored(table: pa.Table, steps: Steps, kind: str) -> pa.ChunkedArray:
+    """Return the values at these steps as this type; null where the file lacks the column or a
+    member, which was added later.
+    """
+    if steps[0] not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, arrow_type(kind))])
+    inner = table.schema.field(steps[0]).type
+    for step in steps[1:]:
+        if inner.get_field_index(step) < 0:
+            return pa.chunked_array([pa.nulls(table.num_rows, arrow_type(kind))])
+        inner = inner.field(step).type
+    return cast_values(read_path(table, steps), kind)
+
+
+def index_key(files: StreamFiles, segment: Segment, key: StoredKey) -> str:
+    """Return the object key of the segment's index by this key."""
+    return f"{segment.folder(files.prefix)}/{key.file_name}"
+
+
+def write_index(files: StreamFiles, segment: Segment, key: StoredKey) -> None:
+    """Store the index of a segment, unless it exists."""
+    path = files.store.staging_dir() / f"{uuid4().hex}.parquet"
+    try:
+        with staged_file_errors(files.store, path, files.prefix):
+            _write_file(str(path), key, _iter_keys(files, segment, key))
+        with suppress(ObjectExistsError):
+            files.store.upload(path, index_key(files, segment, key))
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table]) -> None:
+    schema = _index_schema(key)
+    in_order = dict.fromkeys((_HASH, ROW), "DELTA_BINARY_PACKED")
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=[name for name in schema.names if name not in in_order],
+        column_encoding=in_order,
+        write_page_checksum=True,
+    ) as writer:
+        for table in parts:
+            order = np.argsort(table.column(_HASH).to_numpy(), kind="stable")
+            writer.write_table(table.take(pa.array(order)), row_group_size=_ROWS_PER_GROUP)
+
+
+def _index_schema(key: StoredKey) -> pa.Schema:
+    own = [(_HASH, pa.int32()), (_PARTITION, pa.int32()), (ROW, pa.int64())]
+    return pa.schema(
+        [*own, *((f"k{place}", arrow_type(kind)) for place, kind in enumerate(key.types))]
+    )
+
+
+def _iter_keys(files: StreamFiles, segment: Segment, key: StoredKey) -> Iterator[pa.Table]:
+    """Yield the rows of a segment's index, in parts that are sorted at once."""
+    schema = _index_schema(key)
+    waiting: list[pa.Table] = []
+    rows = 0
+    for file in segment.files:
+        parquet = open_segment_file(files, segment, file)
+        for group in range(parquet.metadata.num_row_groups):
+            numbers, values = key.read(parquet, group)
+            partitions = np.full(len(numbers), file.partition, np.int32)
+            keys = pa.table([partitions, pa.array(numbers), *values], names=schema.names[1:])
+            keys = keys.drop_null().combine_chunks()
+            if not keys.num_rows:
+                continue
+            hashes = spark_hash(keys.columns[2:])
+            waiting.append(keys.add_column(0, _HASH, pa.array(hashes)).cast(schema))
+            rows += keys.num_rows
+            if rows >= _ROWS_SORTED:
+                yield pa.concat_tables(waiting)
+                waiting.clear()
+                rows = 0
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def look_up(
+    files: StreamFiles, segment: Segment, key: StoredKey, wanted: WantedKeys
+) -> dict[int, Any] | None:
+    """Return the rows of a segment that have one of these keys, by partition, in order; None if the
+    segment has no index that can be read.
+
+    The columns of the wanted keys have the order of `key`.
+    """
+    name = index_key(files, segment, key)
+    info = files.store.head(name)
+    if info is None:
+        return None
+    try:
+        found = _find_rows(open_object(files.store, name, info.size), key, wanted)
+    except (ObjectNotFoundError, pa.ArrowException, OSError):
+        return None
+    places = {}
+    partitions = found.column(_PARTITION).to_numpy()
+    rows = found.column(ROW).to_numpy()
+    for partition in np.unique(partitions).tolist():
+        places[partition] = np.sort(rows[partitions == partition])
+    return places
+
+
+def _find_rows(source: Any, key: StoredKey, wanted: WantedKeys) -> pa.Table:
+    """Return the rows of an index that have one of these keys."""
+    schema = _index_schema(key)
+    parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+    hashes = np.sort(spark_hash(wanted.keys.columns))
+    found = [schema.empty_table()]
+    for groups in _groups_to_read(parquet, hashes):
+        table = parquet.read_row_groups(groups, use_threads=False).cast(schema)
+        found.append(table.filter(wanted.find(table.columns[3:])))
+    return pa.concat_tables(found)
+
+
+def _groups_to_read(parquet: pq.ParquetFile, hashes: Any) -> Iterator[list[int]]:
+    """Yield the row groups that may have one of the hashes, which are in order; as many at once as
+    fit into memory.
+    """
+    groups: list[int] = []
+    for group, least, greatest, _ in iter_row_groups(parquet, _HASH):
+        ends = np.array([least, greatest], np.int64)
+        first = np.searchsorted(hashes, ends[0])
+        if first < np.searchsorted(hashes, ends[1], "right"):
+            groups.append(group)
+        if len(groups) * _ROWS_PER_GROUP >= _ROWS_READ:
+            yield groups
+            groups = []
+    if groups:
+        yield groups
