@@ -580,10 +580,10 @@ def _find_unreached_data(
     for item in pages.store.list(f"{pages.prefix}/data/"):
         attempt = item.key.removeprefix(f"{pages.prefix}/data/").split("/")[0]
         started = attempt[:13]
+        is_left = manifest.data_folder(pages.prefix, attempt) not in reached
         is_old = started.isdecimal() and int(started) < horizon
-        if is_old and manifest.data_folder(pages.prefix, attempt) not in reached:
-            unreached.append(item)
-        elif _is_unneeded_index(item.key, declaration) and item.key not in reached:
+        is_unneeded = _is_unneeded_index(item.key, declaration) and item.key not in reached
+        if is_unneeded or (is_left and is_old):
             unreached.append(item)
     return unreached
 
