@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.lazy_modules import np, pa
@@ -37,6 +37,9 @@ from dagster_adjunct.resources.streams.system import (
 )
 from dagster_adjunct.resources.threads import map_in_threads
 from dagster_adjunct.resources.validation import validated_methods
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.streams.lake.read import Rows
 
 _PLACE = (PARTITION, OFFSET)
 
@@ -165,12 +168,13 @@ def _scan_file(
         if values.are_places:
             yield _places(part, rows[chosen])
         else:
-            records = values.form.read(parquet, group).take(pa.array(chosen))
-            yield values.select(values.form.finish(records, part.segment, part.file.partition))
+            _, table = values.form.read(parquet, group)
+            records = _finish_rows(table, rows, chosen, part, values.form)
+            yield values.select(records)
 
 
 def _read_values(
-    files: StreamFiles, part: FilePart, rows: Any, values: _Values
+    files: StreamFiles, part: FilePart, rows: Rows, values: _Values
 ) -> Iterator[pa.Table]:
     """Yield the values of the records at these rows of a file, which are in order."""
     if values.are_places:
@@ -180,7 +184,7 @@ def _read_values(
         yield values.select(records)
 
 
-def _places(part: FilePart, rows: Any) -> pa.Table:
+def _places(part: FilePart, rows: Rows) -> pa.Table:
     """Return the places of these rows of a file."""
     partition = part.file.partition
     partitions = pa.array(np.full(len(rows), partition, np.int32))
@@ -188,7 +192,7 @@ def _places(part: FilePart, rows: Any) -> pa.Table:
 
 
 def _read_rows(
-    files: StreamFiles, part: FilePart, rows: Any, form: RecordForm
+    files: StreamFiles, part: FilePart, rows: Rows, form: RecordForm
 ) -> Iterator[pa.Table]:
     """Yield the records at these rows of a file, which are in order, by row group; reads only the
     row groups that have one.
@@ -202,6 +206,14 @@ def _read_rows(
             first, last = np.searchsorted(rows, [least, greatest + 1])
         if first == last:
             continue
-        table = form.read(parquet, group)
-        chosen = np.nonzero(np.isin(table.column(ROW).to_numpy(), rows[first:last]))[0]
-        yield form.finish(table.take(pa.array(chosen)), part.segment, part.file.partition)
+        there, table = form.read(parquet, group)
+        chosen = np.nonzero(np.isin(there, rows[first:last]))[0]
+        yield _finish_rows(table, there, chosen, part, form)
+
+
+def _finish_rows(
+    table: pa.Table, rows: Rows, chosen: Rows, part: FilePart, form: RecordForm
+) -> pa.Table:
+    """Return those rows of a row group as records whose places in it are `chosen`."""
+    some = table.take(pa.array(chosen))
+    return form.finish(rows[chosen], some, part.segment, part.file.partition)

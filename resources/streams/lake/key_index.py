@@ -2,10 +2,10 @@
 
     streams/NAME/data/ATTEMPT/_keys-DIGEST.parquet
 
-An index has the keys of all records of one segment with their partitions and rows, ordered by a
-hash, in small row groups: their statistics say which few of them may have a key. Keys with a null
-are left out. As it is next to the segment's files, which never change, it is never out of date, and
-is deleted with them. Spark ignores names that begin with `_`.
+An index has the keys of all records of one segment with their places, ordered by a hash, in small
+row groups: their statistics say which few of them may have a key. Keys with a null are left out. As
+it is next to the segment's files, which never change, it is never out of date, and is deleted with
+them. Spark ignores names that begin with `_`.
 
 DIGEST is that of the stored names and types of the key's columns. So an index stays valid if they
 are renamed, and is not used if they are dropped or widened.
@@ -20,13 +20,13 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.resources.bucketing.hashing import spark_hash
-from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.errors import ObjectExistsError, ObjectNotFoundError
-from dagster_adjunct.resources.lazy_modules import np, pa, pq
+from dagster_adjunct.resources.lazy_modules import np, pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.arrow_values import cast_values
@@ -39,18 +39,26 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Segment,
     StreamFiles,
 )
-from dagster_adjunct.resources.streams.lake.read import iter_row_groups, open_segment_file
+from dagster_adjunct.resources.streams.lake.read import (
+    iter_row_groups,
+    open_segment_file,
+    read_rows,
+)
 
 INDEX_NAME = "_keys-"
 """The beginning of the names of indexes."""
 FEWEST_RECORDS = 10_000
 """The fewest records of a segment that has an index: fewer are read as quickly."""
 _FORMAT = 1
-_ROWS_PER_GROUP = 4_096
+_ROWS_PER_GROUP = 2_048
 _ROWS_SORTED = 2_000_000  # at once, in memory
 _ROWS_READ = 500_000
 _HASH = "hash"
-_PARTITION = "partition"
+_PLACE = "place"
+
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.streams.lake.read import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +92,30 @@ class StoredKey:
         content = json.dumps([_FORMAT, self.steps, self.types])
         return f"{INDEX_NAME}{hashlib.sha256(content.encode()).hexdigest()[:16]}.parquet"
 
-    def read(self, parquet: pq.ParquetFile, group: int) -> tuple[Any, list[pa.ChunkedArray]]:
+    def read(self, parquet: pq.ParquetFile, group: int) -> tuple[Rows, list[pa.ChunkedArray]]:
         """Return the `__row` of each row of a row group, and the values of the key's columns."""
-        wanted = [ROW, *(".".join(steps) for steps in self.steps)]
-        table = parquet.read_row_group(group, columns=wanted)
+        rows, table = read_rows(parquet, group, [".".join(steps) for steps in self.steps])
         values = []
         for steps, kind in zip(self.steps, self.types, strict=True):
-            values.append(_read_stored(table, steps, kind))
-        return table.column(ROW).to_numpy(), values
+            if _has_steps(table.schema, steps):
+                values.append(cast_values(read_path(table, steps), kind))
+            else:
+                values.append(pa.chunked_array([pa.nulls(len(rows), arrow_type(kind))]))
+        return rows, values
 
 
-def _read_stored(table: pa.Table, steps: Steps, kind: str) -> pa.ChunkedArray:
-    """Return the values at these steps as this type; null where the file lacks the column or a
-    member, which was added later.
+def _has_steps(schema: pa.Schema, steps: Steps) -> bool:
+    """Return whether a file has a value at these steps: it may be older than the column, or than
+    the member of a struct.
     """
-    if steps[0] not in table.column_names:
-        return pa.chunked_array([pa.nulls(table.num_rows, arrow_type(kind))])
-    inner = table.schema.field(steps[0]).type
+    if steps[0] not in schema.names:
+        return False
+    kind = schema.field(steps[0]).type
     for step in steps[1:]:
-        if inner.get_field_index(step) < 0:
-            return pa.chunked_array([pa.nulls(table.num_rows, arrow_type(kind))])
-        inner = inner.field(step).type
-    return cast_values(read_path(table, steps), kind)
+        if kind.get_field_index(step) < 0:
+            return False
+        kind = kind.field(step).type
+    return True
 
 
 def index_key(files: StreamFiles, segment: Segment, key: StoredKey) -> str:
@@ -127,13 +137,17 @@ def write_index(files: StreamFiles, segment: Segment, key: StoredKey) -> None:
 
 def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table]) -> None:
     schema = _index_schema(key)
-    in_order = dict.fromkeys((_HASH, ROW), "DELTA_BINARY_PACKED")
+    encodings = {}
+    for field in schema:
+        encodings[field.name] = "DELTA_BINARY_PACKED"
+        if pt.is_string(field.type) or pt.is_binary(field.type) or pt.is_decimal(field.type):
+            encodings[field.name] = "DELTA_BYTE_ARRAY"
     with pq.ParquetWriter(
         path,
         schema,
         compression="zstd",
-        use_dictionary=[name for name in schema.names if name not in in_order],
-        column_encoding=in_order,
+        use_dictionary=False,
+        column_encoding=encodings,
         write_page_checksum=True,
     ) as writer:
         for table in parts:
@@ -142,40 +156,47 @@ def _write_file(path: str, key: StoredKey, parts: Iterator[pa.Table]) -> None:
 
 
 def _index_schema(key: StoredKey) -> pa.Schema:
-    own = [(_HASH, pa.int32()), (_PARTITION, pa.int32()), (ROW, pa.int64())]
-    return pa.schema(
-        [*own, *((f"k{place}", arrow_type(kind)) for place, kind in enumerate(key.types))]
-    )
+    own = [(_HASH, pa.int32()), (_PLACE, pa.int64())]
+    values = [(f"k{place}", arrow_type(kind)) for place, kind in enumerate(key.types)]
+    return pa.schema([*own, *values])
+
+
+def _first_places(segment: Segment) -> Rows:
+    """Return the place of the first row of each partition: places count the rows of a segment, one
+    partition after the other.
+    """
+    widths = np.subtract(segment.next, segment.base)
+    return np.cumsum(widths) - widths
 
 
 def _iter_keys(files: StreamFiles, segment: Segment, key: StoredKey) -> Iterator[pa.Table]:
     """Yield the rows of a segment's index, in parts that are sorted at once."""
     schema = _index_schema(key)
+    firsts = _first_places(segment)
     waiting: list[pa.Table] = []
-    rows = 0
+    waiting_rows = 0
     for file in segment.files:
         parquet = open_segment_file(files, segment, file)
         for group in range(parquet.metadata.num_row_groups):
-            numbers, values = key.read(parquet, group)
-            partitions = np.full(len(numbers), file.partition, np.int32)
-            keys = pa.table([partitions, pa.array(numbers), *values], names=schema.names[1:])
-            keys = keys.drop_null().combine_chunks()
+            rows, values = key.read(parquet, group)
+            places = pa.array(rows + firsts[file.partition])
+            keys = pa.table([places, *values], names=schema.names[1:]).drop_null().combine_chunks()
             if not keys.num_rows:
                 continue
-            hashes = spark_hash(keys.columns[2:])
-            waiting.append(keys.add_column(0, _HASH, pa.array(hashes)).cast(schema))
-            rows += keys.num_rows
-            if rows >= _ROWS_SORTED:
+            hashes = pa.array(spark_hash(keys.columns[1:]))
+            waiting.append(keys.add_column(0, _HASH, hashes).cast(schema))
+            waiting_rows += keys.num_rows
+            if waiting_rows >= _ROWS_SORTED:
                 yield pa.concat_tables(waiting)
                 waiting.clear()
-                rows = 0
+                waiting_rows = 0
     if waiting:
         yield pa.concat_tables(waiting)
 
 
 def look_up(
     files: StreamFiles, segment: Segment, key: StoredKey, wanted: WantedKeys
-) -> dict[int, Any] | None:
+) -> dict[int, Rows] | None:
     """Return the rows of a segment that have one of these keys, by partition, in order; None if the
     segment has no index that can be read.
 
@@ -186,27 +207,29 @@ def look_up(
     if info is None:
         return None
     try:
-        found = _find_rows(open_object(files.store, name, info.size), key, wanted)
+        places = _find_places(open_object(files.store, name, info.size), key, wanted)
     except (ObjectNotFoundError, pa.ArrowException, OSError):
         return None
-    places = {}
-    partitions = found.column(_PARTITION).to_numpy()
-    rows = found.column(ROW).to_numpy()
-    for partition in np.unique(partitions).tolist():
-        places[partition] = np.sort(rows[partitions == partition])
-    return places
+    firsts = _first_places(segment)
+    ends = np.searchsorted(places, [*firsts, np.iinfo(np.int64).max])
+    rows = {}
+    for partition, (first, last) in enumerate(pairwise(ends.tolist())):
+        if first < last:
+            rows[partition] = places[first:last] - firsts[partition]
+    return rows
 
 
-def _find_rows(source: Any, key: StoredKey, wanted: WantedKeys) -> pa.Table:
-    """Return the rows of an index that have one of these keys."""
+def _find_places(source: Any, key: StoredKey, wanted: WantedKeys) -> Rows:
+    """Return the places of an index that have one of these keys, in order."""
     schema = _index_schema(key)
     parquet = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
     hashes = np.sort(spark_hash(wanted.keys.columns))
-    found = [schema.empty_table()]
+    found = [np.empty(0, np.int64)]
     for groups in _groups_to_read(parquet, hashes):
         table = parquet.read_row_groups(groups, use_threads=False).cast(schema)
-        found.append(table.filter(wanted.find(table.columns[3:])))
-    return pa.concat_tables(found)
+        is_found = wanted.find(table.columns[2:])
+        found.append(table.column(_PLACE).filter(is_found).to_numpy())
+    return np.sort(np.concatenate(found))
 
 
 def _groups_to_read(parquet: pq.ParquetFile, hashes: Any) -> Iterator[list[int]]:

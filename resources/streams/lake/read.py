@@ -64,7 +64,10 @@ from dagster_adjunct.resources.times import to_microseconds
 from dagster_adjunct.resources.validation import validated_methods
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    Rows = npt.NDArray[np.int64]
 
 
 def read_tables(
@@ -117,19 +120,21 @@ class RecordForm:
             stored = with_meta_columns(names.store(columns).to_arrow(), positions=positions)
         return cls(schema, stored)
 
-    def read(self, parquet: pq.ParquetFile, group: int) -> pa.Table:
-        """Return a row group with the columns that the file has of these, and `__row`."""
+    def read(self, parquet: pq.ParquetFile, group: int) -> tuple[Rows, pa.Table]:
+        """Return the rows of a row group, as `read_rows` does, with the columns that the file has
+        of these.
+        """
         # Columns added after the file was written are missing here, and read as null.
-        return parquet.read_row_group(group, columns=[*self.stored.names, ROW])
+        return read_rows(parquet, group, self.stored.names)
 
-    def finish(self, table: pa.Table, segment: Segment, partition: int) -> pa.Table:
+    def finish(self, rows: Rows, table: pa.Table, segment: Segment, partition: int) -> pa.Table:
         """Return rows that were read as records."""
         when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
-        missing = pa.nulls(table.num_rows)
+        missing = pa.nulls(len(rows))
         there = dict(zip(table.column_names, table.columns, strict=True))
         there |= {
-            PARTITION: pa.array(np.full(table.num_rows, partition, np.int32)),
-            OFFSET: pc.add(table.column(ROW), segment.base[partition]),
+            PARTITION: pa.array(np.full(len(rows), partition, np.int32)),
+            OFFSET: pa.array(rows + segment.base[partition]),
             TIMESTAMP: pc.fill_null(table.column(TIMESTAMP), when),
             EPOCH: pc.fill_null(there.get(EPOCH, missing.cast("int32")), 0),
         }
@@ -207,14 +212,33 @@ def iter_row_groups(
     Without statistics the minimum and maximum are None, and the number of nulls is that of the
     rows.
     """
-    names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-    index = names.index(column)
+    index = _column_index(parquet, column)
     for group in range(parquet.metadata.num_row_groups):
         stats = parquet.metadata.row_group(group).column(index).statistics
         if stats is not None and stats.has_min_max:
             yield group, stats.min, stats.max, stats.null_count or 0
         else:
             yield group, None, None, parquet.metadata.row_group(group).num_rows
+
+
+def _column_index(parquet: pq.ParquetFile, column: str) -> int:
+    names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+    return names.index(column)
+
+
+def read_rows(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> tuple[Rows, pa.Table]:
+    """Return the `__row` of each row of a row group, and a table with the columns that the file has
+    of these.
+
+    Rows without a gap, as most are, need not be read: their statistics tell them.
+    """
+    facts = parquet.metadata.row_group(group)
+    stats = facts.column(_column_index(parquet, ROW)).statistics
+    if stats is not None and stats.has_min_max and stats.max - stats.min + 1 == facts.num_rows:
+        table = parquet.read_row_group(group, columns=columns)
+        return np.arange(stats.min, stats.max + 1, dtype=np.int64), table
+    table = parquet.read_row_group(group, columns=[*columns, ROW])
+    return table.column(ROW).to_numpy(), table
 
 
 def iter_groups_between(parquet: pq.ParquetFile, low: int, high: int) -> Iterator[int]:
@@ -232,9 +256,10 @@ def _read_file(files: StreamFiles, part: FilePart, form: RecordForm) -> Iterator
     segment, file, low, high = part
     parquet = open_segment_file(files, segment, file)
     for group in iter_groups_between(parquet, low, high):
-        table = form.read(parquet, group)
-        first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
-        yield form.finish(table.slice(first, last - first), segment, file.partition)
+        rows, table = form.read(parquet, group)
+        first, last = np.searchsorted(rows, [low, high])
+        some = table.slice(first, last - first)
+        yield form.finish(rows[first:last], some, segment, file.partition)
 
 
 def find_offset_at_time(
