@@ -4,13 +4,14 @@ reading the columns of the key, and reads records at their places.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.bucketing.writer import ROW
-from dagster_adjunct.resources.lazy_modules import np, pa
+from dagster_adjunct.resources.lazy_modules import np, pa, pq, pt
 from dagster_adjunct.resources.schemas.matching_keys import WantedKeys
 from dagster_adjunct.resources.schemas.paths import Path, read_path, require_path
 from dagster_adjunct.resources.streams import system
@@ -98,6 +99,7 @@ class LakeFinds(LakeReads):
         values = _Values.of(columns, declared, what)
         key = StoredKey.of(keys.column_names, declared, what)
         wanted = WantedKeys.of(keys.select(key.names), declared.columns.types, what)
+        scan = _Scan.of(key, wanted)
         parts = find_parts(at.segments, at.spans) if wanted.keys.num_rows else []
         segments = {part.segment.id: part.segment for part in parts}
         looked_up = map_in_threads(
@@ -108,7 +110,7 @@ class LakeFinds(LakeReads):
         def read(part: FilePart) -> list[pa.Table]:
             rows = rows_by_segment[part.segment.id]
             if rows is None:
-                return list(_scan_file(at.files, part, key, wanted, values))
+                return list(_scan_file(at.files, part, scan, values))
             here = rows.get(part.file.partition, np.empty(0, np.int64))
             first, last = np.searchsorted(here, [part.low, part.high])
             return list(_read_values(at.files, part, here[first:last], values))
@@ -153,15 +155,51 @@ class LakeFinds(LakeReads):
         return check_places(f"{self.name}.{stream}", places, records)
 
 
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """A search for keys by reading their columns. `ordered` are the values of each column in order,
+    None for a type whose statistics are not compared.
+    """
+
+    key: StoredKey
+    wanted: WantedKeys
+    ordered: tuple[list[Any] | None, ...]
+
+    @classmethod
+    def of(cls, key: StoredKey, wanted: WantedKeys) -> _Scan:
+        ordered = []
+        for values in wanted.distinct:
+            is_comparable = pt.is_integer(values.type) or pt.is_string(values.type)
+            ordered.append(sorted(values.to_pylist()) if is_comparable else None)
+        return cls(key, wanted, tuple(ordered))
+
+    def may_find(self, parquet: pq.ParquetFile, group: int) -> bool:
+        """Return whether a row group may have one of the keys, by the statistics of its columns."""
+        facts = parquet.metadata.row_group(group)
+        paths = {facts.column(place).path_in_schema: place for place in range(facts.num_columns)}
+        for path, ordered in zip(self.key.paths, self.ordered, strict=True):
+            if ordered is None or path not in paths:
+                continue
+            stats = facts.column(paths[path]).statistics
+            if stats is None or not stats.has_min_max:
+                continue
+            place = bisect_left(ordered, stats.min)
+            if place == len(ordered) or ordered[place] > stats.max:
+                return False
+        return True
+
+
 def _scan_file(
-    files: StreamFiles, part: FilePart, key: StoredKey, wanted: WantedKeys, values: _Values
+    files: StreamFiles, part: FilePart, scan: _Scan, values: _Values
 ) -> Iterator[pa.Table]:
     """Yield the values of those records of a part of a file that have one of the keys."""
     parquet = open_segment_file(files, part.segment, part.file)
     for group in iter_groups_between(parquet, part.low, part.high):
-        rows, keys = key.read(parquet, group)
+        if not scan.may_find(parquet, group):
+            continue
+        rows, keys = scan.key.read(parquet, group)
         first, last = np.searchsorted(rows, [part.low, part.high])
-        found = wanted.find([column.slice(first, last - first) for column in keys])
+        found = scan.wanted.find([column.slice(first, last - first) for column in keys])
         chosen = np.nonzero(found.to_numpy())[0] + first
         if not chosen.size:
             continue

@@ -51,8 +51,8 @@ FEWEST_RECORDS = 10_000
 """The fewest records of a segment that has an index: fewer are read as quickly."""
 _FORMAT = 1
 _ROWS_PER_GROUP = 2_048
-_ROWS_SORTED = 2_000_000  # at once, in memory
-_ROWS_READ = 500_000
+_BYTES_SORTED = 128 * 1024 * 1024  # of keys that are sorted at once
+_GROUPS_READ = 256  # at once
 _HASH = "hash"
 _PLACE = "place"
 
@@ -92,9 +92,14 @@ class StoredKey:
         content = json.dumps([_FORMAT, self.steps, self.types])
         return f"{INDEX_NAME}{hashlib.sha256(content.encode()).hexdigest()[:16]}.parquet"
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the values in Parquet files."""
+        return tuple(".".join(steps) for steps in self.steps)
+
     def read(self, parquet: pq.ParquetFile, group: int) -> tuple[Rows, list[pa.ChunkedArray]]:
         """Return the `__row` of each row of a row group, and the values of the key's columns."""
-        rows, table = read_rows(parquet, group, [".".join(steps) for steps in self.steps])
+        rows, table = read_rows(parquet, group, self.paths)
         values = []
         for steps, kind in zip(self.steps, self.types, strict=True):
             if _has_steps(table.schema, steps):
@@ -174,7 +179,7 @@ def _iter_keys(files: StreamFiles, segment: Segment, key: StoredKey) -> Iterator
     schema = _index_schema(key)
     firsts = _first_places(segment)
     waiting: list[pa.Table] = []
-    waiting_rows = 0
+    waiting_bytes = 0
     for file in segment.files:
         parquet = open_segment_file(files, segment, file)
         for group in range(parquet.metadata.num_row_groups):
@@ -185,11 +190,11 @@ def _iter_keys(files: StreamFiles, segment: Segment, key: StoredKey) -> Iterator
                 continue
             hashes = pa.array(spark_hash(keys.columns[1:]))
             waiting.append(keys.add_column(0, _HASH, hashes).cast(schema))
-            waiting_rows += keys.num_rows
-            if waiting_rows >= _ROWS_SORTED:
+            waiting_bytes += waiting[-1].nbytes
+            if waiting_bytes >= _BYTES_SORTED:
                 yield pa.concat_tables(waiting)
                 waiting.clear()
-                waiting_rows = 0
+                waiting_bytes = 0
     if waiting:
         yield pa.concat_tables(waiting)
 
@@ -236,14 +241,9 @@ def _groups_to_read(parquet: pq.ParquetFile, hashes: Any) -> Iterator[list[int]]
     """Yield the row groups that may have one of the hashes, which are in order; as many at once as
     fit into memory.
     """
-    groups: list[int] = []
-    for group, least, greatest, _ in iter_row_groups(parquet, _HASH):
-        ends = np.array([least, greatest], np.int64)
-        first = np.searchsorted(hashes, ends[0])
-        if first < np.searchsorted(hashes, ends[1], "right"):
-            groups.append(group)
-        if len(groups) * _ROWS_PER_GROUP >= _ROWS_READ:
-            yield groups
-            groups = []
-    if groups:
-        yield groups
+    bounds = [(least, greatest) for _, least, greatest, _ in iter_row_groups(parquet, _HASH)]
+    lows, highs = np.array(bounds, np.int64).reshape(-1, 2).T
+    has_some = np.searchsorted(hashes, lows) < np.searchsorted(hashes, highs, "right")
+    groups = np.nonzero(has_some)[0].tolist()
+    for first in range(0, len(groups), _GROUPS_READ):
+        yield groups[first : first + _GROUPS_READ]

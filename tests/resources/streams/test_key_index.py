@@ -35,8 +35,8 @@ def _small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have indexes of few records, with many row groups that are written and read in parts."""
     monkeypatch.setattr(key_index, "FEWEST_RECORDS", 5)
     monkeypatch.setattr(key_index, "_ROWS_PER_GROUP", 4)
-    monkeypatch.setattr(key_index, "_ROWS_SORTED", 30)
-    monkeypatch.setattr(key_index, "_ROWS_READ", 12)
+    monkeypatch.setattr(key_index, "_BYTES_SORTED", 500)
+    monkeypatch.setattr(key_index, "_GROUPS_READ", 3)
 
 
 def indexes(streams: LakeStreams) -> list[str]:
@@ -67,7 +67,13 @@ class Story:
         self.streams = LakeStreams(on_clock(lake, self.clock))
         self.streams.create("s", schema=FLIGHTS, key=["id"], partitions=3)
         self.names = {"plane": "plane", "code": "place.code", "gate": "place.gate"}
-        self.kinds = {"plane": pa.string(), "code": pa.string(), "gate": pa.int32()}
+        self.names["id"] = "id"
+        self.kinds = {
+            "id": pa.int64(),
+            "plane": pa.string(),
+            "code": pa.string(),
+            "gate": pa.int32(),
+        }
         self.rows: dict[int, dict[str, Any]] = {}
         self.appends = 0
 
@@ -84,7 +90,7 @@ class Story:
             if self.draw.random() < 0.1:
                 values |= {"code": None, "gate": None}
             number = len(self.rows)
-            self.rows[number] = values
+            self.rows[number] = values | {"id": number}
             inner = [self.names[name].rpartition(".")[2] for name in ("code", "gate")]
             place = dict(zip(inner, (values["code"], values["gate"]), strict=True))
             has_place = place != dict.fromkeys(inner) or self.draw.random() < 0.5
@@ -123,8 +129,8 @@ class Story:
         self.kinds["gate"] = pa.int64()
 
     def configure(self) -> None:
-        keys = [["plane"], ["gate", "code"], ["code"]]
-        chosen = self.draw.sample(keys, self.draw.randrange(4))
+        keys = [["plane"], ["gate", "code"], ["gate"], ["id"]]
+        chosen = self.draw.sample(keys, self.draw.randrange(5))
         find_by = [[self.names[part] for part in key] for key in chosen]
         retention = self.draw.choice([None, Retention(max_age=timedelta(hours=2))])
         self.streams.configure("s", retention=retention, compaction=MERGING, find_by=find_by)
@@ -158,7 +164,7 @@ class Story:
                 start = int(span.start)
             ranges[ssp] = OffsetRange(str(start), span.end)
         there = {row["id"]: row for row in streams.read_arrow(ranges).to_pylist()}
-        for parts in (["plane"], ["code", "gate"], ["gate"]):
+        for parts in (["plane"], ["code", "gate"], ["gate"], ["id"], ["id", "plane"]):
             drawn = self.draw.choices(list(self.rows.values()) or [{}], k=self.draw.randrange(1, 6))
             keys = {tuple(row.get(part) for part in parts) for row in drawn}
             columns = list(zip(*keys, strict=True))
@@ -234,6 +240,25 @@ def test_an_index_says_where_records_are_without_their_files(
     found = streams.find_records(streams.all_ranges("s"), both, ["id"])
     assert found.column("id").to_pylist() == [3]
     assert len([name for name in read if name.startswith("part-")]) == 1
+
+
+def test_files_whose_keys_are_in_another_range_are_not_read(
+    lake: Lake, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = filled(lake, clock)
+    read = []
+    read_keys = key_index.StoredKey.read
+
+    def noted(self: Any, parquet: Any, group: int) -> Any:
+        read.append(group)
+        return read_keys(self, parquet, group)
+
+    monkeypatch.setattr(key_index.StoredKey, "read", noted)
+    assert ids(streams, id=[25, 99]) == [25]
+    assert len(read) <= 2  # of six files
+    read.clear()
+    assert ids(streams, plane=["M", "O"]) == []
+    assert read == []
 
 
 def test_an_index_follows_renames_and_not_other_columns(
