@@ -26,6 +26,7 @@ from dagster_adjunct.assets.unbounded.recovery import (
     effective_max_age,
     evolve_table_columns,
 )
+from dagster_adjunct.assets.unbounded.row_rules import Findings
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
@@ -63,7 +64,7 @@ class Advance:
 
     `commit` and `manifest` are the newest ones known; changes are read up to the offsets `ends`.
     `sealed` are the ids of the versions that it has committed, oldest first. `warnings` are about
-    the values of the first changes.
+    the values of the first changes, `findings` those of the validators.
     """
 
     context: Runtime
@@ -76,6 +77,7 @@ class Advance:
     sealed: tuple[str, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    findings: Findings = ()
 
     @classmethod
     def of(
