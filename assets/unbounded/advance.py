@@ -444,6 +444,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         quarantining=None,
         applied=first.with_applied(applied),
         times={},
+        passed=(),
         decision=decision,
         change=commit.change_from_decision(decision),
     )

@@ -75,7 +75,7 @@ from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.versions.watermark import after_changes
+from dagster_adjunct.assets.versions.watermark import after_changes, after_late, passed_marks
 from dagster_adjunct.resources.bucketing.files import (
     VALID_FROM,
     BucketFile,
@@ -580,8 +580,8 @@ def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChang
             raise needs_spark_error(advance.spec, reason) from reason
         written = _write_changes(advance, chunk, advance.context.spark)
     counters = written.counters
-    if chunk.rewinding is None and written.times.late:
-        counters["late_changes"] = written.times.late
+    if chunk.rewinding is None and written.times.all_late:
+        counters["late_changes"] = written.times.all_late
     counters["deleted"] += count_deletions(written.generation)
     if not advance.running:
         ignored = deletions = 0
@@ -642,7 +642,9 @@ def _manifest_with_changes(
         read = list_partitions_read(source.system, chunk.ranges)
         now = advance.context.now()
         times = after_changes(watermark, manifest, written.times.newest, read, now)
-        after = after.after(times=times)
+        late = () if chunk.rewinding is not None else written.times.late
+        passed = after_late(passed_marks(advance.spec, manifest), late)
+        after = after.after(times=times, passed=passed)
     if chunk.rewinding is not None:
         after = chunk.rewinding.record_in_manifest(after, source.system)
     if running:

@@ -46,6 +46,7 @@ from dagster_adjunct.assets.versions.version import (
     history_from_spec,
     version_id,
 )
+from dagster_adjunct.assets.versions.watermark import passed_marks
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
@@ -236,7 +237,11 @@ def confirm_caught_up(advance: Advance) -> Advance:
         return advance
     try:
         return commit_fields(
-            advance, confirmed_at=now, decision=advance.decision, change=Change(action="confirm")
+            advance,
+            confirmed_at=now,
+            passed=passed_marks(advance.spec, advance.manifest),
+            decision=advance.decision,
+            change=Change(action="confirm"),
         )
     except CommitConflictError:  # another writer has confirmed it, or read further
         commit, fresh = advance.log.read()

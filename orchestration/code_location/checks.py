@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.application.lineage import find_first_outputs
 from dagster_adjunct.orchestration.operators.operator import Expectation
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.operators.waiting import LATE_CHANGES
 from dagster_adjunct.resources.errors import (
     AdjunctError,
     BadChangeError,
@@ -224,6 +225,7 @@ _BY_TIME = {
     "before_history": "were older than its history",
     "null_times": "had no time",
     "early": "had waited long enough, before it was complete up to their time",
+    LATE_CHANGES: "changes came too late for records that were read before",
 }
 
 

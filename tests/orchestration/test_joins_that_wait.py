@@ -248,11 +248,14 @@ def test_changes_after_the_watermark_are_counted(tmp_path: Path, spark: SparkSes
     world = World(tmp_path, spark, partitions=1, watermark=Watermark(delay=2 * MINUTE))
     world.clock.forward(hours=1)
     world.send("prices", ("a", 0, 10), ("a", 10, 11))
+    world.send("facts", ("a", 1, 1))
     world.run()
     assert "late_changes" not in world.counters["prices"]
     world.send("prices", ("a", 7, 12), ("a", 8, 13), ("a", 9, 14))
-    world.run()
+    world.send("facts", ("a", 1, 2))
+    report = world.run()
     assert world.counters["prices"]["late_changes"] == 1
+    assert report.counters["join-2-prices"]["late_changes"] == 1
 
 
 def test_records_wait_for_the_version_of_their_day(tmp_path: Path, spark: SparkSession) -> None:
