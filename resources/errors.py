@@ -334,9 +334,11 @@ class EmptyVersionError(DatasetError):
 
 
 class BadChangeError(DatasetError):
-    """A change on a stream that can't be applied: it is unreadable, has no key, or an unknown
-    operation.
+    """A change on a stream that can't be applied: it is unreadable, has no key or an unknown
+    operation, or does not meet a validator.
     """
+
+    validator: str | None = None  # the name of the one that it does not meet
 
 
 class KeyOrderError(DatasetError):

@@ -24,12 +24,14 @@ from dagster_adjunct.assets.declaration.policies import (
     DiscardPolicy,
     History,
     OnLostOffset,
+    RowValidator,
     Validator,
     VersionPartitions,
     Watermark,
     check_positive,
     check_valid_from,
     check_validators,
+    list_row_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error
@@ -612,15 +614,18 @@ class BoundedDataset(AdjunctDataset):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnboundedDataset(AdjunctDataset):
     """A dataset that follows the change stream `input`; `following` says how that becomes a
-    table.
+    table, and `validators` what each changed row must meet.
     """
 
     kind = "unbounded"
 
     input: str
     following: ChangeStreamOptions = field(default_factory=ChangeStreamOptions)
+    validators: tuple[RowValidator, ...] = ()
 
     def _kind_problems(self) -> Iterator[tuple[str, str, str]]:
+        if self.validators:
+            yield from self._validator_problems()
         dead = self.following.on_bad_change
         if isinstance(dead, DeadLetters) and dead.stream == self.input:
             problem = (
@@ -640,6 +645,18 @@ class UnboundedDataset(AdjunctDataset):
             )
             step = "Replace extractor= by columns=, or let the source send whole rows."
             yield "extractor", problem, step
+
+    def _validator_problems(self) -> Iterator[tuple[str, str, str]]:
+        check_validators(f"dataset {self.name!r}", self.validators)
+        if self.following.completes:
+            problem = (
+                f"has validators, and its changes ({self.following.changes.describe()}) may leave"
+                " out columns, which validators would have to see"
+            )
+            yield "validators", problem, "Remove validators, or let the source send whole rows."
+        if not self.following.persistent:
+            problem = "has validators, and with persistent=False nothing keeps what they find"
+            yield "validators", problem, "Declare persistent=True, or remove validators."
 
     @property
     def persistent(self) -> bool:
@@ -899,6 +916,7 @@ def unbounded_dataset(  # noqa: PLR0913
     history: History | None = None,
     valid_from: str | None = None,
     watermark: Watermark | None = None,
+    validators: Sequence[Validator] = (),
     discard: DiscardPolicy | None = None,
     **shown: Unpack[DescriptionOptions],
 ) -> UnboundedDataset:
@@ -909,7 +927,8 @@ def unbounded_dataset(  # noqa: PLR0913
     `discard` says how long earlier commits can be read (its grace period, and at least the newest
     `keep` commits). With `history` the table keeps the entries of each key over time, each valid
     from the time in its column `valid_from`, or from its record's time. `watermark` says up to when
-    its changes are taken as complete, for joins that wait.
+    its changes are taken as complete, for joins that wait. `validators` are rules of each row: a
+    change that does not meet one can't be applied, as `on_bad_change` says.
     """
     named = _name_columns(name, input, key, columns)
     spread = bucket_columns(name, named.key, partitions, partition_by, broadcast)
@@ -947,6 +966,7 @@ def unbounded_dataset(  # noqa: PLR0913
         extractor=extractor,
         discard=discard or DiscardPolicy(),
         following=following,
+        validators=list_row_validators(name, validators),
         presentation=presentation,
     )
 

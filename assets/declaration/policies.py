@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.arguments import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.names import check_name, split_stream_name
-from dagster_adjunct.resources.schemas.schema import repeated_names
+from dagster_adjunct.resources.schemas.schema import Schema, repeated_names
 from dagster_adjunct.resources.times import describe_span, fits_utc
 from dagster_adjunct.resources.validation import validated
 
@@ -453,6 +453,41 @@ class Validator(Protocol):
     def __call__(self, candidate: Any, /) -> Any:
         """Return the Verdict on a Candidate."""
         ...
+
+
+@runtime_checkable
+class RowValidator(Validator, Protocol):
+    """A validator that may check each row by itself, so that it works for changes, too."""
+
+    @property
+    def checks_rows(self) -> bool:
+        """Whether each row meets the rule by itself or does not, whatever the others are."""
+        ...
+
+    def row_condition(self, dataset: str, columns: Schema) -> str:
+        """Return the rule as a condition, in Spark SQL, of rows with these columns. Raises
+        PlanningError for a mistake in it.
+        """
+        ...
+
+
+def list_row_validators(dataset: str, validators: Sequence[Validator]) -> tuple[RowValidator, ...]:
+    """Return the validators of an unbounded dataset. Raises ConfigurationError for one that needs a
+    whole version, which changes never are.
+    """
+    checking = []
+    for validator in validators:
+        if not isinstance(validator, RowValidator) or not validator.checks_rows:
+            raise ConfigurationError(
+                f"dataset {dataset!r} has the validator {validator.name!r}, which checks a whole"
+                " version: an unbounded dataset gets changes, which are checked one by one.",
+                "Use no_nulls(…), values_in(…) or sql_check(NAME, CONDITION), or remove it. Null"
+                " keys are bad changes by themselves.",
+                argument="validators",
+                dataset=dataset,
+            )
+        checking.append(validator)
+    return tuple(checking)
 
 
 def check_validators(what: str, validators: Sequence[Validator]) -> None:

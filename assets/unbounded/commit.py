@@ -26,6 +26,7 @@ from dagster_adjunct.assets.unbounded.recovery import (
     effective_max_age,
     evolve_table_columns,
 )
+from dagster_adjunct.assets.unbounded.row_rules import Findings
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
@@ -45,6 +46,7 @@ from dagster_adjunct.assets.versions.version import (
     history_from_spec,
     version_id,
 )
+from dagster_adjunct.assets.versions.watermark import passed_marks
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.errors import CommitConflictError
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
@@ -63,7 +65,7 @@ class Advance:
 
     `commit` and `manifest` are the newest ones known; changes are read up to the offsets `ends`.
     `sealed` are the ids of the versions that it has committed, oldest first. `warnings` are about
-    the values of the first changes.
+    the values of the first changes, `findings` those of the validators.
     """
 
     context: Runtime
@@ -76,6 +78,7 @@ class Advance:
     sealed: tuple[str, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    findings: Findings = ()
 
     @classmethod
     def of(
@@ -234,7 +237,11 @@ def confirm_caught_up(advance: Advance) -> Advance:
         return advance
     try:
         return commit_fields(
-            advance, confirmed_at=now, decision=advance.decision, change=Change(action="confirm")
+            advance,
+            confirmed_at=now,
+            passed=passed_marks(advance.spec, advance.manifest),
+            decision=advance.decision,
+            change=Change(action="confirm"),
         )
     except CommitConflictError:  # another writer has confirmed it, or read further
         commit, fresh = advance.log.read()

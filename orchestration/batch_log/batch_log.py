@@ -34,6 +34,7 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     Intent,
     Offsets,
     Partition,
+    PassedTime,
     Ranges,
     of_stream,
     without_stream,
@@ -415,7 +416,8 @@ class ApplicationState(StoredDocument):
     `checkpoint` is the next offset to read of each stream partition; `records` and `totals` sum up
     the input records and counters of all closed batches. `given_up` is the number of the abandoned
     batch before the next one, which reads its records again: local tables remove what it wrote.
-    `times` are the event times of the inputs. After a rename, `writes_as` is the name by which
+    `times` are the event times of the inputs, and `passed` the times up to which datasets were
+    complete for the records that waited for them. After a rename, `writes_as` is the name by which
     outputs know the application; the log of the former name has the new one in `renamed_to`. `note`
     says what else there is to know of this commit, such as its purpose if no batch made it.
     """
@@ -429,6 +431,7 @@ class ApplicationState(StoredDocument):
     offsets: OffsetState = OffsetState()
     given_up: int | None = None
     times: TimeState = TimeState()
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
     writes_as: str | None = None
     renamed_to: str | None = None
     note: str | None = None
@@ -521,6 +524,9 @@ class BatchLog:
         state = logged.state
         intent = done.intent
         checkpoint, offsets = _apply_batch(state, intent, done.closed_at)
+        passed = dict(state.passed)
+        if not intent.replays:
+            passed |= intent.joined.passed
         closed = ApplicationState(
             checkpoint=checkpoint,
             batch=intent.batch,
@@ -529,6 +535,7 @@ class BatchLog:
             totals=add_counters(state.totals, done.counters),
             offsets=offsets,
             times=times or state.times,
+            passed=passed,
             writes_as=state.writes_as,
         )
         note = None

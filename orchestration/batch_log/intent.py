@@ -60,6 +60,19 @@ def without_stream(
     return others
 
 
+class PassedTime(StoredDocument):
+    """The time up to which a dataset was complete for the records that an application has joined
+    with it: its joins have passed it.
+
+    `late` changes had come by then after the dataset's watermark had passed this time, with times
+    before it, and `all_late` after its watermark had passed their own time.
+    """
+
+    until: datetime
+    late: int = 0
+    all_late: int = 0
+
+
 class JoinedVersions(StoredDocument):
     """The dataset versions that a batch reads: its joins, and its inputs if they are changes of
     datasets.
@@ -69,6 +82,9 @@ class JoinedVersions(StoredDocument):
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
+    - `passed`: by dataset that records wait for, the time that joins have passed after this batch.
+    - `late`: by dataset, how many changes came since the batch before, after the joins had passed
+      their time.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)
@@ -76,6 +92,8 @@ class JoinedVersions(StoredDocument):
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
+    passed: dict[str, PassedTime] = Default(default_factory=dict)
+    late: dict[str, int] = Default(default_factory=dict)
 
     def list_all(self) -> dict[str, tuple[str, ...]]:
         """Return all versions that are read, by dataset; () for one without a version."""

@@ -117,6 +117,9 @@ def show_checkpoint(lake: Lake, name: str) -> None:
     _show_times(app, last, times, inputs)
     for text in held:
         show_line(f"{text}.")
+    for join, late in last.late_changes.items():
+        if late:
+            show_line(f"{join}: {late:,} changes came after records of their time were read.")
     for ssp, start in last.resolved.items():
         show_line(
             f"{ssp}: the next batch begins at {start.position} instead, offset {start.offset} "

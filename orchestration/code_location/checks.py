@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, BoundedDataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    BoundedDataset,
+    UnboundedDataset,
+)
 from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.progress import BootstrapProgress, bootstrap_progress
@@ -28,8 +32,10 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.application.lineage import find_first_outputs
 from dagster_adjunct.orchestration.operators.operator import Expectation
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.orchestration.operators.waiting import LATE_CHANGES
 from dagster_adjunct.resources.errors import (
     AdjunctError,
+    BadChangeError,
     ConfigurationError,
     ExpectationError,
     ValidatorError,
@@ -226,6 +232,7 @@ _UNMATCHED_BY_TIME = {
     "before_history": "were older than its history",
     "null_times": "had no time",
     "early": "had waited long enough, before it was complete up to their time",
+    LATE_CHANGES: "changes came too late for records that were read before",
 }
 
 
@@ -392,34 +399,35 @@ ACCEPTED = "adjunct_accepted"
 
 
 def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
-    """Return the checks of a bounded dataset: whether its newest version was accepted, and one for
-    each validator.
+    """Return a check for each validator, and of a bounded dataset also whether its newest version
+    was accepted.
 
     A version can be rejected without a validator, for example because of a null key.
     """
-    if not isinstance(dataset, BoundedDataset):
-        return []
-    if any(validator.name == ACCEPTED for validator in dataset.validators):
-        raise ConfigurationError(
-            f"dataset {dataset.name!r}: its validator {ACCEPTED!r} has the name of the check of its"
-            " versions.",
-            "Rename the validator.",
-            dataset=dataset.name,
+    specs = []
+    taken = BOOTSTRAPPED
+    if isinstance(dataset, BoundedDataset):
+        taken = ACCEPTED
+        accepted = (
+            "The newest delivered version is published. If it is rejected, the previous one stays"
+            " served."
         )
-    accepted = (
-        "The newest delivered version is published. If it is rejected, the previous one stays"
-        " served."
-    )
-    specs = [dg.AssetCheckSpec(ACCEPTED, asset=key, description=accepted)]
-    for validator in dataset.validators:
-        effect = "only warns" if validator.severity == "warn" else "rejects the version"
-        text = (
-            f"{describe_rule(validator)}: evaluated before a version is published; a failure"
-            f" {effect}."
-        )
-        metadata = _rule_metadata(validator)
+        specs.append(dg.AssetCheckSpec(ACCEPTED, asset=key, description=accepted))
+    for validator in _validators(dataset):
+        if validator.name == taken:
+            raise ConfigurationError(
+                f"dataset {dataset.name!r}: its validator {validator.name!r} has the name of"
+                " another check of it.",
+                "Rename the validator.",
+                dataset=dataset.name,
+            )
         specs.append(
-            dg.AssetCheckSpec(validator.name, asset=key, description=text, metadata=metadata)
+            dg.AssetCheckSpec(
+                validator.name,
+                asset=key,
+                description=f"{describe_rule(validator)}: {_describe_effect(dataset, validator)}.",
+                metadata=_rule_metadata(validator),
+            )
         )
     return specs
 
@@ -429,6 +437,25 @@ class CheckedVersion(NamedTuple):
 
     ref: VersionRef
     verdicts: Sequence[Verdict]
+
+
+def _validators(dataset: AdjunctDataset) -> Sequence[Validator]:
+    if isinstance(dataset, BoundedDataset | UnboundedDataset):
+        return dataset.validators
+    return ()
+
+
+def _describe_effect(dataset: AdjunctDataset, validator: Validator) -> str:
+    """Return when a validator is evaluated, and what a failure does."""
+    if isinstance(dataset, BoundedDataset):
+        effect = "only warns" if validator.severity == "warn" else "rejects the version"
+        return f"evaluated before a version is published; a failure {effect}"
+    effect = "fails the advance"
+    if validator.severity == "warn":
+        effect = "only warns"
+    elif isinstance(dataset, UnboundedDataset) and dataset.dead_letters is not None:
+        effect = f"becomes a dead letter in {dataset.dead_letters}"
+    return f"evaluated for each changed row; one that fails {effect}"
 
 
 def newest_verdicts(
@@ -476,15 +503,39 @@ def validator_check_results(
             description=ref.reason or None,
             metadata=version,
         )
-    declared: dict[str, Validator] = {}
-    if isinstance(dataset, BoundedDataset):
-        declared = {validator.name: validator for validator in dataset.validators}
-    for verdict in newest.verdicts:
+    yield from _verdict_results(context, dataset, key, newest.verdicts, version)
+
+
+def row_check_results(
+    context: dg.AssetExecutionContext,
+    dataset: AdjunctDataset,
+    key: dg.AssetKey,
+    report: AdvanceReport | None,
+) -> Iterator[dg.AssetCheckResult]:
+    """Yield the results of the selected validators that have seen changed rows in this run."""
+    if report is None:
+        return
+    seen = [verdict for verdict in report.verdicts if verdict.facts.get("rows")]
+    version = {"adjunct/version": report.version or ""}
+    yield from _verdict_results(context, dataset, key, seen, version)
+
+
+def _verdict_results(
+    context: dg.AssetExecutionContext,
+    dataset: AdjunctDataset,
+    key: dg.AssetKey,
+    verdicts: Sequence[Verdict],
+    version: Mapping[str, Any],
+) -> Iterator[dg.AssetCheckResult]:
+    selected = selected_checks(context, key)
+    declared = {validator.name: validator for validator in _validators(dataset)}
+    for verdict in verdicts:
         # Its validator may no longer be declared.
         if verdict.name not in declared or verdict.name not in selected:
             continue
         severity = dg.AssetCheckSeverity.ERROR
-        if verdict.severity == "warn":
+        is_set_aside = dataset.follows_changes  # else the advance would have failed
+        if verdict.severity == "warn" or is_set_aside:
             severity = dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(
             asset_key=key,
@@ -525,13 +576,14 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
 def report_validator_errors(
     context: dg.AssetExecutionContext, keys: Mapping[str, dg.AssetKey]
 ) -> Iterator[None]:
-    """If a validator can't be evaluated, report its check as failed, and re-raise the error.
+    """If a validator can't be evaluated, or a changed row does not meet one, report its check as
+    failed, and re-raise the error.
 
     `keys` maps dataset names to assets.
     """
     try:
         yield
-    except ValidatorError as error:
+    except (ValidatorError, BadChangeError) as error:
         key = keys.get(error.dataset or "")
         name = error.validator or ""
         if key is not None and name in selected_checks(context, key):

@@ -247,6 +247,7 @@ def dataset_results(
         yield from _dataset_events(run, member, report, manifest)
     if member.dataset.follows_changes:
         yield from checks.bootstrap_check_results(run, member.key, manifest, report)
+        yield from checks.row_check_results(run.context, member.dataset, member.key, report)
     elif manifest is not None:
         yield from checks.validator_check_results(
             run.context, member.dataset, member.key, checks.newest_verdicts(store, manifest)

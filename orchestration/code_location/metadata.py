@@ -306,7 +306,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         "adjunct/joins": json(joins),
     }
     for name, counts in joins.items():
-        for what in ("unmatched", "before_history", "null_times", "early"):
+        for what in ("unmatched", "before_history", "null_times", "early", "late_changes"):
             facts[f"adjunct/{what}/{name}"] = counts.get(what)
     facts |= _timing_metadata(report.seconds)
     facts["adjunct/lost_offsets"] = lost or None

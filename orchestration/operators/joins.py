@@ -289,10 +289,12 @@ class Join(PassThroughSpec):
         matched = batch.datasets.match(operator, frame, lookup)
         if self.wait is None:
             return matched
-        early = f"{EVENT_TIME} is not null"
-        known = batch.planned.known_until(operator)
-        if known is not None:
-            early += f" and {EVENT_TIME} >= timestamp_micros({to_microseconds(known)})"
+        early = "false"
+        if batch.planned.has_waited(operator):
+            early = f"{EVENT_TIME} is not null"
+            known = batch.planned.known_until(operator)
+            if known is not None:
+                early += f" and {EVENT_TIME} >= timestamp_micros({to_microseconds(known)})"
         matched = batch.records.with_columns(matched, [(EARLY, early)])
         if self.wait.mark is None:
             return matched

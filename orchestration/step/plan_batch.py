@@ -22,7 +22,12 @@ from dagster_adjunct.assets.unbounded.local_table import (
     undo_batch,
 )
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    DatasetManifest,
+    UnboundedManifest,
+    as_unbounded,
+)
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application, list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
@@ -30,7 +35,7 @@ from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, Joine
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
-from dagster_adjunct.orchestration.operators.waiting import HeldRecord, waits_by_input
+from dagster_adjunct.orchestration.operators.waiting import HeldRecord, list_waits
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import (
@@ -48,6 +53,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
+from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
 from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -61,7 +67,8 @@ class BatchSnapshot:
 
     The id is None where there is no version. `limited` has the manifests of datasets with a maximum
     staleness: version and offsets of one commit, so that the batch reads exactly what was found
-    fresh. `known` are the watermarks of datasets that records wait for, by join, and `over_time`
+    fresh. `known` are the watermarks of datasets that records wait for, by join, `waited` the
+    manifests of those that follow changes, and `over_time`
     has all versions of the bounded datasets that are joined by time. `handed` is the part of this
     run's fan-out that is still stored at its start; None after the start.
     """
@@ -69,6 +76,7 @@ class BatchSnapshot:
     versions: dict[str, str | None]
     limited: Mapping[str, DatasetManifest | None]
     known: Mapping[str, datetime | None]
+    waited: Mapping[str, UnboundedManifest]
     over_time: Mapping[str, tuple[str, ...]]
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
@@ -146,7 +154,9 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     versions: dict[str, str | None] = {}
     for name, reader in opened.readers.items():
         versions[name] = None if reader is None else reader.version
-    return BatchSnapshot(versions, opened.limited, opened.known, opened.over_time, handed, streams)
+    return BatchSnapshot(
+        versions, opened.limited, opened.known, opened.waited, opened.over_time, handed, streams
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +168,7 @@ class _OpenVersions:
     readers: dict[str, VersionReader | None]
     limited: dict[str, DatasetManifest | None]
     known: dict[str, datetime | None]
+    waited: dict[str, UnboundedManifest]
     over_time: dict[str, tuple[str, ...]]
 
 
@@ -191,7 +202,11 @@ def _open_versions(context: StepContext) -> _OpenVersions:
         readers[name] = stored(name).current()
     read = {**manifests, **limited}
     return _OpenVersions(
-        readers, limited, _find_watermarks(app, read), _list_versions_over_time(app, read)
+        readers,
+        limited,
+        _find_watermarks(app, read),
+        _list_waited(app, read),
+        _list_versions_over_time(app, read),
     )
 
 
@@ -211,12 +226,22 @@ def _find_watermarks(
 ) -> dict[str, datetime | None]:
     """Return, by join, the watermarks of the datasets that records wait for."""
     known = {}
-    for waits in waits_by_input(app.operators).values():
-        for one in waits:
-            manifest = manifests[one.dataset]
-            dataset = app.dataset(one.dataset)
-            known[one.join] = known_until(dataset, manifest, over_time=one.over_time)
+    for one in list_waits(app.operators):
+        dataset = app.dataset(one.dataset)
+        known[one.join] = known_until(dataset, manifests[one.dataset], over_time=one.over_time)
     return known
+
+
+def _list_waited(
+    app: Application, manifests: Mapping[str, DatasetManifest | None]
+) -> dict[str, UnboundedManifest]:
+    """Return the manifests of the datasets with changes that records wait for."""
+    waited = {}
+    for one in list_waits(app.operators):
+        manifest = manifests[one.dataset]
+        if isinstance(manifest, UnboundedManifest):
+            waited[one.dataset] = manifest
+    return waited
 
 
 def _list_versions_over_time(
@@ -592,9 +617,10 @@ def _lease_served(
             versions[dataset.name] = _advance_transient(context, state, dataset.name)
     for name in context.states:
         versions[name] = seen.versions[name]
-    return joined.model_copy(
+    joined = joined.model_copy(
         update={"versions": versions, "over_time": over_time, "known": dict(seen.known)}
     )
+    return pass_watermarks(context.app, joined, seen.waited, state.passed)
 
 
 def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | None) -> None:

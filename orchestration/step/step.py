@@ -60,6 +60,7 @@ from dagster_adjunct.orchestration.step.context import (
 )
 from dagster_adjunct.orchestration.step.dry_run import inputs_of_dry_run
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
+from dagster_adjunct.orchestration.step.late_changes import late_counters
 from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
@@ -409,11 +410,12 @@ class _RunningStep:
         context = self.context
         intent = inputs.intent
         before = self.logged.offsets
+        counters = add_counters(outputs.counters, late_counters(context.app, intent))
         done = ClosedBatch(
             intent=intent,
             closed_at=context.lake.now(),
             records=inputs.records,
-            counters=add_counters(outputs.counters, _count_lost(context, intent.lost)),
+            counters=add_counters(counters, _count_lost(context, intent.lost)),
             seconds=seconds,
         )
         context.report("outputs", intent.batch)
@@ -438,7 +440,7 @@ class _RunningStep:
             intent.batch,
             records=logged.state.records,
             unit=context.unit,
-            counters=outputs.counters,
+            counters=counters,
             in_process=outputs.in_process,
             watermarks=measure_input_times(context.app, logged.state.times, done.closed_at),
         )
