@@ -143,8 +143,9 @@ class Dataset(VersionOperations):
         """Return the entries of a key over time, oldest first; a deletion has no entry and ends the
         one before.
 
-        Adjacent intervals with equal entries are merged. Intervals that ended before the history
-        begins (at its newest time minus `history`) are left out. Of a bounded dataset all versions
+        Adjacent intervals with equal entries are merged; with `history_columns` those with equal
+        values of these. Intervals that ended before the history begins (at its newest time minus
+        `history`) are left out. Of a bounded dataset all versions
         that state their time are read, and stay leased until `close`. Raises DatasetError without
         history, and what `get` raises.
         """
@@ -194,13 +195,14 @@ class Dataset(VersionOperations):
         """
         return EntriesAt(self._served.lend_over_time(), moment)
 
-    def over_time(self) -> EntriesOverTime:
+    def over_time(self, *, interval_id: bool = False) -> EntriesOverTime:
         """Return all entries over time, each with the start and end of its validity, for Spark or
         other engines.
 
-        Leases and errors are those of `valid_at`.
+        With `interval_id` they have a column of this name, which identifies an interval: it follows
+        from the key and the interval's start alone. Leases and errors are those of `valid_at`.
         """
-        return EntriesOverTime(self._served.lend_over_time())
+        return EntriesOverTime(self._served.lend_over_time(), interval_id)
 
     def point_in_time(
         self,

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID, add_interval_id
 from dagster_adjunct.assets.reading.keyed_entries import TimedEntries
-from dagster_adjunct.assets.reading.valid_time import Reader, history_edge, read_rows_over_time
+from dagster_adjunct.assets.reading.valid_time import (
+    Reader,
+    frame_over_time,
+    history_edge,
+    read_rows_over_time,
+)
 from dagster_adjunct.assets.reading.version_reader import VersionReader, no_history_error
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO
@@ -71,11 +77,17 @@ class PointInTime:
         if select is None:
             select = [name for name in names if name not in key]
         chosen = tuple(read_named_path(text, names) for text in select)
+        known = add_interval_id(reader.schema)
         for column in chosen:
-            reader.schema.field(column.steps[0], f"dataset {reader.dataset!r}")
+            known.field(column.steps[0], f"dataset {reader.dataset!r}")
         return cls(
             reader, _pair_key(reader.dataset, key, on), as_of, chosen, max_age, before_history
         )
+
+    @property
+    def _with_ids(self) -> bool:
+        """Whether the id of an entry's interval may be added."""
+        return any(column.steps == (INTERVAL_ID,) for column in self.chosen)
 
     @property
     def _what(self) -> str:
@@ -131,7 +143,8 @@ class PointInTime:
     def join_table(self, records: pa.Table) -> pa.Table:
         """Return the records with the columns of their entries, in the same order."""
         self._check(Schema.from_arrow(records.schema).types)
-        rows = read_rows_over_time(self.reader)
+        rows = read_rows_over_time(self.reader, with_ids=self._with_ids)
+        schema = add_interval_id(self.reader.schema) if self._with_ids else self.reader.schema
         fields = []
         for name, entry in self.on:
             kind = _compared_type(self.reader.schema.field(entry).type)
@@ -145,7 +158,7 @@ class PointInTime:
         self._check_edge(times)
         edge = history_edge(self.reader)
         names = tuple(entry for _, entry in self.on)
-        timed = TimedEntries.of(rows, self.reader.schema, names, edge)
+        timed = TimedEntries.of(rows, schema, names, edge)
         places, _ = timed.find(keys.columns, times.to_pylist(), oldest=False)
         places = self._without_old(places, times, timed.begins)
         for column in self.chosen:
@@ -184,7 +197,8 @@ class PointInTime:
     def join_frame(self, records: DataFrame) -> DataFrame:
         """Return the records with the columns of their entries."""
         self._check(types_from_spark(records.schema))
-        rows = self.reader.history_frame(records.sparkSession).where(~F.col(TOMBSTONE))
+        rows = frame_over_time(self.reader, records.sparkSession, with_ids=self._with_ids)
+        rows = rows.where(~F.col(TOMBSTONE))
         columns = []
         for number, (_, entry) in enumerate(self.on):
             columns.append(named_column(entry).alias(f"__key_{number}"))

@@ -10,12 +10,18 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
 from dagster_adjunct.orchestration.operators.batch import Batch, Frame, Planned
 from dagster_adjunct.orchestration.operators.event_times import TIME_TYPES
 from dagster_adjunct.orchestration.operators.joins import Join
-from dagster_adjunct.orchestration.operators.lookups import BEFORE_HISTORY, NO_TIME, AsOf
+from dagster_adjunct.orchestration.operators.lookups import (
+    BEFORE_HISTORY,
+    NO_TIME,
+    AsOf,
+    selects_interval_id,
+)
 from dagster_adjunct.orchestration.operators.operator import Match
-from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Columns
+from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, ColumnFacts, Columns
 from dagster_adjunct.resources.arguments import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.paths import column_of, flat_name, value_of
@@ -55,6 +61,10 @@ class AsOfJoin(Join):
             problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
             step = f'Convert it first, for example .with_columns({flat_name(time)}="{converted}").'
             raise PlanningError(problem, step, column=time, dataset=self.dataset, operator=operator)
+        if selects_interval_id(self.select) and entries.find(INTERVAL_ID) is None:
+            entries = entries.add(
+                {INTERVAL_ID: ColumnFacts("string")}, typed=entries.types is not None
+            )
         return Join._join_columns(self, operator, stream, entries, dataset)
 
     def compile(self, operator: str, frames: Sequence[Frame], batch: Batch[Frame]) -> Frame:

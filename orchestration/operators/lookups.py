@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeAlias
 
+from dagster_adjunct.assets.reading.interval_ids import INTERVAL_ID
 from dagster_adjunct.orchestration.operators.columns import check_duration, validate_column_names
 from dagster_adjunct.resources.schemas.paths import Path
 from dagster_adjunct.resources.validation import validated
@@ -82,6 +84,11 @@ class SelectedColumn:
     type: str | None = None
 
 
+def selects_interval_id(selected: Iterable[SelectedColumn] | None) -> bool:
+    """Whether one of the selected columns is the id of the entry's interval, or has its name."""
+    return any(item.column == INTERVAL_ID for item in selected or ())
+
+
 ENTRY = "__entry"
 """A joined record's whole entry, as a struct."""
 
@@ -98,6 +105,13 @@ class EntryLookup:
     on: Pairs
     added: tuple[SelectedColumn, ...] | None
     as_of: AsOf | None = None
+
+    @property
+    def with_ids(self) -> bool:
+        """Whether it may take the id of the entry's interval: as of a time, and if no column of the
+        entries has this name.
+        """
+        return self.as_of is not None and selects_interval_id(self.added)
 
 
 @dataclass(frozen=True, slots=True)
