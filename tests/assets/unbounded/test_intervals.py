@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.dataset import (
+    AdjunctDataset,
+    bounded_dataset,
+    unbounded_dataset,
+)
 from dagster_adjunct.assets.exchange.handover import duckdb_view, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.valid_time import frame_over_time, read_rows_over_time
@@ -51,7 +55,7 @@ def states(history: Any = "all", **options: Any) -> AdjunctDataset:
     )
 
 
-def send(world: World, changes: list[Change]) -> None:
+def send(world: World, changes: list[Change], stream: str = NAME) -> None:
     rows = pa.table(
         {
             "k": [key[0] for key, _, _ in changes],
@@ -62,7 +66,7 @@ def send(world: World, changes: list[Change]) -> None:
             "__tombstone": [value is None for _, _, value in changes],
         }
     )
-    world.streams.append(NAME, rows, producer="test", sequence=world._next(NAME))
+    world.streams.append(stream, rows, producer="test", sequence=world._next(stream))
 
 
 def id_of(key: Key, begin: int) -> str:
@@ -281,6 +285,52 @@ def test_spark_has_the_same_intervals_and_ids(tmp_path: Path, spark: SparkSessio
         plain = read_rows_over_time(reader, with_ids=True).to_pylist()
         assert rows_with_ids(spark_rows) == rows_with_ids(plain)
         assert {row["interval_id"] for row in plain} >= {row[-1] for row in expected}
+    expected = fleets(world, chance).intervals()
+    with open_dataset(world.lake, "fleet") as opened:
+        frame = opened.over_time(interval_id=True).frame(spark)
+        read = shown([tuple(row) for row in frame.collect()])
+        assert without_since(read) == without_since(expected)
+
+
+def fleets(world: World, chance: random.Random) -> Model:
+    """Deliver a few versions, each valid from a time, and return what they come to."""
+    world.stream("fleet", COLUMNS, ["k", "d"], 2)
+    spec = bounded_dataset(
+        "fleet",
+        input="lake.fleet",
+        key=["k", "d"],
+        partitions=2,
+        valid_from="marker",
+        history_columns=["n"],
+    )
+    model = Model()
+    for second in chance.sample(range(30), 6):
+        there = chance.sample(KEYS, chance.randint(1, 3))
+        changes: list[Change] = [
+            (key, second, (chance.randint(0, 1), chance.choice("xyz"))) for key in there
+        ]
+        send(world, changes, "fleet")
+        name = f"v{second}"
+        world.streams.append_markers(
+            "fleet", name, producer="test", sequence=world._next("fleet"), valid_from=at(second)
+        )
+        world.advance(spec)
+        model.add([*changes, *((key, second, None) for key in KEYS if key not in there)])
+    return model
+
+
+@pytest.mark.parametrize("seed", range(rounds(2, 20)))
+def test_history_columns_make_the_intervals_of_versions(tmp_path: Path, seed: int) -> None:
+    world = World(open_lake(tmp_path / "lake"), IN_PROCESS)
+    expected = fleets(world, random.Random(seed)).intervals()
+    with open_dataset(world.lake, "fleet") as opened:
+        for read in (by_key, by_duckdb, by_polars):
+            assert without_since(read(opened)) == without_since(expected)
+
+
+def without_since(found: list[Interval]) -> list[Interval]:
+    """Versions state their time themselves, so that the column `since` is one like others."""
+    return [row[:4] + row[5:] for row in found]
 
 
 def test_files_have_no_intervals_with_ids() -> None:
