@@ -458,7 +458,7 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
         every = opened.history_of(key_from_text(f"dataset {name!r}", key_fields, texts[0]))
         values = [column for column in opened.schema.names if column not in opened.sealed.key]
     newest = every[-limit:]
-    slots = ("valid_from", "valid_to", "is_current", "entry")
+    slots = ("valid_from", "valid_to", "is_current", "interval_id", "entry")
     documents = [dict(zip(slots, attrgetter(*slots)(part), strict=True)) for part in newest]
     output.show_json(documents)
     if not every:
