@@ -126,6 +126,11 @@ class ServedHistory:
         """Return the history as it was after the commit of this number."""
         return replace(self, newest=self.at(number))
 
+    def with_known(self, other: ServedHistory) -> ServedHistory:
+        """Return this history, with the commits that an earlier reading of it has read."""
+        read = {**other._read, **self._read}
+        return replace(self, _read=read, _served={**other._served, **self._served})
+
     def candidates(self) -> Sequence[int]:
         """Return the numbers, in order, of all commits that may serve other files than those before
         them.

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.served_history import SAME_ENTRIES, Served, ServedHistory
@@ -35,6 +36,7 @@ from dagster_adjunct.resources.bucketing.files import (
 from dagster_adjunct.resources.errors import VersionDiscardedError
 from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.evolution import is_widening
 from dagster_adjunct.resources.schemas.records import frame_from_arrow
 from dagster_adjunct.resources.schemas.schema import named_columns, quote_name
 from dagster_adjunct.resources.schemas.types import arrow_type
@@ -69,10 +71,11 @@ class _Part:
 
 
 class ServedOverTime:
-    """Reads the entries that a dataset has served, up to a commit.
+    """Reads the entries that a dataset has served after these commits, which are in the order of
+    time.
 
-    `known_from` is the time, in microseconds, before which nobody knows any more what was served;
-    None if all is known. Entries have the columns of the version that is served last.
+    `first` is the number of the first of them, 0 if nothing was served before. Entries have the
+    columns of the version that is served last, or just these `columns`.
     """
 
     def __init__(
@@ -80,14 +83,20 @@ class ServedOverTime:
         store: ObjectStore,
         dataset: str,
         served: Sequence[Served],
-        known_from: int | None,
+        *,
+        first: int,
         columns: NamedColumns | None = None,
     ) -> None:
         self.store = store
         self.dataset = dataset
-        self.known_from = known_from
+        self.commits = (first, served[-1].number)
+        """The numbers of the first commit, 0 for the beginning, and of the last one."""
+        self.known_from = to_microseconds(served[0].at) if first and served[0].at else None
+        """The time before which nobody knows any more what was served, in microseconds; None if all
+        is known.
+        """
         versions = [one.version for one in served if one.version is not None]
-        newest = versions[-1] if columns is None else versions[-1].named_as(columns)
+        newest = versions[-1] if columns is None else versions[-1].read_as(columns)
         self.sealed = newest
         self.version = newest.id
         self.schema = newest.columns
@@ -289,32 +298,35 @@ def read_served(
     newest = history.newest.version
     if newest is None:
         return None
-    known, known_from = _list_known(history, newest, first, since)
-    edge = None if known_from is None else to_microseconds(known_from)
+    known, first = _list_known(history, newest, first, since)
     store = history.log.lake.store
-    return ServedOverTime(store, history.log.name, known, edge, columns)
+    return ServedOverTime(store, history.log.name, known, first=first, columns=columns)
 
 
 def _list_known(
     history: ServedHistory, newest: SealedVersion, first: int, since: datetime | None
-) -> tuple[list[Served], datetime | None]:
-    """Return the commits whose entries can still be read, in the order of time, and since when
-    they are known; None if they are from the beginning.
+) -> tuple[list[Served], int]:
+    """Return the commits whose entries can still be read, in the order of time, and the number of
+    the first one; 0 if nothing was served before.
     """
     numbers = [number for number in history.candidates() if number >= first]
     known: list[Served] = []
+    for one in _read_backwards(history, numbers):
+        if one is None or not _is_readable_as(history, one.version, newest):
+            return known[::-1], known[-1].number
+        known.append(one)
+        if since is not None and one.at is not None and one.at <= since:
+            return known[::-1], one.number
+    return known[::-1], first
+
+
+def _read_backwards(history: ServedHistory, numbers: Sequence[int]) -> Iterator[Served | None]:
+    """Yield what was served after each of these commits, the last one first; None where that is no
+    longer known.
+    """
     for end in range(len(numbers), 0, -_READ_AT_ONCE):
         part = numbers[max(0, end - _READ_AT_ONCE) : end]
-        for one in reversed(map_in_threads(lambda number: _read_commit(history, number), part)):
-            if one is None or not _is_readable_as(history, one.version, newest):
-                known.reverse()
-                return known, known[0].at
-            known.append(one)
-            if since is not None and one.at is not None and one.at <= since:
-                known.reverse()
-                return known, one.at
-    known.reverse()
-    return known, known[0].at if first > 1 else None
+        yield from reversed(map_in_threads(partial(_read_commit, history), part))
 
 
 def _read_commit(history: ServedHistory, number: int) -> Served | None:
@@ -335,9 +347,17 @@ def _is_readable_as(
         return True
     if not history.is_retained(version):
         return False
-    layouts = [
-        (one.partitions, one.partition_by, one.key, one.columns.select(one.key).types)
-        for one in (version, newest)
-    ]
-    forms = [(one.positioned, one.position_type, one.history is None) for one in (version, newest)]
-    return layouts[0] == layouts[1] and forms[0] == forms[1]
+    if _form_of(version) != _form_of(newest):
+        return False
+    now = newest.columns.types
+    for field in version.named_as(newest.named_columns).columns.fields:
+        if field.name in now and not is_widening(field.type, now[field.name]):
+            return False
+    return True
+
+
+def _form_of(version: SealedVersion) -> tuple[object, ...]:
+    """Return what must be equal for the files of two versions to be read as one table."""
+    keys = version.columns.select(version.key).types
+    spread = (version.partitions, version.partition_by, version.key, keys)
+    return (*spread, version.positioned, version.position_type, version.history is None)

@@ -364,7 +364,10 @@ class ArrowDatasets:
         if lookup.as_of is None:
             found = self.entries(lookup.dataset, key)
             return _take_columns(frame, found.entries, found.find(columns), lookup)
-        timed = self._timed_entries(lookup.dataset, key, with_ids=lookup.with_ids)
+        if lookup.as_of.known_then:
+            timed = self._served_entries(lookup.dataset, key)
+        else:
+            timed = self._timed_entries(lookup.dataset, key, with_ids=lookup.with_ids)
         times = read_values(frame, lookup.as_of.column).cast(arrow_type("timestamp"))
         oldest = lookup.as_of.before_history == "oldest"
         places, early = timed.find(columns, times.cast("int64").to_pylist(), oldest=oldest)
@@ -377,6 +380,12 @@ class ArrowDatasets:
         if isinstance(view, VersionReader) and not self.planned.is_dry_run:
             return self.cache.get(view, key)
         return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
+
+    def _served_entries(self, dataset: str, key: tuple[str, ...]) -> TimedEntries:
+        reader = self.planned.inputs.served.get(dataset)
+        if reader is None or self.planned.is_dry_run:
+            return TimedEntries.empty(self.schema_of(dataset), key)
+        return self.cache.get_served(reader, key)
 
     def _timed_entries(self, dataset: str, key: tuple[str, ...], *, with_ids: bool) -> TimedEntries:
         reader, known_from = reader_over_time(self.planned, dataset)

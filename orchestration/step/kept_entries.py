@@ -10,6 +10,7 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.interval_ids import add_interval_id
 from dagster_adjunct.assets.reading.keyed_entries import KeyedEntries, TimedEntries
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime, read_rows_over_time
 from dagster_adjunct.assets.reading.version_reader import VersionReader, read_entries
 
@@ -50,6 +51,15 @@ class EntryCache:
         )
         return found
 
+    def get_served(self, reader: ServedOverTime, key: tuple[str, ...]) -> TimedEntries:
+        """Return the rows that a dataset has served, by their key."""
+        found: TimedEntries = self._get(
+            (reader.dataset, key, "served"),
+            reader.commits,
+            lambda: TimedEntries.of(reader.rows(), reader.schema, key, reader.known_from),
+        )
+        return found
+
     def _get(self, what: tuple[Any, ...], version: Any, read: Callable[[], Any]) -> Any:
         """Return the value kept as `what` in this version; else `read` it, and keep it instead
         of another version's.
@@ -63,10 +73,10 @@ class EntryCache:
         return kept[1]
 
 
-def count_stored_rows(reader: Reader) -> int:
+def count_stored_rows(reader: Reader | ServedOverTime) -> int:
     """Return the rows in all files of a version, or of several."""
-    if isinstance(reader, VersionsOverTime):
-        generations = reader.generations
-    else:
+    if isinstance(reader, VersionReader):
         generations = reader.sealed.generations
+    else:
+        generations = reader.generations
     return sum(generation.rows for generation in generations)

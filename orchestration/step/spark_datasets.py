@@ -95,7 +95,10 @@ class SparkDatasets:
             hint = F.broadcast
         if lookup.as_of is None:
             return join_entries(frame, *self.entries(lookup.dataset), lookup, hint)
-        rows = self.over_time(lookup.dataset, with_ids=lookup.with_ids)
+        if lookup.as_of.known_then:
+            rows = self.served(lookup.dataset)
+        else:
+            rows = self.over_time(lookup.dataset, with_ids=lookup.with_ids)
         is_scattered = not dataset.partition_by
         return AsOfMatch(lookup, lookup.as_of, rows, is_scattered).join(frame, hint)
 
@@ -142,11 +145,26 @@ class SparkDatasets:
         if reader is not None:
             known = None if known_from is None else datetime_from_micros(known_from)
             return TimedRows(self._history_of(reader, with_ids=with_ids), reader.schema, known)
-        declared = self.planned.app.dataset(dataset)
-        # no version yet: no rows, in its buckets
         schema = schema_of_dataset(self.planned, dataset, over_time=True)
-        if with_ids:
-            schema = add_interval_id(schema)
+        return self._no_rows(dataset, add_interval_id(schema) if with_ids else schema)
+
+    def served(self, dataset: str) -> TimedRows:
+        """Return the rows that a dataset has served, up to the commit that the batch started with,
+        each with the time in which it was served.
+        """
+        reader = self.planned.inputs.served.get(dataset)
+        if reader is None:
+            return self._no_rows(dataset, schema_of_dataset(self.planned, dataset))
+        known = None if reader.known_from is None else datetime_from_micros(reader.known_from)
+        frame = reader.frame(self._session)
+        if self.planned.gathered:
+            kept = f"{dataset} as served"
+            frame = self._persisted(kept, reader.commits, lambda: reader.frame(self._session))
+        return TimedRows(frame, reader.schema, known)
+
+    def _no_rows(self, dataset: str, schema: Schema) -> TimedRows:
+        """Return no rows over time, in the buckets of a dataset that has no version yet."""
+        declared = self.planned.app.dataset(dataset)
         layout = build_layout(
             schema,
             declared.key,

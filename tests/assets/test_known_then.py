@@ -89,7 +89,7 @@ def check(served: Served, spark: SparkSession | None = None) -> None:
         assert joined.column("v").to_pylist() == expected
         if spark is not None:
             frame = opened.point_in_time(frame_from_arrow(spark, records), **OPTIONS)
-            rows = [row.asDict(recursive=True) for row in frame.collect()]
+            rows = frame.toArrow().to_pylist()
             assert sorted(rows, key=repr) == sorted(joined.to_pylist(), key=repr)
 
 
