@@ -288,6 +288,7 @@ class ChangeStreamOptions:
       newest only
     - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for
       the record's time
+    - `history_columns`: the columns whose changes begin an interval of the history; None for all
     - `watermark`: up to when the changes are taken as complete, for joins that wait; None if no
       join can wait
     """
@@ -304,6 +305,7 @@ class ChangeStreamOptions:
     chunk: int = CHUNK_RECORDS
     history: History | None = None
     valid_from: str | None = None
+    history_columns: tuple[str, ...] | None = None
     watermark: Watermark | None = None
 
     def __post_init__(self) -> None:

@@ -98,6 +98,7 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     if spec.by_offset:
         schema = _add_position_columns(spec, schema, what)
     check_key_types(schema, spec.key, what)
+    _check_history_columns(spec, schema, what)
     if not spec.follows_changes:
         _check_sensitive(spec, records, schema, what)
     return schema
@@ -121,6 +122,21 @@ def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what
                 "Correct sensitive=: values of the column that is meant would be shown.",
                 dataset=spec.name,
                 argument="sensitive",
+                column=name,
+            )
+
+
+def _check_history_columns(spec: AdjunctDataset, schema: Schema, what: str) -> None:
+    """Raise SchemaMismatchError for a history column that entries don't have."""
+    for name in spec.history_columns or ():
+        if name not in schema:
+            raise errors.SchemaMismatchError(
+                f"{what} has no column {name!r}, which history_columns= names; entries have"
+                f" {', '.join(schema.names)}.",
+                "Name columns of the entries; a part of one needs a column of its own:"
+                ' columns=[…, "address.city as city"].',
+                dataset=spec.name,
+                argument="history_columns",
                 column=name,
             )
 

@@ -368,6 +368,11 @@ def table_layout(source: OpenedChanges, names: StoredNames) -> BucketLayout:
     return replace(layout, names=names)
 
 
+def _describe_columns(names: Sequence[str] | None) -> str:
+    """Return the history columns in words."""
+    return "all" if names is None else ", ".join(names)
+
+
 def evolve_table(advance: Advance) -> Advance:
     """Commit a version with the declared columns and length of history; stored rows are not
     rewritten.
@@ -386,6 +391,8 @@ def evolve_table(advance: Advance) -> Advance:
     declared = describe_history_length(history_from_spec(advance.spec))
     if history != declared:
         changes.append(f"history is {declared}, was {history}")
+    if version.history_columns != advance.spec.history_columns:
+        changes.append(f"history_columns are {_describe_columns(advance.spec.history_columns)}")
     attempt = advance.log.attempt()
     after = advance.manifest.after(
         declaration=source.declaration,

@@ -383,6 +383,8 @@ def _must_evolve(
         raise order_change_error(spec.name, served.order_by, declared.order_by)
     if evolution.names != served.names or served.columns != source.schema:
         return True
+    if served.history_columns != spec.history_columns:
+        return True
     kept = describe_history_length(served.history)
     return kept != describe_history_length(history_from_spec(spec))
 

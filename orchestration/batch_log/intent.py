@@ -73,12 +73,23 @@ class PassedTime(StoredDocument):
     all_late: int = 0
 
 
+class ServedCommits(StoredDocument):
+    """The commits of a dataset that a batch looks back to: the numbers of the first one, 0 for the
+    beginning, and of the last one, and the versions that keep what they served.
+    """
+
+    first: int
+    last: int
+    versions: tuple[str, ...]
+
+
 class JoinedVersions(StoredDocument):
     """The dataset versions that a batch reads: its joins, and its inputs if they are changes of
     datasets.
 
     - `versions`: the version of each joined dataset; None if there is none to read.
     - `over_time`: all versions of each bounded dataset that is joined by time.
+    - `served`: what is read of each dataset that is joined as it was known then.
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
@@ -89,6 +100,7 @@ class JoinedVersions(StoredDocument):
 
     versions: dict[str, str | None] = Default(default_factory=dict)
     over_time: dict[str, tuple[str, ...]] = Default(default_factory=dict)
+    served: dict[str, ServedCommits] = Default(default_factory=dict)
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
@@ -101,6 +113,8 @@ class JoinedVersions(StoredDocument):
         for name, version in self.versions.items():
             known = () if version is None else (version,)
             read[name] = tuple(dict.fromkeys((*known, *self.over_time.get(name, ()))))
+        for name, served in self.served.items():
+            read[name] = tuple(dict.fromkeys((*read.get(name, ()), *served.versions)))
         for name, followed in self.followed.items():
             read[name] = tuple(dict.fromkeys((*read.get(name, ()), *followed)))
         return read

@@ -459,7 +459,7 @@ def _show_entry_over_time(lake: Lake, name: str, key: tuple[str, ...], limit: in
         every = opened.history_of(key_from_text(f"dataset {name!r}", key_fields, texts[0]))
         values = [column for column in opened.schema.names if column not in opened.sealed.key]
     newest = every[-limit:]
-    names = ("valid_from", "valid_to", "is_current", "entry")
+    names = ("valid_from", "valid_to", "is_current", "interval_id", "entry")
     output.show_json([{name: getattr(part, name) for name in names} for part in newest])
     if not every:
         output.show_line(f"{name} has no entry {', '.join(texts[0])} in its retained history")

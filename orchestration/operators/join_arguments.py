@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.reading.point_in_time import Known
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.calls import RecordFunction
 from dagster_adjunct.orchestration.operators.functions import validate_record_function
@@ -70,6 +71,7 @@ class JoinOptions:
     as_of: str | None
     before_history: BeforeHistory
     on_null_time: OnNullTime
+    versions: Known
     wait: timedelta | Wait | None
     args: tuple[object, ...]
 
@@ -86,6 +88,8 @@ class JoinOptions:
             return "before_history"
         if self.on_null_time != "null":
             return "on_null_time"
+        if self.versions != "now":
+            return "versions"
         return None
 
 
@@ -119,6 +123,14 @@ def build_dataset_join(given: JoinArguments, options: JoinOptions, dataset: Adju
     wait = options.wait
     if wait is None:
         return join
+    if isinstance(join, AsOfJoin) and join.as_of.known_then:
+        raise PlanningError(
+            f"{given.operator} has wait= and versions='known-then': what was served at a record's"
+            " time does not depend on later changes.",
+            "Leave one of them out.",
+            dataset=dataset.name,
+            operator=given.operator,
+        )
     check_wait(given.operator, dataset)
     return replace(join, wait=Wait(wait) if isinstance(wait, timedelta) else wait)
 
@@ -155,8 +167,8 @@ def _build_as_of_join(
     if options.has_function:
         problem = f"{given.operator} has a function, and as_of=, which joins columns only."
         raise ConfigurationError(problem, _CALL_AFTER, argument="function")
-    check_as_of(given.operator, dataset, as_of)
-    times = AsOf(as_of, options.before_history, options.on_null_time)
+    times = AsOf(as_of, options.before_history, options.on_null_time, options.versions)
+    check_as_of(given.operator, dataset, times)
     return given.build(AsOfJoin, dataset, as_of=times)
 
 

@@ -281,7 +281,8 @@ class Join(PassThroughSpec):
         Raises PlanningError as planning does, now that the types of the version that the batch
         joins are known.
         """
-        schema = batch.datasets.schema_of(self.dataset, over_time=as_of is not None)
+        over_time = as_of is not None and not as_of.known_then
+        schema = batch.datasets.schema_of(self.dataset, over_time=over_time)
         declared = batch.planned.app.dataset(self.dataset)
         arriving = batch.records.columns(frame)
         self._join_columns(operator, arriving, Columns.of_schema(schema), declared)

@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from dagster_adjunct.assets.reading.served_over_time import ServedOverTime
 from dagster_adjunct.assets.reading.stored_versions import current_manifests
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import (
@@ -31,7 +32,13 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.watermark import known_until
 from dagster_adjunct.orchestration.application.application import Application, list_own_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
-from dagster_adjunct.orchestration.batch_log.intent import Epochs, Intent, JoinedVersions, Ranges
+from dagster_adjunct.orchestration.batch_log.intent import (
+    Epochs,
+    Intent,
+    JoinedVersions,
+    Ranges,
+    ServedCommits,
+)
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
@@ -52,7 +59,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
 )
 from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiece, RecordedPlan
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
-from dagster_adjunct.orchestration.step.context import StepContext, StepState
+from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
 from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
 from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
 from dagster_adjunct.resources import errors
@@ -251,7 +258,7 @@ def _list_versions_over_time(
     names = set()
     for operator in app.operators:
         match = operator.spec.match
-        if match is not None and match.as_of is not None:
+        if match is not None and match.as_of is not None and not match.as_of.known_then:
             names.add(str(match.dataset))
     over_time: dict[str, tuple[str, ...]] = {}
     for name in sorted(names):
@@ -603,7 +610,10 @@ def _lease_served(
     for name, manifest in seen.limited.items():
         _check_fresh(context, name, manifest)
     over_time = dict(seen.over_time)
-    leased = joined.model_copy(update={"versions": seen.versions, "over_time": over_time})
+    served = _find_served(context, seen)
+    leased = joined.model_copy(
+        update={"versions": seen.versions, "over_time": over_time, "served": served}
+    )
     context.versions.lease(leased)
     # Opened once they are leased. Of several versions with the same time only the one sealed last
     # is read.
@@ -618,9 +628,53 @@ def _lease_served(
     for name in context.states:
         versions[name] = seen.versions[name]
     joined = joined.model_copy(
-        update={"versions": versions, "over_time": over_time, "known": dict(seen.known)}
+        update={
+            "versions": versions,
+            "over_time": over_time,
+            "served": served,
+            "known": dict(seen.known),
+        }
     )
     return pass_watermarks(context.app, joined, seen.waited, state.passed)
+
+
+def _find_served(context: StepContext, seen: BatchSnapshot) -> dict[str, ServedCommits]:
+    """Return the commits that joins with what was known then look back to, by dataset."""
+    found: dict[str, ServedCommits] = {}
+    for name in list_known_then(context.app):
+        version = seen.versions.get(name)
+        if version is None:
+            continue
+        columns = context.versions.columns_of(name, version)
+        reader = context.versions.served_until_now(name, columns)
+        if reader is not None:
+            first, last = reader.commits
+            found[name] = ServedCommits(first=first, last=last, versions=reader.leased)
+    return found
+
+
+def list_known_then(app: Application) -> list[str]:
+    """Return the datasets that are joined as they were known then."""
+    names = set()
+    for operator in app.operators:
+        match = operator.spec.match
+        if match is not None and match.as_of is not None and match.as_of.known_then:
+            names.add(str(match.dataset))
+    return sorted(names)
+
+
+def open_served(
+    versions: BatchVersions, intent: Intent, views: Mapping[str, View]
+) -> dict[str, ServedOverTime]:
+    """Return readers of what datasets have served, as the intent names it, with the columns of the
+    versions that the batch reads.
+    """
+    served = {}
+    for name, commits in intent.joined.served.items():
+        view = views[name]
+        if isinstance(view, VersionReader):
+            served[name] = versions.served(name, commits, view.sealed.named_columns)
+    return served
 
 
 def _check_fresh(context: StepContext, name: str, manifest: DatasetManifest | None) -> None:
@@ -668,6 +722,15 @@ def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -
                 dataset=dataset.name,
             )
         versions[dataset.name] = joined.versions[dataset.name]
+    for name in list_known_then(context.app):
+        if versions[name] is not None and name not in joined.served:
+            raise errors.ConfigurationError(
+                f"a recorded replay can't continue: the application now joins dataset {name!r} as"
+                " it was known then, which the recorded batch did not.",
+                f"{cancel}versions=as-of.",
+                application=context.app.name,
+                dataset=name,
+            )
     joined = joined.model_copy(update={"versions": versions})
     # Versions that a discard spared for the plan may be read, although they can't be leased.
     for name in context.versions.lease(joined, reopened=True):

@@ -68,6 +68,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     find_lost_ranges,
     lease_versions,
     maintain_local_tables,
+    open_served,
     plan_batch,
     resume_open_batch,
     snapshot_inputs,
@@ -285,6 +286,7 @@ class _RunningStep:
                 name: context.versions.over_time(name, ids)
                 for name, ids in intent.joined.over_time.items()
             },
+            served=open_served(context.versions, intent, views),
             times=times_at_batch_start(context.app, before, intent),
             streams={name: stream.system for name, stream in batch.streams.items()},
         )

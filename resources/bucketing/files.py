@@ -20,7 +20,9 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.arrow_values import cast_to, rename_columns
+from dagster_adjunct.resources.schemas.equality import differing_values
 from dagster_adjunct.resources.schemas.evolution import holds_values_of
+from dagster_adjunct.resources.schemas.paths import Path, read_path
 from dagster_adjunct.resources.schemas.schema import (
     AS_NAMED,
     Schema,
@@ -480,13 +482,15 @@ class TimelineOptions:
     (`__first`), and rows are pruned: those that ended at or before `edge`, where the history
     begins, and tombstones at or before `forget` that are the only row left of their key. Otherwise
     both columns are null, as in a delta. Rows that begin before `newest` are counted as corrections
-    of the past.
+    of the past. Adjacent entries of a key with equal values at the paths `compared` are one
+    interval: the row with which the one that lasts beyond the edge begins is not pruned.
     """
 
     fills_ends: bool = False
     edge: int | None = None
     forget: int | None = None
     newest: int | None = None
+    compared: tuple[Path, ...] = ()
 
 
 class Timeline:
@@ -505,13 +509,23 @@ class Timeline:
 
     If the history begins at 5 (`edge`), the first row of key a is pruned, because it ended before.
     Its second row becomes its first.
+
+    An interval may begin before the edge and last beyond it, in several rows. So that it always
+    begins at the same time, its first row stays, as an *anchor*, which is never the key's first:
+
+        key  valid_from  value          valid_to  first
+        a    1           7              4         no      the anchor
+        a    2           7                                pruned
+        a    4           7              9         yes
+        a    9           8              -         no
     """
 
     def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
         self._key = key
         self._options = options
-        self._last: pa.Table | None = None  # the row that waits for the next batch
-        self._follows_kept = False  # whether the next row has a kept one of its key before it
+        self._last: pa.Table | None = None
+        self._anchor: pa.Table | None = None  # where the interval of `_last` begins, if pruned
+        self._follows_kept = False
         self._pruned = self._forgotten = self._corrections = self._current = 0
         self._forgotten_to: int | None = None
 
@@ -562,38 +576,82 @@ class Timeline:
         one more row.
         """
         # By row: whether the next row is of the same key, which is where this one ends.
-        has_end = np.append(~key_changes(rows, self._key), False)[:count]
+        same = np.append(~key_changes(rows, self._key), False)[:count]
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
-        kept = np.ones(count, dtype=bool)
+        in_history = np.ones(count, dtype=bool)
         if self._options.edge is not None:
-            kept = ~(has_end & (ends <= self._options.edge))
-        self._pruned += count - int(kept.sum())
-        tombstones = rows.column(TOMBSTONE).slice(0, count).to_numpy().astype(bool)
+            in_history = ~(same & (ends <= self._options.edge))
+        self._pruned += count - int(in_history.sum())
+        kept = in_history
+        tombstones = _deletions(rows.slice(0, count))
         if self._options.forget is not None:
-            kept &= ~self._forgettable(kept, has_end, tombstones, begins[:count])
-        first = self._are_first(kept, has_end)
+            kept = kept & ~self._forgettable(kept, same, tombstones, begins[:count])
+        # A row that follows a kept row of its key is not the key's first.
+        first = kept
         if count:
-            self._follows_kept = bool(has_end[-1] and kept[-1])
-        self._current += int((kept & ~has_end & ~tombstones).sum())
-        filled = _with_ends(
-            rows.slice(0, count),
-            pa.array(ends, pa.int64(), mask=~has_end).cast(arrow_type("timestamp")),
-            pa.array(first),
-        )
-        if kept.all():
-            return filled
+            first = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[:count]
+        if count:
+            self._follows_kept = bool(same[-1] and kept[-1])
+        self._current += int((kept & ~same & ~tombstones).sum())
+        if self._anchor is not None or not in_history.all():
+            return self._keep_anchors(rows, ends, same, first, in_history, kept)
+        filled = _with_ends(rows.slice(0, count), _ends_array(ends, same), pa.array(first))
+        return filled if kept.all() else filled.filter(pa.array(kept))
+
+    def _keep_anchors(
+        self, rows: pa.Table, ends: Any, same: Any, first: Any, in_history: Any, kept: Any
+    ) -> pa.Table:
+        """Return the kept rows with their ends, each after the anchor of its interval; `rows` may
+        have one more row.
+
+        `in_history` says which rows did not end before the history begins.
+        """
+        # Whether the next row continues the interval of a row that ended before the history.
+        continued = np.zeros(len(ends), np.bool_)
+        old = np.nonzero(~in_history)[0]
+        continued[old] = self._are_continued(rows, old)
+        rows = rows.slice(0, len(ends))
+        if self._anchor is not None:  # it comes before the first of these rows
+            rows = pa.concat_tables([self._anchor, rows])
+            continued = np.append([True], continued)
+            same = np.append([True], same)
+            ends = np.append([0], ends)
+            first, in_history, kept = (
+                np.append([False], mask) for mask in (first, in_history, kept)
+            )
+        places = np.arange(len(ends))
+        starts = np.maximum.accumulate(np.where(np.append([True], ~continued[:-1]), places, 0))
+        self._anchor = rows.slice(starts[-1], 1) if continued[-1] else None
+        reaching = np.nonzero(continued[:-1] & in_history[1:])[0]
+        anchors = starts[reaching]
+        self._pruned -= len(anchors)
+        kept = kept.copy()
+        kept[anchors] = True
+        ends[anchors] = _micros(rows)[reaching + 1]
+        first = first & in_history
+        filled = _with_ends(rows, _ends_array(ends, same), pa.array(first))
         return filled.filter(pa.array(kept))
 
-    def _are_first(self, kept: Any, has_end: Any) -> Any:
-        """Return which rows follow no kept row of their key."""
-        return ~np.append([self._follows_kept], (kept & has_end)[:-1])[: len(kept)]
+    def _are_continued(self, rows: pa.Table, places: Any) -> Any:
+        """Return whether the rows after these, which are of the same keys, are entries that equal
+        them.
+        """
+        before = rows.take(places)
+        after = rows.take(places + 1)
+        differs = _deletions(before) | _deletions(after)
+        for path in self._options.compared:
+            old = read_path(before, path.steps).combine_chunks()
+            new = read_path(after, path.steps).combine_chunks()
+            differs |= differing_values(old, new)
+        return ~differs
 
-    def _forgettable(self, kept: Any, has_end: Any, tombstones: Any, begins: Any) -> Any:
+    def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
         """Return which rows to forget, and count them: old tombstones that are the only row left
         of their key.
         """
-        are_alone = self._are_first(kept, has_end) & ~has_end
+        follows_none = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
+        are_alone = follows_none & ~same
         forgotten = kept & tombstones & are_alone & (begins <= self._options.forget)
         if forgotten.any():
             self._forgotten += int(forgotten.sum())
@@ -608,6 +666,15 @@ def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
     """Return the rows with these values as `__valid_to` and `__first`."""
     rows = rows.drop_columns([name for name in (VALID_TO, IS_FIRST) if name in rows.column_names])
     return rows.append_column(VALID_TO, ends).append_column(IS_FIRST, first)
+
+
+def _ends_array(ends: Any, same: Any) -> Any:
+    """Return the ends, in microseconds, as times; null for the last row of a key."""
+    return pa.array(ends, pa.int64(), mask=~same).cast(arrow_type("timestamp"))
+
+
+def _deletions(rows: pa.Table) -> Any:
+    return rows.column(TOMBSTONE).to_numpy().astype(bool)
 
 
 def key_changes(rows: pa.Table, key: Sequence[str]) -> Any:
