@@ -1,0 +1,161 @@
+"""Changes that leave out columns and come in any order, against a sorted list."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.assets.declaration.change_formats import OperationColumn
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from tests.assets.conftest import World
+from tests.assets.unbounded.tables import BY_HAND
+
+NAME = "people"
+COLUMNS = ("a", "b", "c")
+STREAM = Schema.of(
+    k="string", op="string", seq="bigint", since="timestamp", a="string", b="int", c="string",
+    a_isMissing="boolean", b_isMissing="boolean", c_isMissing="boolean",
+)  # fmt: skip
+FORM = OperationColumn("op", missing="_isMissing")
+Table = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change with its position, the second since which it is valid, and what it names."""
+
+    key: str
+    seq: int
+    second: int = 0
+    op: str = "u"
+    named: dict[str, Any] = field(default_factory=dict)
+
+
+def at(second: int) -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=second)
+
+
+def declared(world: World, **more: Any) -> AdjunctDataset:
+    if NAME not in world.streams.list_streams():
+        world.stream(NAME, STREAM, ["k"], 2)
+    spread = {} if "broadcast" in more else {"partitions": 2}
+    options = {**spread, "compaction": BY_HAND, "changes": FORM, "order_by": "seq", **more}
+    return unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", **options)
+
+
+OVER_TIME = {"history": "all", "valid_from": "since"}
+
+
+def send(world: World, *changes: Change) -> None:
+    rows = []
+    for one in changes:
+        values = [one.named.get(name) for name in COLUMNS]
+        marks = [name not in one.named for name in COLUMNS]
+        rows.append((one.key, one.op, one.seq, at(one.second), *values, *marks))
+    world.send(NAME, rows)
+
+
+def applied(changes: Sequence[Change]) -> Table:
+    """Return what the changes come to in their order; one of a row that is not there does
+    nothing.
+    """
+    table: Table = {}
+    for one in changes:
+        if one.op == "d":
+            table.pop(one.key, None)
+        elif one.op == "i" or set(one.named) == set(COLUMNS):
+            table[one.key] = dict.fromkeys(COLUMNS) | one.named
+        elif one.key in table:
+            table[one.key] = table[one.key] | one.named
+    return table
+
+
+def by_position(changes: Sequence[Change]) -> Table:
+    return applied(sorted(changes, key=lambda one: one.seq))
+
+
+def content(world: World, spec: AdjunctDataset) -> Table:
+    view = StoredVersions(world.lake, spec).current()
+    if view is None:
+        return {}
+    found = {}
+    for key, entry in view.items():
+        found[key] = {name: entry[name] for name in COLUMNS}
+    return found
+
+
+def drawn(draw: random.Random, count: int, *, seconds: int = 1) -> list[Change]:
+    """Return changes of a few keys, in the order of their positions."""
+    changes = []
+    for seq in range(count):
+        op = draw.choice("iiuuuuuuud")
+        names = [] if op == "d" else draw.sample(COLUMNS, draw.randint(1, 3))
+        values = {"a": f"t{seq}", "b": seq, "c": f"u{seq}"}
+        named = {name: None if draw.random() < 0.2 else values[name] for name in names}
+        changes.append(Change(draw.choice("abcde"), seq, draw.randrange(seconds), op, named))
+    return changes
+
+
+def compact(world: World, draw: random.Random) -> None:
+    level = draw.choice(["minor", "major"])
+    compact_dataset(world.lake, NAME, spark=world.spark, by="test", level=level)
+
+
+WHOLE = {"a": "x", "b": 1, "c": "y"}
+
+
+def test_what_comes_late_sets_only_what_was_not_set_since(either: World) -> None:
+    spec = declared(either)
+    changes = [
+        Change("k", 1, 0, "i", WHOLE),
+        Change("k", 9, 0, "u", {"b": 9}),
+        Change("k", 5, 0, "u", {"a": "five", "b": 5}),
+        Change("k", 7, 0, "d"),
+        Change("k", 6, 0, "u", {"c": "six"}),
+        Change("k", 8, 0, "i", {"a": "eight", "b": 8, "c": "eight"}),
+    ]
+    wanted = [
+        WHOLE,
+        WHOLE | {"b": 9},
+        {"a": "five", "b": 9, "c": "y"},
+        None,
+        None,
+        {"a": "eight", "b": 9, "c": "eight"},
+    ]
+    for one, row in zip(changes, wanted, strict=True):
+        send(either, one)
+        report = either.advance(spec)
+        assert content(either, spec) == ({} if row is None else {"k": row})
+        assert report.counters.get("held", 0) == (one.seq == 7)
+        assert report.counters["superseded"] == (one.seq == 6)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
+)
+def test_every_order_and_cut_gives_what_the_sorted_changes_come_to(
+    either: World, seed: int
+) -> None:
+    draw = random.Random(seed)
+    changes = drawn(draw, 120 if either.spark is IN_PROCESS else 40)
+    draw.shuffle(changes)
+    changes += draw.sample(changes, 10)  # delivered again
+    spec = declared(either)
+    at = 0
+    while at < len(changes):
+        cut = changes[at : (at := at + draw.choice([1, 3, 10, 30]))]
+        send(either, *cut)
+        either.advance(spec)
+        assert content(either, spec) == by_position(changes[:at])
+        if draw.random() < 0.3:
+            compact(either, draw)
+            assert content(either, spec) == by_position(changes[:at])
