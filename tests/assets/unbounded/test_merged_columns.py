@@ -159,3 +159,87 @@ def test_every_order_and_cut_gives_what_the_sorted_changes_come_to(
         if draw.random() < 0.3:
             compact(either, draw)
             assert content(either, spec) == by_position(changes[:at])
+
+
+# -- over time
+
+LAST = 12
+
+
+def over_time(changes: Sequence[Change]) -> dict[int, Table]:
+    """Return what was valid at each second."""
+    ordered = sorted(changes, key=lambda one: (one.second, one.seq))
+    return {
+        second: applied([one for one in ordered if one.second <= second])
+        for second in range(LAST + 1)
+    }
+
+
+def read_over_time(world: World, spec: AdjunctDataset) -> dict[int, Table]:
+    """Return what a table says was valid at each second; by Spark, too, where the world has it."""
+    view = world.view(spec)
+    found: dict[int, Table] = {second: {} for second in range(LAST + 1)}
+    for key in "abcdek":
+        for part in view.history_of(key):
+            for second in range(LAST + 1):
+                if part.entry is not None and part.holds(at(second)):
+                    found[second][key] = {name: part.entry[name] for name in COLUMNS}
+    if world.spark is not IN_PROCESS:
+        rows = view.history_frame(world.spark()).collect()
+        for second in range(LAST + 1):
+            moment = at(second).timestamp()
+            valid = {}
+            for row in rows:
+                begins = row["__valid_from"].timestamp() <= moment
+                ends = row["__valid_to"] is not None and row["__valid_to"].timestamp() <= moment
+                if begins and not ends and not row["__tombstone"]:
+                    assert row.k not in valid
+                    valid[row.k] = {name: row[name] for name in COLUMNS}
+            assert valid == found[second], second
+    assert content(world, spec) == found[LAST]
+    return found
+
+
+def test_what_a_late_change_sets_is_carried_into_rows_that_inherited_it(either: World) -> None:
+    spec = declared(either, order_by=None, **OVER_TIME)
+    sent: list[Change] = []
+    for one in [
+        Change("k", 0, 1, "i", WHOLE),
+        Change("k", 1, 9, "u", {"b": 9}),
+        Change("k", 2, 5, "u", {"a": "five", "b": 5}),
+        Change("k", 3, 7, "d"),
+        Change("k", 4, 8, "u", {"c": "eight"}),
+        Change("k", 5, 7, "i", {"a": "seven"}),
+        Change("k", 6, 0, "u", {"c": "lost"}),
+    ]:
+        sent.append(one)
+        send(either, one)
+        report = either.advance(spec)
+        assert report.counters.get("carried", 0) == {2: 1, 3: 1, 4: 1, 5: 2}.get(one.seq, 0)
+        assert read_over_time(either, spec) == over_time(sent)
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["by offset", "ordered"])
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 12))]
+)
+def test_every_order_and_cut_gives_the_history_of_the_sorted_changes(
+    either: World, seed: int, ordered: bool
+) -> None:
+    draw = random.Random(seed)
+    changes = drawn(draw, 100 if either.spark is IN_PROCESS else 40, seconds=LAST)
+    draw.shuffle(changes)
+    if ordered:
+        changes += draw.sample(changes, 10)  # delivered again
+    else:
+        changes = [replace(one, seq=place) for place, one in enumerate(changes)]
+    spec = declared(either, order_by="seq" if ordered else None, **OVER_TIME)
+    begin = 0
+    while begin < len(changes):
+        cut = changes[begin : (begin := begin + draw.choice([1, 3, 10, 30]))]
+        send(either, *cut)
+        either.advance(spec)
+        assert read_over_time(either, spec) == over_time(changes[:begin])
+        if draw.random() < 0.3:
+            compact(either, draw)
+            assert read_over_time(either, spec) == over_time(changes[:begin])
