@@ -12,8 +12,10 @@ import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
+from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
@@ -26,6 +28,7 @@ STREAM = Schema.of(
     a_isMissing="boolean", b_isMissing="boolean", c_isMissing="boolean",
 )  # fmt: skip
 FORM = OperationColumn("op", missing="_isMissing")
+OVER_TIME = {"history": "all", "valid_from": "since"}
 Table = dict[str, dict[str, Any]]
 
 
@@ -50,9 +53,6 @@ def declared(world: World, **more: Any) -> AdjunctDataset:
     spread = {} if "broadcast" in more else {"partitions": 2}
     options = {**spread, "compaction": BY_HAND, "changes": FORM, "order_by": "seq", **more}
     return unbounded_dataset(NAME, input=f"lake.{NAME}", key="k", **options)
-
-
-OVER_TIME = {"history": "all", "valid_from": "since"}
 
 
 def send(world: World, *changes: Change) -> None:
@@ -159,6 +159,34 @@ def test_every_order_and_cut_gives_what_the_sorted_changes_come_to(
         if draw.random() < 0.3:
             compact(either, draw)
             assert content(either, spec) == by_position(changes[:at])
+
+
+def test_a_table_of_one_run_merges_columns_too(sparkling: World) -> None:
+    draw = random.Random(4)
+    changes = drawn(draw, 40)
+    draw.shuffle(changes)
+    table = TransientTable(sparkling.systems, declared(sparkling, persistent=False))
+    for cut in (changes[:5], changes[5:15], [], changes[15:]):
+        send(sparkling, *cut)
+        table.advance(sparkling.spark)
+    assert table.view is not None
+    rows = table.view.frame(sparkling.spark()).collect()
+    table.release()
+    found = {row.k: {name: row[name] for name in COLUMNS} for row in rows}
+    assert found == by_position(changes)
+
+
+@pytest.mark.parametrize("column", ["seq", "since"])
+def test_what_places_a_change_can_not_be_left_out(either: World, column: str) -> None:
+    mark = Schema.of({f"{column}_isMissing": "boolean"})
+    either.stream(NAME, Schema((*STREAM.fields, *mark.fields)), ["k"], 1)
+    spec = declared(either, on_bad_change=DeadLetters("lake.dead"), **OVER_TIME)
+    row = ("k", "u", 1, at(1), "x", 1, "y", False, False, False)
+    either.send(NAME, [(*row, True), (*row, False)])
+    assert either.advance(spec).counters["quarantined"] == 1
+    letters = either.streams.read_arrow(either.streams.all_ranges("dead")).to_pylist()
+    assert repr(column) in letters[0]["reason"]
+    assert content(either, spec) == {"k": WHOLE}
 
 
 # -- over time
