@@ -160,7 +160,8 @@ class ColumnMerge:
         """
         level = self._rank
         row_level = self._row_rank
-        partition = self._rows.column(PARTITION).fill_null(_OF_SNAPSHOT).to_numpy()[:, None]
+        partition = self._rows.column(PARTITION).cast("int64").fill_null(_OF_SNAPSHOT)
+        partition = partition.to_numpy()[:, None]
         if by_offset:
             level = (self._positions[level] >= 0).astype(np.int64)
             row_level = (self._positions[row_level] >= 0).astype(np.int64)

@@ -16,9 +16,12 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
+from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
+from dagster_adjunct.resources.errors import KeyOrderError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
+from tests.assets.grown_streams import GrownWorld
 from tests.assets.unbounded.tables import BY_HAND
 
 NAME = "people"
@@ -28,6 +31,7 @@ STREAM = Schema.of(
     a_isMissing="boolean", b_isMissing="boolean", c_isMissing="boolean",
 )  # fmt: skip
 FORM = OperationColumn("op", missing="_isMissing")
+LETTERS = DeadLetters("lake.dead")
 OVER_TIME = {"history": "all", "valid_from": "since"}
 Table = dict[str, dict[str, Any]]
 
@@ -180,13 +184,71 @@ def test_a_table_of_one_run_merges_columns_too(sparkling: World) -> None:
 def test_what_places_a_change_can_not_be_left_out(either: World, column: str) -> None:
     mark = Schema.of({f"{column}_isMissing": "boolean"})
     either.stream(NAME, Schema((*STREAM.fields, *mark.fields)), ["k"], 1)
-    spec = declared(either, on_bad_change=DeadLetters("lake.dead"), **OVER_TIME)
+    spec = declared(either, on_bad_change=LETTERS, **OVER_TIME)
     row = ("k", "u", 1, at(1), "x", 1, "y", False, False, False)
     either.send(NAME, [(*row, True), (*row, False)])
     assert either.advance(spec).counters["quarantined"] == 1
     letters = either.streams.read_arrow(either.streams.all_ranges("dead")).to_pylist()
     assert repr(column) in letters[0]["reason"]
     assert content(either, spec) == {"k": WHOLE}
+
+
+# -- several partitions
+
+
+def scattered(world: World, **more: Any) -> tuple[AdjunctDataset, str, str]:
+    """Return a table whose changes are in partitions by their operation, and two words for an
+    update that are in different ones.
+    """
+    world.stream(NAME, STREAM, ["op"], 2)
+    words = {bucket_of_key([word], ["string"], 2): word for word in ("u", "U", "update", "Update")}
+    return declared(world, **more), words[0], words[1]
+
+
+@pytest.mark.parametrize("over_time", [False, True], ids=["ordered", "over time"])
+@pytest.mark.parametrize(
+    ("stored", "late", "is_tied"),
+    [
+        ({"a": "x"}, {"a": "x"}, False),
+        ({"a": "x"}, {"a": "z"}, True),
+        ({"a": "x"}, {"b": 2}, True),
+        ({"a": "x"}, {"a": "x", "b": 2}, True),
+    ],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_offsets_of_two_partitions_do_not_decide_which_change_set_a_column(
+    world: World, over_time: bool, stored: Any, late: Any, is_tied: bool, at_once: bool
+) -> None:
+    more = {"order_by": None, **OVER_TIME} if over_time else {}
+    world = GrownWorld(world.lake, IN_PROCESS)
+    spec, first, second = scattered(world, **more)
+    send(world, Change("k", 1, 1, "i", WHOLE), Change("l", 1, 1, "i", WHOLE))
+    send(world, Change("k", 5, 5, first, stored))
+    if not at_once:
+        world.advance(spec)
+    send(world, Change("k", 5, 5, second, late), Change("l", 6, 6, first, {"b": 7}))
+    if is_tied:
+        with pytest.raises(KeyOrderError):
+            world.advance(spec)
+        spec = replace(spec, following=replace(spec.following, on_bad_change=LETTERS))
+    assert world.advance(spec).counters.get("quarantined", 0) == is_tied
+    kept = [stored, late] if at_once and first != min(first, second) else [stored]
+    assert content(world, spec)["k"] in [WHOLE | one for one in kept]
+    assert content(world, spec)["l"] == WHOLE | {"b": 7}
+
+
+def test_a_column_that_an_earlier_change_set_is_compared_too(world: World) -> None:
+    world.spark = IN_PROCESS
+    spec, first, second = scattered(world)
+    send(world, Change("k", 1, 1, "i", WHOLE), Change("k", 5, 5, first, {"a": "five"}))
+    send(world, Change("k", 9, 9, first, {"b": 9}))
+    world.advance(spec)
+    send(world, Change("k", 5, 5, second, {"a": "five"}), Change("k", 4, 4, second, {"a": "4"}))
+    world.advance(spec)
+    send(world, Change("k", 5, 5, second, {"a": "other"}))
+    with pytest.raises(KeyOrderError):
+        world.advance(spec)
+    assert content(world, spec) == {"k": {"a": "five", "b": 9, "c": "y"}}
 
 
 # -- over time
