@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,17 +13,32 @@ import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
-from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
+from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
+from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
-from dagster_adjunct.resources.errors import KeyOrderError
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    CommitStateUnknownError,
+    KeyOrderError,
+    StoreUnavailableError,
+)
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
+from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World
 from tests.assets.grown_streams import GrownWorld
-from tests.assets.unbounded.tables import BY_HAND
+from tests.assets.unbounded.tables import BY_HAND, faulty
+from tests.faulty_store import Crash, Fault
+from tests.rounds import rounds
 
 NAME = "people"
 COLUMNS = ("a", "b", "c")
@@ -333,3 +349,99 @@ def test_every_order_and_cut_gives_the_history_of_the_sorted_changes(
         if draw.random() < 0.3:
             compact(either, draw)
             assert read_over_time(either, spec) == over_time(changes[:begin])
+
+
+# -- whatever happens on the way
+
+
+@dataclass
+class Driven:
+    """A table that is driven at random, and killed on the way."""
+
+    world: World
+    draw: random.Random
+    spec: AdjunctDataset
+    sent: list[Change] = field(default_factory=list)
+
+    def act_until_done(self, act: Callable[[Lake], object]) -> None:
+        done = False
+        while not done:
+            kind = self.draw.choice(["crash-before", "crash-after", "lost-after"])
+            fault = Fault("*", self.draw.randint(1, 40), kind)
+            lake = self.world.lake
+            if self.draw.random() < 0.5:
+                lake = faulty(self.world, fault)
+            with suppress(
+                Crash, StoreUnavailableError, CommitStateUnknownError, CommitConflictError
+            ):
+                act(lake)
+                done = True
+
+    def advance(self) -> None:
+        changes = drawn(self.draw, self.draw.choice([1, 4, 15]), seconds=LAST)
+        shuffled = self.draw.sample(range(1000), len(changes))
+        taken = {one.seq for one in self.sent}
+        for one, seq in zip(changes, shuffled, strict=True):
+            if seq not in taken:
+                self.sent.append(replace(one, seq=seq))
+                send(self.world, self.sent[-1])
+        self.act_until_done(lambda lake: self.world.advance(self.spec, lake=lake))
+
+    def upkeep(self) -> None:
+        level = self.draw.choice(["minor", "major"])
+        policy = DiscardPolicy(keep=1, grace=timedelta(0))
+        self.act_until_done(
+            lambda lake: compact_dataset(lake, NAME, spark=IN_PROCESS, by="test", level=level)
+        )
+        self.act_until_done(lambda lake: discard(lake, NAME, policy, by="test"))
+
+    def rewind(self) -> None:
+        manifest = StoredVersions(self.world.lake, NAME).require_manifest()
+        assert isinstance(manifest, UnboundedManifest)
+        positions = {}
+        for ssp, end in manifest.offsets.items():
+            offset = str(self.draw.randint(0, int(end)))
+            positions[SystemStreamPartition.parse(ssp)] = StartpointSpecific(offset=offset)
+        self.act_until_done(
+            lambda lake: rewind_dataset(
+                self.spec, positions=positions, reason="again", **self._where(lake)
+            )
+        )
+
+    def rebuild(self) -> None:
+        self.act_until_done(
+            lambda lake: rebuild_dataset(self.spec, reason="anew", **self._where(lake))
+        )
+        self.act_until_done(lambda lake: self.world.advance(self.spec, lake=lake))
+
+    def _where(self, lake: Lake) -> dict[str, Any]:
+        systems = self.world.systems
+        return {"lake": lake, "systems": systems, "spark": IN_PROCESS, "by": "test"}
+
+    def check(self) -> None:
+        if not self.spec.over_time:
+            assert content(self.world, self.spec) == by_position(self.sent)
+        else:
+            assert read_over_time(self.world, self.spec) == over_time(self.sent)
+
+
+@pytest.mark.lengthy
+@pytest.mark.rounds
+@pytest.mark.parametrize("kept", [{}, OVER_TIME], ids=["newest", "over time"])
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 10))]
+)
+def test_whatever_happens_on_the_way_the_table_is_what_the_sorted_changes_come_to(
+    seed: int, kept: dict[str, Any]
+) -> None:
+    draw = random.Random(seed)
+    world = World(lake_in(InMemoryStore()), IN_PROCESS)
+    driven = Driven(world, draw, declared(world, chunk=draw.choice([3, 1000]), **kept))
+    driven.advance()
+    for _ in range(rounds(10, 40)):
+        act = draw.choice([driven.advance, driven.advance, driven.upkeep, driven.rewind])
+        act()
+        driven.check()
+        if draw.random() < 0.1:
+            driven.rebuild()
+            driven.check()
