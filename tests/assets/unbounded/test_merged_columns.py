@@ -21,6 +21,7 @@ from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
+from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
@@ -34,6 +35,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.times import to_microseconds
 from tests.assets.conftest import World
 from tests.assets.grown_streams import GrownWorld
 from tests.assets.unbounded.tables import BY_HAND, faulty
@@ -445,3 +447,66 @@ def test_whatever_happens_on_the_way_the_table_is_what_the_sorted_changes_come_t
         if draw.random() < 0.1:
             driven.rebuild()
             driven.check()
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"keep_tombstones": 15},
+        {"history": timedelta(seconds=4), "valid_from": "since"},
+        {"history": timedelta(seconds=4), "valid_from": "since", "order_by": None},
+    ],
+    ids=["ordered", "over time", "over time by offset"],
+)
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 10))]
+)
+def test_what_comes_too_late_changes_nothing_and_the_rest_is_exact(
+    seed: int, more: dict[str, Any]
+) -> None:
+    draw = random.Random(seed)
+    world = World(lake_in(InMemoryStore()), IN_PROCESS)
+    spec = declared(world, **more)
+    changes = drawn(draw, 150, seconds=LAST)
+    if spec.over_time:
+        changes.sort(key=lambda one: one.second + draw.uniform(0, 8))
+    else:
+        changes.sort(key=lambda one: one.seq + draw.uniform(0, 40))
+    if spec.following.order_by is None:
+        changes = [replace(one, seq=place) for place, one in enumerate(changes)]
+    accepted: list[Change] = []
+    late = 0
+    for start in range(0, len(changes), 10):
+        cut = changes[start : start + 10]
+        in_time = [one for one in cut if not _is_late(world, spec, one)]
+        accepted += in_time
+        send(world, *cut)
+        counters = world.advance(spec).counters
+        assert counters.get("late", 0) == len(cut) - len(in_time)
+        late += len(cut) - len(in_time)
+        if draw.random() < 0.5:
+            compact(world, draw)
+        if not spec.over_time:
+            assert content(world, spec) == by_position(accepted)
+            continue
+        edge = world.view(spec).sealed.edge
+        wanted = over_time(accepted)
+        for second, table in read_over_time(world, spec).items():
+            if edge is None or at(second) >= datetime_from_micros(edge):
+                assert table == wanted[second], second
+    assert late or seed
+
+
+def _is_late(world: World, spec: AdjunctDataset, one: Change) -> bool:
+    view = StoredVersions(world.lake, spec).current()
+    if view is None:
+        return False
+    manifest = StoredVersions(world.lake, NAME).require_manifest()
+    assert isinstance(manifest, UnboundedManifest)
+    horizon = manifest.horizon
+    if view.sealed.history is None:
+        return horizon is not None and one.seq <= horizon
+    pruned = view.sealed.history.pruned
+    micros = to_microseconds(at(one.second))
+    return (horizon is not None and micros <= horizon) or (pruned is not None and micros < pruned)
