@@ -7,25 +7,36 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DiscardPolicy
+from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
+from dagster_adjunct.assets.exchange.handover import polars_frame, pyarrow_dataset
+from dagster_adjunct.assets.exchange.iceberg import IcebergTable, publish_to_iceberg
+from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.verification import verify_version
 from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
 from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest
 from dagster_adjunct.assets.versions.version import datetime_from_micros
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     CommitStateUnknownError,
+    DatasetError,
     KeyOrderError,
     StoreUnavailableError,
 )
@@ -78,11 +89,13 @@ def declared(world: World, **more: Any) -> AdjunctDataset:
 
 
 def send(world: World, *changes: Change) -> None:
+    schema = world.streams.info(NAME).schema
+    assert schema is not None
     rows = []
     for one in changes:
-        values = [one.named.get(name) for name in COLUMNS]
-        marks = [name not in one.named for name in COLUMNS]
-        rows.append((one.key, one.op, one.seq, at(one.second), *values, *marks))
+        row = {"k": one.key, "op": one.op, "seq": one.seq, "since": at(one.second), **one.named}
+        row |= {f"{name}_isMissing": name not in one.named for name in COLUMNS}
+        rows.append(tuple(row.get(name) for name in schema.names))
     world.send(NAME, rows)
 
 
@@ -287,7 +300,7 @@ def read_over_time(world: World, spec: AdjunctDataset) -> dict[int, Table]:
     """Return what a table says was valid at each second; by Spark, too, where the world has it."""
     view = world.view(spec)
     found: dict[int, Table] = {second: {} for second in range(LAST + 1)}
-    for key in "abcdek":
+    for key in "abcdekx":
         for part in view.history_of(key):
             for second in range(LAST + 1):
                 if part.entry is not None and part.holds(at(second)):
@@ -510,3 +523,147 @@ def _is_late(world: World, spec: AdjunctDataset, one: Change) -> bool:
     pruned = view.sealed.history.pruned
     micros = to_microseconds(at(one.second))
     return (horizon is not None and micros <= horizon) or (pruned is not None and micros < pruned)
+
+
+# -- what else is done to a table
+
+
+@pytest.mark.parametrize("kept", [{}, OVER_TIME], ids=["newest", "over time"])
+def test_columns_stay_in_order_when_the_table_is_rewritten(
+    world: World, kept: dict[str, Any]
+) -> None:
+    world.spark = IN_PROCESS
+    spec = declared(world, **kept)
+    first = [Change(key, 1, 1, "i", WHOLE) for key in "abcde"]
+    first += [Change(key, 9, 9, "u", {"b": 9}) for key in "abcd"]
+    first += [Change("x", 5, 5, "u", {"a": "held"})]
+    send(world, *first)
+    assert world.advance(spec).counters["held"] == 1
+    erase_keys(world.lake, NAME, ["c"], reason="asked for", by="test")
+    compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
+    repartition_dataset(world.lake, NAME, 3, reason="more machines", by="test")
+    spec = declared(world, partitions=3, **kept)
+    late = [Change(key, 5, 5, "u", {"a": "five", "b": 5}) for key in "ab"]
+    late += [Change("x", 4, 4, "i", WHOLE), Change("d", 7, 7, "d")]
+    send(world, *late)
+    before = open_dataset(world.lake, NAME)
+    world.advance(spec)
+    wanted = [one for one in [*first, *late] if one.key != "c"]
+    table = by_position(wanted)
+    assert content(world, spec) == table
+    assert table["a"] == {"a": "five", "b": 9, "c": "y"}
+    assert verify_version(world.view(spec), deep=True).ok
+    with before, open_dataset(world.lake, NAME) as after:
+        kinds = {one.key["k"]: one.kind for one in after.changes(before.version)}
+    assert kinds == {"a": "update", "b": "update", "x": "insert", "d": "delete"}
+    if kept:
+        assert read_over_time(world, spec) == over_time(wanted)
+
+
+@pytest.mark.parametrize("kept", [{}, OVER_TIME], ids=["newest", "over time"])
+def test_renamed_and_dropped_columns_keep_their_order(world: World, kept: dict[str, Any]) -> None:
+    world.spark = IN_PROCESS
+    spec = declared(world, **kept)
+    send(world, Change("k", 1, 1, "i", WHOLE), Change("k", 9, 9, "u", {"a": "nine", "c": "nine"}))
+    world.advance(spec)
+    renamed = {"a": "x", "a_isMissing": "x_isMissing"}
+    dropped = ("c", "c_isMissing")
+    world.streams.change_columns(NAME, renamed=renamed, drop=dropped)
+    spec = declared(world, renamed={"a": "x"}, drop="c", **kept)
+    for seq, wanted in [(5, ("nine", 5)), (11, ("x11", 5))]:
+        row = ("k", "u", seq, at(seq), f"x{seq}", seq, False, seq == 11)
+        world.send(NAME, [row])
+        world.advance(spec)
+        entry = world.view(spec).get("k")
+        assert (entry["x"], entry["b"]) == wanted
+    mended = {"x": "a", "x_isMissing": "a_isMissing"}
+    world.streams.change_columns(NAME, renamed=mended)
+    world.streams.create(NAME, schema=STREAM, key=["k"], partitions=2)
+    spec = declared(world, renamed={"x": "a"}, **kept)
+    send(world, Change("k", 10, 10, "u", {"a": "ten", "b": 10, "c": "ten"}))
+    world.advance(spec)
+    entry = world.view(spec).get("k")
+    assert [entry[name] for name in COLUMNS] == ["x11", 10, "ten"]
+
+
+def test_changes_are_merged_upon_a_bulk_snapshot(sparkling: World, tmp_path: Path) -> None:
+    sparkling.stream(NAME, STREAM, ["k"], 2)
+    rows = {"k": ["k", "l"], "seq": [3, 3], "since": [at(3)] * 2, "a": ["x"] * 2, "c": ["y"] * 2}
+    snapshot = pa.table({**rows, "b": pa.array([1, 1], pa.int32())})
+    pq.write_table(snapshot, tmp_path / "rows.parquet")
+    position = {f"lake.{NAME}.{number}": "0" for number in (0, 1)}
+    initial = ParquetSnapshot(str(tmp_path / "rows.parquet"), position=position)
+    spec = declared(sparkling, initial=initial)
+    changes = [Change("k", 2, 0, "u", {"a": "two"}), Change("k", 9, 0, "u", {"b": 9})]
+    changes += [Change("k", 5, 0, "u", {"b": 5, "c": "five"}), Change("l", 4, 0, "d")]
+    for one in changes:
+        send(sparkling, one)
+        sparkling.advance(spec)
+    assert content(sparkling, spec) == {"k": {"a": "x", "b": 9, "c": "five"}}
+
+
+def test_an_order_of_texts_merges_columns(either: World) -> None:
+    schema = Schema.of({field.name: field.type for field in STREAM.fields}, lsn="string")
+    either.stream(NAME, schema, ["k"], 2)
+    spec = declared(either, order_by=["lsn", "seq"])
+    marks = (True, False, True)
+    for lsn, seq, row in [
+        ("0000002c:00000c68:0003", 1, ("i", "x", 1, "y", False, False, False)),
+        ("0000003c:00000c68:0003", 1, ("u", None, 9, None, *marks)),
+        ("0000003c:00000c68:0003", 0, ("u", None, 5, None, *marks)),
+        ("0000002d:00000c68:0003", 7, ("u", "late", 2, None, False, False, True)),
+    ]:
+        op, *rest = row
+        either.send(NAME, [("k", op, seq, at(0), *rest, lsn)])
+        either.advance(spec)
+    assert content(either, spec) == {"k": {"a": "late", "b": 9, "c": "y"}}
+
+
+def test_a_table_of_whole_rows_may_become_one_of_merged_columns_and_not_back(either: World) -> None:
+    stored = ["k", "seq", *COLUMNS]
+    whole = declared(either, changes=OperationColumn("op"), columns=stored)
+    send(either, Change("k", 5, 0, "i", WHOLE))
+    either.advance(whole)
+    spec = declared(either, columns=stored)
+    send(either, Change("k", 9, 0, "u", {"b": 9}), Change("k", 4, 0, "u", {"a": "late"}))
+    either.advance(spec)
+    assert content(either, spec) == {"k": WHOLE | {"b": 9}}
+    send(either, Change("k", 7, 0, "i", WHOLE | {"a": "seven"}))
+    with pytest.raises(DatasetError) as refused:
+        either.advance(whole)
+    assert "rebuild" in refused.value.next_step
+    either.advance(spec)
+    assert content(either, spec) == {"k": {"a": "seven", "b": 9, "c": "y"}}
+
+
+def test_other_engines_see_neither_how_columns_were_merged_nor_what_is_held(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyiceberg.catalog.sql")
+    import pyiceberg.catalog
+    from pyiceberg.utils.config import Config
+
+    world.spark = IN_PROCESS
+    spec = declared(world, columns=["k", *COLUMNS])
+    send(world, Change("k", 1, 0, "i", WHOLE), Change("l", 1, 0, "i", WHOLE))
+    world.advance(spec)
+    send(world, Change("k", 9, 0, "u", {"b": 9}), Change("x", 5, 0, "u", {"a": "held"}))
+    world.advance(spec)
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKEHOUSE__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKEHOUSE__URI", f"sqlite:///{tmp_path}/catalog.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKEHOUSE__WAREHOUSE", str(tmp_path / "warehouse"))
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+    table = IcebergTable("reference.people", catalog="lakehouse")
+    catalog = table.open()
+    catalog.create_namespace("reference")
+    publish_to_iceberg(world.lake, NAME, table)
+    read = catalog.load_table(table.identifier).scan().to_arrow()
+    assert read.column_names == ["k", *COLUMNS]
+    rows = {row.pop("k"): row for row in read.to_pylist()}
+    assert rows == content(world, spec) == {"k": WHOLE | {"b": 9}, "l": WHOLE}
+    send(world, Change("x", 1, 0, "i", WHOLE))
+    world.advance(spec)
+    compact_dataset(world.lake, NAME, spark=IN_PROCESS, by="test", level="major")
+    view = world.view(spec)
+    assert pyarrow_dataset(view).to_table().column_names == ["k", *COLUMNS]
+    assert polars_frame(view).collect().columns == ["k", *COLUMNS]
