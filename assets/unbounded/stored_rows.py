@@ -123,7 +123,8 @@ class StoredRows:
         column.
         """
         name = keys.column_names[0]
-        first = column_paths(metadata).index(*self.layout.stored_names([name]))
+        (stored_name,) = self.layout.stored_names([name])
+        first = column_paths(metadata).index(stored_name)
         statistics = metadata.row_group(group).column(first).statistics
         if statistics is None or not statistics.has_min_max:
             return np.arange(keys.num_rows)
@@ -156,5 +157,5 @@ def _match_keys(rows: Sequence[pa.ChunkedArray], keys: pa.Table) -> tuple[Any, A
     codes = key_codes(columns)
     count = len(rows[0])
     places = pc.index_in(codes.slice(0, count), value_set=codes.slice(count))
-    rows = pc.indices_nonzero(pc.is_valid(places))
-    return places.take(rows).to_numpy(), rows.to_numpy()
+    found = pc.indices_nonzero(pc.is_valid(places))
+    return places.take(found).to_numpy(), found.to_numpy()
