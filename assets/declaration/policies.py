@@ -332,8 +332,6 @@ class ChangeStreamOptions:
             problem = "watermark has no effect without a history: changes have no times."
             step = 'Declare history=timedelta(…) or "all", or remove watermark.'
             yield "watermark", problem, step
-        if self.completes:
-            yield from self._completion_problems()
 
     def _tombstone_problems(self, distance: int) -> Iterator[tuple[str, str, str]]:
         argument = "keep_tombstones"
@@ -385,26 +383,17 @@ class ChangeStreamOptions:
             step = 'Declare history=timedelta(…) or "all", or remove valid_from.'
             yield "valid_from", problem, step
 
-    def _completion_problems(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what can't be done with changes that leave out columns."""
-        partial = f"but changes ({self.changes.describe()}) may leave out columns"
-        if self.order_by is not None:
-            problem = (
-                f"order_by is {self.order_by!r}, {partial}, which keep their stored values, so"
-                " changes must be applied in the order of offsets."
-            )
-            yield "order_by", problem, "Leave order_by out, or let the source send whole rows."
-        if self.history is not None:
-            problem = (
-                f"history is {self.history!r}, {partial}: a late change would have to be completed"
-                " from the values at its time, and so would all changes after it."
-            )
-            yield "history", problem, "Remove history, or let the source send whole rows."
-
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which then keep their stored values."""
         return bool(getattr(self.changes, "completes", False))
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether each column of a row may be set by a change of its own, in any order: offsets do
+        not say which changes come before others.
+        """
+        return self.completes and (self.order_by is not None or self.history is not None)
 
     @property
     def ordering(self) -> Order:

@@ -43,7 +43,7 @@ from dagster_adjunct.assets.versions.leases import (
 )
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, version_number
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.bucketing.files import IS_FIRST
+from dagster_adjunct.resources.bucketing.files import IS_FIRST, SET_AT
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.optional_packages import import_package
@@ -72,7 +72,9 @@ _FIRST_HIDDEN = 2_147_000_000
 _HIDDEN = {
     name: _FIRST_HIDDEN + place
     for place, name in enumerate(
-        dict.fromkeys((POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST))
+        dict.fromkeys(
+            (POSITION, TOMBSTONE, *(name for name, _ in HIDDEN_COLUMNS), IS_FIRST, SET_AT)
+        )
     )
 }
 """Field ids beyond those of any real table, and below those reserved by Iceberg."""

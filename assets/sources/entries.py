@@ -432,6 +432,7 @@ class OpenedStream:
             input_partitions=len(self.ssps),
             position_type=self.position_type,
             placed=self.stores_partitions,
+            by_column=self.merges_columns,
             input_names=self.info.names if self.stores_records else AS_NAMED,
         )
 
@@ -448,6 +449,11 @@ class OpenedStream:
     @property
     def stores_partitions(self) -> bool:
         """Whether stored rows name the partition that they come from."""
+        return False
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether stored rows say which changes have set their columns."""
         return False
 
     @property
@@ -630,6 +636,11 @@ class OpenedChanges(OpenedStream):
             return False
         is_keyed_alike = bool(self.info.key) and set(self.info.key) <= set(self.spec.key_sources)
         return self.info.partitioner != "spark-murmur3" or not is_keyed_alike
+
+    @property
+    def merges_columns(self) -> bool:
+        """Whether stored rows say which changes have set their columns."""
+        return self.spec.following.merges_columns
 
     @property
     def orders_itself(self) -> bool:

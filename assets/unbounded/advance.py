@@ -68,7 +68,12 @@ from dagster_adjunct.assets.versions.manifest import Bootstrap
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.switches import require_audit_fields
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.resources.bucketing.files import VALID_FROM, Generation, TimelineOptions
+from dagster_adjunct.resources.bucketing.files import (
+    SET_AT,
+    VALID_FROM,
+    Generation,
+    TimelineOptions,
+)
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.lazy_modules import F, pa, pq
@@ -145,6 +150,8 @@ def load_snapshot(
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
             if source.stores_partitions:  # a change of any partition is newer than the snapshot
                 placed = placed.withColumn(PARTITION, F.lit(None).cast("int"))
+            if source.merges_columns:
+                placed = placed.withColumn(SET_AT, F.lit(None).cast("string"))
             layout = commit.table_layout(source, names)
             rules = list_row_rules(spec, source.schema)
             placed, read_findings = check_snapshot_rows(placed, spec, rules)

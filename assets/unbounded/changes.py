@@ -282,11 +282,27 @@ def _plan_write(advance: Advance, *, again: bool) -> _WritePlan:
     late_from = None
     # A table that is being built has dropped no tombstones yet.
     if not advance.running and (spec.over_time or not again):
-        late_from = horizon
+        late_from = _find_latest_gap(advance)
     order_by: tuple[str, ...] = (POSITION, OFFSET, PARTITION)
     if not again and following.order_by is None:
         order_by = (POSITION,)
     return _WritePlan(options, order_by, late_from, replaced_from)
+
+
+def _find_latest_gap(advance: Advance) -> int | None:
+    """Return the position or time up to which changes can't be applied, None if all can.
+
+    Up to there deletions were dropped. With a history, a change that leaves out columns, and those
+    that it changes, need the rows before them, too.
+    """
+    manifest = advance.manifest
+    version = manifest.version
+    gaps = [manifest.horizon]
+    is_merged = advance.spec.over_time and advance.spec.following.merges_columns
+    if is_merged and version is not None and version.history is not None:
+        pruned = version.history.pruned
+        gaps.append(None if pruned is None else pruned - 1)
+    return max((gap for gap in gaps if gap is not None), default=None)
 
 
 def _plan_completion(
@@ -313,7 +329,8 @@ def _plan_completion(
 
 
 class _ChangeWriter:
-    """Writes files, and takes incomplete and late changes out of their stats.
+    """Writes files, and takes incomplete and late changes out of their stats, and the numbers of
+    rows that only inherit (`carried`) or are `held`.
 
     Stats and footers are stored in manifests, where these changes don't belong.
     """
@@ -321,7 +338,7 @@ class _ChangeWriter:
     def __init__(self, write: GenerationWriter) -> None:
         self._write = write
         self.incomplete: list[tuple[int, int, str]] = []
-        self.late = 0
+        self.late = self.carried = self.held = 0
 
     def __call__(self, *rows_and_place: Any, **how: Any) -> list[BucketFile]:
         return list(map(self._take_stats, self._write(*rows_and_place, **how)))
@@ -329,6 +346,8 @@ class _ChangeWriter:
     def _take_stats(self, file: BucketFile) -> BucketFile:
         stats = dict(file.stats)
         self.late += stats.pop("late", 0)
+        self.carried += stats.pop("carried", 0)
+        self.held += stats.pop("held", 0)
         if "incomplete" not in stats:
             return replace(file, stats=stats)
         self.incomplete += map(tuple, stats.pop("incomplete"))
@@ -373,6 +392,10 @@ def _write_changes(
     if rewinding is not None and writer.late and not rewinding.forced:
         advance.log.drop(generation)
         raise _forgotten_deletions_error(spec.name, writer.late, plan.replaced_from)
+    if writer.carried:
+        counters["carried"] = writer.carried
+    if writer.held:
+        counters["held"] = writer.held
     letters = None
     if set_aside:
         letters = build_dead_letters(changes, spec, writer.incomplete)
@@ -582,14 +605,15 @@ def _build_chunk(advance: Advance, chunk: _Chunk, records: int) -> _WrittenChang
     counters = written.counters
     if chunk.rewinding is None and written.times.all_late:
         counters["late_changes"] = written.times.all_late
-    counters["deleted"] += count_deletions(written.generation)
+    counters["deleted"] += count_deletions(written.generation) - counters.get("held", 0)
     if not advance.running:
         ignored = deletions = 0
         if chunk.rewinding is None:
             ignored, deletions = _count_ignored(written.advance, written.generation)
         counters["superseded"] += ignored
         counters["deleted"] -= deletions
-        counters = {"changes": written.generation.rows - ignored, **counters}
+        changed = written.generation.rows - ignored - counters.get("carried", 0)
+        counters = {"changes": changed, **counters}
     return replace(written, counters={"read": records, **counters})
 
 
@@ -598,11 +622,11 @@ def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
     these, deletions.
 
     By offset, streamed changes are never older, so none are looked for. With history, older changes
-    correct the past.
+    correct the past. Where columns are merged, older changes were left out before.
     """
     spec = advance.spec
     lake = advance.context.lake
-    if spec.following.order_by is None or spec.over_time:
+    if spec.following.order_by is None or spec.over_time or spec.following.merges_columns:
         return 0, 0
     stored = target_generations(advance)
     older = find_older_changes(lake.store, f"dataset {spec.name!r}", stored, generation)

@@ -322,6 +322,7 @@ def manifest_with_version(
         history=history,
         position_type=source.position_type,
         placed=source.stores_partitions,
+        by_column=source.merges_columns,
     )
     return switch_version(manifest, version, now)
 
@@ -364,6 +365,7 @@ def table_layout(source: OpenedChanges, names: StoredNames) -> BucketLayout:
         over_time=spec.over_time,
         position_type=source.position_type,
         placed=source.stores_partitions,
+        by_column=source.merges_columns,
     )
     return replace(layout, names=names)
 

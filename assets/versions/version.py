@@ -31,6 +31,7 @@ from dagster_adjunct.assets.declaration.policies import DeltaCompaction, Discard
 from dagster_adjunct.resources.bucketing.files import (
     HAS_ENDS,
     IS_FIRST,
+    SET_AT,
     VALID_FROM,
     VALID_TO,
     BucketLayout,
@@ -199,8 +200,9 @@ class RowForm(ManifestPart):
 
     `partitions` None is one file, a broadcast copy. Rows store their position, their input offset
     or the values of `order_by`, as a `position_type`; `placed` means that they store the partition
-    that they come from, too. With `history`, each key has one row per `__valid_from`. An interval
-    of a key ends where one of `history_columns` changes; None are all columns.
+    that they come from, too, and `by_column` which changes have set their columns. With `history`,
+    each key has one row per `__valid_from`. An interval of a key ends where one of
+    `history_columns` changes; None are all columns.
     """
 
     key: tuple[str, ...] = Field(min_length=1)
@@ -209,6 +211,7 @@ class RowForm(ManifestPart):
     order_by: tuple[str, ...] | None = None
     position_type: PositionType = "bigint"
     placed: bool = False
+    by_column: bool = False
     history: KeptHistory | None = None
     history_columns: tuple[str, ...] | None = None
 
@@ -260,6 +263,7 @@ class SealedVersion(VersionFacts, RowForm):
             self.history is not None,
             position_type=self.position_type,
             placed=self.placed,
+            by_column=self.by_column,
         )
         return replace(layout, names=self.names, projected=self.projected)
 
@@ -390,7 +394,7 @@ def _check_buckets(generation: Generation, partitions: int) -> None:
         )
 
 
-def build_layout(
+def build_layout(  # noqa: PLR0913
     columns: Schema,
     key: tuple[str, ...],
     partition_by: tuple[str, ...],
@@ -400,17 +404,21 @@ def build_layout(
     *,
     position_type: PositionType = "bigint",
     placed: bool = False,
+    by_column: bool = False,
 ) -> BucketLayout:
     """Return the layout of a version's rows in files; `partitions` None is one file.
 
     Rows over time are unique by key and `__valid_from`, and sorted by them. With `placed`, rows
-    store the partition of the stream that they come from.
+    store the partition of the stream that they come from, `by_column` which changes have set their
+    columns.
     """
     hidden: tuple[tuple[str, str], ...] = ()
     if positioned:
         hidden = ((POSITION, position_type), (TOMBSTONE, "boolean"))
     if placed:
         hidden = (*hidden, (PARTITION, "int"))
+    if by_column:
+        hidden = (*hidden, (SET_AT, "string"))
     if over_time:
         key = (*key, VALID_FROM)
         hidden = (*hidden, *HISTORY)
@@ -560,6 +568,7 @@ def declaration_from_spec(
     input_partitions: int = 0,
     position_type: PositionType = "bigint",
     placed: bool = False,
+    by_column: bool = False,
     input_names: StoredNames = AS_NAMED,
 ) -> DatasetDeclaration:
     """Return the stored declaration of a dataset whose entries have these columns."""
@@ -581,6 +590,7 @@ def declaration_from_spec(
         discard=spec.discard,
         position_type=position_type,
         placed=placed,
+        by_column=by_column,
         **_kind_facts(spec),
     )
 

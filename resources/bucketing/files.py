@@ -414,7 +414,7 @@ def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
     Files of a layout without hidden columns are never older than it, unless it is projected.
     """
     names = set(found.names)
-    fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)}
+    fixed = {*layout.key, *layout.bucket_by, *dict(layout.hidden)} - {SET_AT}
     is_later = layout.hidden or layout.projected
     if not is_later or len(names) < len(found.names) or not fixed <= names:
         return False
@@ -472,6 +472,10 @@ IS_FIRST = "__first"
 HAS_ENDS = "has_ends"
 POSITION = "__position"
 TOMBSTONE = "__tombstone"
+SET_AT = "__set_at"
+"""Which changes have set the columns of a row: see assets/unbounded/merge_columns.py. Files from
+before changes left out columns lack it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

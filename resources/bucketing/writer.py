@@ -61,7 +61,7 @@ DIGEST = "__digest"
 ROWS_PER_GROUP = 65_536
 GROUP_KEYS = b"adjunct-group-keys"
 _FACTS = b"adjunct"
-_LEFT_OUT = ("pruned", "forgotten", "incomplete", "late")
+_LEFT_OUT = ("pruned", "forgotten", "incomplete", "late", "superseded")
 _SAMPLED = 4_096
 _NAMED_KEYS = 5
 _COPIED_AT_ONCE = 256 * 1024 * 1024
@@ -73,8 +73,8 @@ class RowCompleter(Protocol):
     """
 
     def stats(self) -> dict[str, Any]:
-        """Return what goes into the stats of the file: the "incomplete" rows, and the number of
-        "late" ones.
+        """Return what goes into the stats of the file: the "incomplete" rows, and how many were
+        "late", "superseded", "carried" or "held".
         """
         ...
 
