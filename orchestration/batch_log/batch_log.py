@@ -157,8 +157,8 @@ class OffsetState(StoredDocument):
     which batches have to end.
 
     `skipped` are the spans [from, to) that the main position has passed without reading them, of
-    inputs whose results follow later changes of datasets. `joined` has, by bounded dataset, the
-    versions that batches have read since the last restatement, and `restated` the time of the last
+    inputs whose results follow later changes of datasets. `joined` has, by dataset,
+    what batches have read since the last restatement, and `restated` the time of the last
     one, by dataset.
     """
 
@@ -292,17 +292,18 @@ class OffsetState(StoredDocument):
 
     def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
         """Return the state after a batch that read these versions of datasets; if it is `done` and
-        has restated results, none are left that were made of earlier versions.
+        has restated results, none are left that were made of versions before those at the end.
         """
-        again: set[str] = set()
-        if intent.restating is not None and done:
-            again = intent.restating.datasets
         joined = dict(self.joined)
-        for name in intent.joined.restated:
-            version = intent.joined.versions.get(name)
-            read = ReadVersions(version=version, over_time=intent.joined.over_time.get(name, ()))
-            before = () if name in again else joined.get(name, ())
-            joined[name] = (*(one for one in before if one != read), read)
+        if intent.restating is not None and done:
+            joined |= {name: (end,) for name, end in intent.restating.ends.items()}
+        for name, read in intent.joined.restated.items():
+            before = list(joined.get(name, ()))
+            if read in before:
+                continue
+            if read.base is not None and [one.base for one in before[-2:]] == [read.base] * 2:
+                before.pop()  # the deltas of the next one have what has changed since the first
+            joined[name] = (*before, read)
         return self.model_copy(update={"joined": joined})
 
     def with_restated(self, intent: Intent, at: datetime) -> OffsetState:

@@ -60,6 +60,19 @@ def without_stream(
     return others
 
 
+class ReadVersions(StoredDocument):
+    """What a batch reads of a dataset: the `version` that is served, and those that are joined by
+    time.
+
+    `base` is the folder with the entries of a table before its deltas. From one version to another
+    one with the same base, all changes in between are in deltas.
+    """
+
+    version: str | None
+    over_time: tuple[str, ...] = ()
+    base: str | None = None
+
+
 class JoinedVersions(StoredDocument):
     """The dataset versions that a batch reads: its joins, and its inputs if they are changes of
     datasets.
@@ -69,7 +82,7 @@ class JoinedVersions(StoredDocument):
     - `followed`: the versions between which the changes of a dataset are read.
     - `reading`: which versions the joins use; `JoinVersions` describes the choices.
     - `known`: by join, the watermark of the dataset that its records wait for; None if it has none.
-    - `restated`: the bounded datasets among them whose later changes results follow.
+    - `restated`: what is read of datasets whose later changes results follow.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)
@@ -77,7 +90,7 @@ class JoinedVersions(StoredDocument):
     followed: dict[str, tuple[str, ...]] = Default(default_factory=dict)
     reading: JoinVersions = AS_OF
     known: dict[str, datetime | None] = Default(default_factory=dict)
-    restated: tuple[str, ...] = ()
+    restated: dict[str, ReadVersions] = Default(default_factory=dict)
 
     def list_all(self) -> dict[str, tuple[str, ...]]:
         """Return all versions that are read, by dataset; () for one without a version."""
@@ -90,26 +103,19 @@ class JoinedVersions(StoredDocument):
         return read
 
 
-class ReadVersions(StoredDocument):
-    """What batches read of a bounded dataset: the `version` that was served, and those that were
-    joined by time.
-    """
-
-    version: str | None
-    over_time: tuple[str, ...] = ()
-
-
 class Restating(StoredDocument):
     """What a batch restates: the results of records whose places are stored in the object `places`,
     because of the `changes` of datasets in these ranges.
 
-    `keys` is how many keys have changed, `records` how many records have them.
+    `keys` is how many keys have changed, `records` how many records have them. `ends` has what
+    the datasets served at the ends of the ranges.
     """
 
     places: str
     changes: dict[Partition, OffsetRange]
     keys: int
     records: int
+    ends: dict[str, ReadVersions] = Default(default_factory=dict)
 
     @property
     def datasets(self) -> set[str]:

@@ -56,6 +56,7 @@ from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiec
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.orchestration.step.restatement import (
+    describe_read,
     find_due,
     find_restatement,
     ranges_of_places,
@@ -366,7 +367,7 @@ def _plan_restatement(
     changes = find_due(context, state, positions)
     if not changes:
         return None
-    due = find_restatement(context, state, seen.streams, changes)
+    due = find_restatement(context, state, seen.streams, positions, changes)
     places = ""
     if due.records:
         places = store_places(context, state.batch + 1, due.places)
@@ -381,7 +382,9 @@ def _plan_restatement(
         ranges,
         startpoints=startpoints,
         epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
-        restating=Restating(places=places, changes=changes, keys=due.keys, records=due.records),
+        restating=Restating(
+            places=places, changes=changes, keys=due.keys, records=due.records, ends=dict(due.ends)
+        ),
     )
 
 
@@ -672,16 +675,17 @@ def _lease_served(
             versions[dataset.name] = _advance_transient(context, state, dataset.name)
     for name in context.states:
         versions[name] = seen.versions[name]
-    restated = []
+    restated = {}
     for dataset in context.app.restated.values():
-        if not dataset.follows_changes:
-            restated.append(dataset.name)
+        view = context.versions.view(dataset.name, versions[dataset.name], state)
+        sealed = view.sealed if isinstance(view, VersionReader) else None
+        restated[dataset.name] = describe_read(sealed, over_time.get(dataset.name, ()))
     return joined.model_copy(
         update={
             "versions": versions,
             "over_time": over_time,
             "known": dict(seen.known),
-            "restated": tuple(restated),
+            "restated": restated,
         }
     )
 
