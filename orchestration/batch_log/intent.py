@@ -83,6 +83,19 @@ class ServedCommits(StoredDocument):
     versions: tuple[str, ...]
 
 
+class ReadVersions(StoredDocument):
+    """What a batch reads of a dataset: the `version` that is served, and those that are joined by
+    time.
+
+    `base` is the folder with the entries of a table before its deltas. From one version to another
+    one with the same base, all changes in between are in deltas.
+    """
+
+    version: str | None
+    over_time: tuple[str, ...] = ()
+    base: str | None = None
+
+
 class JoinedVersions(StoredDocument):
     """The dataset versions that a batch reads: its joins, and its inputs if they are changes of
     datasets.
@@ -96,6 +109,7 @@ class JoinedVersions(StoredDocument):
     - `passed`: by dataset that records wait for, the time that joins have passed after this batch.
     - `late`: by dataset, how many changes came since the batch before, after the joins had passed
       their time.
+    - `restated`: what is read of datasets whose later changes results follow.
     """
 
     versions: dict[str, str | None] = Default(default_factory=dict)
@@ -106,6 +120,7 @@ class JoinedVersions(StoredDocument):
     known: dict[str, datetime | None] = Default(default_factory=dict)
     passed: dict[str, PassedTime] = Default(default_factory=dict)
     late: dict[str, int] = Default(default_factory=dict)
+    restated: dict[str, ReadVersions] = Default(default_factory=dict)
 
     def list_all(self) -> dict[str, tuple[str, ...]]:
         """Return all versions that are read, by dataset; () for one without a version."""
@@ -120,6 +135,26 @@ class JoinedVersions(StoredDocument):
         return read
 
 
+class Restating(StoredDocument):
+    """What a batch restates: the results of records whose places are stored in the object `places`,
+    because of the `changes` of datasets in these ranges.
+
+    `keys` is how many keys have changed, `records` how many records have them. `ends` has what
+    the datasets served at the ends of the ranges.
+    """
+
+    places: str
+    changes: dict[Partition, OffsetRange]
+    keys: int
+    records: int
+    ends: dict[str, ReadVersions] = Default(default_factory=dict)
+
+    @property
+    def datasets(self) -> set[str]:
+        """The datasets whose changes are followed."""
+        return {ssp.stream for ssp in self.changes}
+
+
 class Intent(StoredDocument):
     """What one batch is going to do, committed before it reads anything.
 
@@ -130,6 +165,8 @@ class Intent(StoredDocument):
     - `lost`: offsets that retention deleted before they were read, of inputs that declare on_lost.
     - `replays`: the ids of the replays that it reads. Such a batch reads nothing else and moves no
       checkpoint.
+    - `restating`: what it restates, None for other batches. Such a batch reads only single records
+      within its `ranges`, and moves positions in the changes of datasets instead of checkpoints.
     - `tasks`: how many tasks read each record of a broadcast input; None without broadcast inputs.
     - `waiting`: partitions with `idle_after` that have records for a later batch, so they do not
       count as idle.
@@ -146,6 +183,7 @@ class Intent(StoredDocument):
     epochs: dict[Partition, int] = Default(default_factory=dict)
     lost: dict[Partition, OffsetRange] = Default(default_factory=dict)
     replays: dict[Partition, str] = Default(default_factory=dict)
+    restating: Restating | None = None
     tasks: int | None = None
     waiting: tuple[Partition, ...] = ()
     cut: bool = False
@@ -154,6 +192,11 @@ class Intent(StoredDocument):
     def versions(self) -> dict[str, str | None]:
         """The version that the batch reads of each dataset; None if there is none to read."""
         return self.joined.versions
+
+    @property
+    def reads_again(self) -> bool:
+        """Whether it reads records again, next to the main input: it replays or restates them."""
+        return bool(self.replays) or self.restating is not None
 
     @property
     def streams(self) -> set[str]:

@@ -42,7 +42,13 @@ class AsOfJoin(Join):
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, as_of=self.as_of, wait=self.wait)
+        return Match(
+            self.dataset,
+            self.min_match_rate,
+            as_of=self.as_of,
+            wait=self.wait,
+            restate=self.restate,
+        )
 
     def summary(self) -> str:
         known = ", as known then" if self.as_of.known_then else ""

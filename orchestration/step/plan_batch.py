@@ -9,6 +9,7 @@ lag.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -37,6 +38,7 @@ from dagster_adjunct.orchestration.batch_log.intent import (
     Intent,
     JoinedVersions,
     Ranges,
+    Restating,
     ServedCommits,
 )
 from dagster_adjunct.orchestration.maintenance.expire import expire_versions
@@ -61,6 +63,13 @@ from dagster_adjunct.orchestration.startpoints.recorded_plan import RecordedPiec
 from dagster_adjunct.orchestration.startpoints.recorded_replay import is_readable, load_plans
 from dagster_adjunct.orchestration.step.context import BatchVersions, StepContext, StepState, View
 from dagster_adjunct.orchestration.step.late_changes import pass_watermarks
+from dagster_adjunct.orchestration.step.restatement import (
+    describe_read,
+    find_due,
+    find_restatement,
+    ranges_of_places,
+    store_places,
+)
 from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -77,7 +86,8 @@ class BatchSnapshot:
     fresh. `known` are the watermarks of datasets that records wait for, by join, `waited` the
     manifests of those that follow changes, and `over_time`
     has all versions of the bounded datasets that are joined by time. `handed` is the part of this
-    run's fan-out that is still stored at its start; None after the start.
+    run's fan-out that is still stored at its start; None after the start. `changes` are the streams
+    of changes of datasets by which results are restated: what they end with is served, or has been.
     """
 
     versions: dict[str, str | None]
@@ -87,6 +97,7 @@ class BatchSnapshot:
     over_time: Mapping[str, tuple[str, ...]]
     handed: FanOut | None
     streams: Mapping[str, StreamSnapshot]
+    changes: Mapping[str, StreamSnapshot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,8 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
             return None
         return context.fan_out.without_taken_back(context.startpoints.get_fan_outs())
 
+    # Before the served versions: what a batch reads is never older than the changes before it.
+    changes = snapshot_changes(context)
     _, opened, handed, streams = call_in_threads(
         context.check,
         partial(_open_versions, context),
@@ -162,8 +175,24 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     for name, reader in opened.readers.items():
         versions[name] = None if reader is None else reader.version
     return BatchSnapshot(
-        versions, opened.limited, opened.known, opened.waited, opened.over_time, handed, streams
+        versions,
+        opened.limited,
+        opened.known,
+        opened.waited,
+        opened.over_time,
+        handed,
+        streams,
+        changes,
     )
+
+
+def snapshot_changes(context: StepContext) -> dict[str, StreamSnapshot]:
+    """Return the streams of changes by which results are restated, of datasets with a version."""
+    found: dict[str, StreamSnapshot] = {}
+    for name in context.app.restated:
+        with suppress(errors.StreamNotFoundError):
+            found |= snapshot_streams(context.systems, [name], context.at_once)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +309,7 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
     plans = load_plans(context.lake, context.app.name, seen.handed)
     start = start_run(
         context.app,
-        seen.streams,
+        {**seen.streams, **seen.changes},
         context.tasks,
         seen.handed,
         logged.state,
@@ -300,11 +329,25 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
 def plan_batch(
     context: StepContext, run: StepState, seen: BatchSnapshot
 ) -> PlannedBatch | NothingToRead:
-    """Return the plan of the next batch over a snapshot; nothing is committed."""
+    """Return the plan of the next batch over a snapshot; nothing is committed but the places of
+    records to restate.
+
+    Too much to restate is an error once nothing else is left to read.
+    """
     state = run.logged.state
-    positions = input_positions(context.app, seen.streams, state, run.held or ())
-    losses = check_positions(context.app, seen.streams, state.offsets, positions)
-    is_turn_of_main = state.has_just_replayed
+    streams = {**seen.streams, **seen.changes}
+    positions = input_positions(context.app, streams, state, run.held or ())
+    losses = check_positions(context.app, streams, state.offsets, positions)
+    is_turn_of_main = state.has_just_read_again
+    refused = None
+    if not is_turn_of_main:
+        try:
+            restatement = _plan_restatement(context, state, seen, positions)
+        except errors.RestatementError as error:
+            restatement = None
+            refused = error
+        if restatement is not None:
+            return PlannedBatch(restatement, seen.streams)
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
     readable = _find_readable(context, seen, positions)
@@ -313,6 +356,12 @@ def plan_batch(
         return PlannedBatch(intent, seen.streams, losses)
     if positions.replays:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
+    if refused is not None:
+        raise refused
+    if is_turn_of_main:
+        restatement = _plan_restatement(context, state, seen, positions)
+        if restatement is not None:
+            return PlannedBatch(restatement, seen.streams)
     return NothingToRead(positions, losses, readable.held)
 
 
@@ -338,6 +387,37 @@ def _find_readable(
         limited = _limit_ranges(context, ends)
         if limited == found.ranges:
             return HeldRanges(limited, tuple(held.values()))
+
+
+def _plan_restatement(
+    context: StepContext, state: ApplicationState, seen: BatchSnapshot, positions: InputPositions
+) -> Intent | None:
+    """Return the intent of a batch that restates results; None if no changes of datasets are due.
+
+    Without records to read again it has no ranges, and only moves the positions in the changes.
+    """
+    changes = find_due(context, state, positions)
+    if not changes:
+        return None
+    due = find_restatement(context, state, seen.streams, positions, changes)
+    places = ""
+    if due.records:
+        places = store_places(context, state.batch + 1, due.places)
+    ranges = ranges_of_places(due.places)
+    startpoints = {}
+    for ssp, start in positions.startpoints.items():
+        if ssp in changes:
+            startpoints[ssp] = start.id
+    return _new_intent(
+        context,
+        state,
+        ranges,
+        startpoints=startpoints,
+        epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
+        restating=Restating(
+            places=places, changes=changes, keys=due.keys, records=due.records, ends=dict(due.ends)
+        ),
+    )
 
 
 def _plan_replay_batch(
@@ -395,7 +475,10 @@ def _plan_main_batch(
     unread = positions.unread
     if _are_all_empty(context, ranges):
         return None
-    startpoints = {ssp: start.id for ssp, start in positions.startpoints.items()}
+    startpoints = {}
+    for ssp, start in positions.startpoints.items():
+        if ssp in unread:
+            startpoints[ssp] = start.id
     epochs = {}
     waiting = []
     for ssp, span in ranges.items():
@@ -627,12 +710,18 @@ def _lease_served(
             versions[dataset.name] = _advance_transient(context, state, dataset.name)
     for name in context.states:
         versions[name] = seen.versions[name]
+    restated = {}
+    for dataset in context.app.restated.values():
+        view = context.versions.view(dataset.name, versions[dataset.name], state)
+        sealed = view.sealed if isinstance(view, VersionReader) else None
+        restated[dataset.name] = describe_read(sealed, over_time.get(dataset.name, ()))
     joined = joined.model_copy(
         update={
             "versions": versions,
             "over_time": over_time,
             "served": served,
             "known": dict(seen.known),
+            "restated": restated,
         }
     )
     return pass_watermarks(context.app, joined, seen.waited, state.passed)
