@@ -576,8 +576,10 @@ class KeyValueTableManager:
         created = StoredScope(created_at=self.lake.now()).model_dump(mode="json")
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
-            is_new = snapshot.get(scope) is None
-            return ({scope: created} if is_new else {}), is_new
+            """Return what to write, and whether the scope is new."""
+            if snapshot.get(scope) is None:
+                return {scope: created}, True
+            return {}, False
 
         return self._namespace.transact(decide, by=_BY)
 
@@ -588,6 +590,7 @@ class KeyValueTableManager:
         check_table_name("scope", scope)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool | list[TableInfo]]:
+            """Return what to write, and whether the scope is deleted, or some tables in it."""
             if snapshot.get(scope) is None:
                 return {}, False
             tables = list(islice(tables_in_scope(snapshot, scope, None), 3))

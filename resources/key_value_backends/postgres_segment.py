@@ -265,7 +265,8 @@ class PostgresPages:
         ahead = self._ahead
         self._ahead = None
         unread = None
-        if ahead is not None and ahead[:3] == (within, limit, values):
+        wanted = (within, limit, values)
+        if ahead is not None and (ahead.within, ahead.limit, ahead.values) == wanted:
             unread = ahead.unread
         pool = self._segment._pool()
         if unread is not None and await pool.take_again(unread.wire):
