@@ -394,6 +394,9 @@ class RedisCodec(RowCodec):
         return encoded
 
     def check_added(self, name: str, value: Any) -> Any:
+        """The checked value to add to a column: a number as text, members of JSON as they were
+        given.
+        """
         text = super().check_added(name, value)
         if self.column(name).kind is Kind.JSON:
             return value
