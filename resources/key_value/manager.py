@@ -719,9 +719,11 @@ class KeyValueTableManager:
         table = TableName.checked(scope, name)
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
+            """Return what to write, and whether there is an entry."""
             require_scope(snapshot, scope)
-            exists = snapshot.get(table.key) is not None
-            return ({table.key: None} if exists else {}), exists
+            if snapshot.get(table.key) is None:
+                return {}, False
+            return {table.key: None}, True
 
         return self._namespace.transact(decide, by=_BY)
 
@@ -778,6 +780,7 @@ class KeyValueTableManager:
             def commit(
                 snapshot: NamespaceSnapshot, expected: StoredTable | None = expected
             ) -> tuple[dict[str, Any], TableTransition]:
+                """Return what to write, and the transition that it begins."""
                 require_scope(snapshot, table.scope)
                 current = find_stored_table(snapshot, table)
                 if preflight and current != expected:

@@ -835,7 +835,8 @@ class _Planner:
             problem = self.write(entry)
         # A late entry without a record is noted too, so that a replay skips its additions as well.
         is_skipped = problem is not None and problem.state is State.SKIPPED
-        if problem is None or (is_skipped and late and any(entry.value)):
+        has_lost_additions = is_skipped and late and any(entry.value)
+        if problem is None or has_lost_additions:
             applied.remember(conditions, mark, entry.time, late=late)
             plan.applied[entry.key] = applied
         return problem
