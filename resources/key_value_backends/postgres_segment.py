@@ -431,10 +431,11 @@ class PostgresSegment:
         else:
             write = self._apply_batch
         for _ in range(_ROUNDS):
-            refused = await self._attempt(write, changes, token)
-            if refused:
-                raise ConditionsFailed(refused)
-            if refused is not None:
+            failed = await self._attempt(write, changes, token)
+            if failed:
+                raise ConditionsFailed(failed)
+            had_conflict = failed is None
+            if not had_conflict:
                 return
             await pause(random.random() * _PAUSE)
         problem = (
