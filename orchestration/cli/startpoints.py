@@ -344,7 +344,8 @@ def _describe_held(
     for ssp, end in ends.items():
         if end.behind:
             unread[ssp] = last.offsets[ssp]
-    return [held.describe() for held in find_held(systems_for(app, lake=lake), lake, app, unread)]
+    held = find_held(systems_for(app, lake=lake), lake, app, unread, last.held)
+    return [record.describe() for record in held]
 
 
 def _stream_ends(

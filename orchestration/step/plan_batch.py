@@ -70,7 +70,7 @@ from dagster_adjunct.orchestration.step.restatement import (
     ranges_of_places,
     store_places,
 )
-from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting
+from dagster_adjunct.orchestration.step.waiting import HeldRanges, Waiting, to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.threads import call_in_threads
@@ -351,7 +351,7 @@ def plan_batch(
     if positions.replays and not is_turn_of_main:
         return PlannedBatch(_plan_replay_batch(context, state, positions), seen.streams)
     readable = _find_readable(context, seen, positions)
-    intent = _plan_main_batch(context, state, positions, readable.ranges)
+    intent = _plan_main_batch(context, state, positions, readable)
     if intent is not None:
         return PlannedBatch(intent, seen.streams, losses)
     if positions.replays:
@@ -467,12 +467,13 @@ def _plan_recorded_batch(
 
 
 def _plan_main_batch(
-    context: StepContext, state: ApplicationState, positions: InputPositions, ranges: Ranges
+    context: StepContext, state: ApplicationState, positions: InputPositions, readable: HeldRanges
 ) -> Intent | None:
-    """Return the intent of a batch of these ranges of the main input, with its startpoints; None if
-    they are empty.
+    """Return the intent of a batch of what is readable of the main input, with its startpoints;
+    None if that is empty.
     """
     unread = positions.unread
+    ranges = readable.ranges
     if _are_all_empty(context, ranges):
         return None
     startpoints = {}
@@ -499,6 +500,7 @@ def _plan_main_batch(
         epochs=epochs,
         lost=positions.lost,
         waiting=tuple(waiting),
+        held=to_stored(context.app, readable.held),
     )
 
 

@@ -82,6 +82,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.restatement import read_places
+from dagster_adjunct.orchestration.step.waiting import to_stored
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.names import split_stream_name
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
@@ -464,13 +465,19 @@ class _RunningStep:
 
     def _commit_positions(self, nothing: NothingToRead) -> None:
         """Commit the positions that the inputs have been read up to, with the startpoints applied
-        there.
+        there, and the records that wait.
 
-        Does nothing if no startpoint or loss has moved a position.
+        Does nothing if no startpoint or loss has moved a position, and the same records wait as
+        before.
         """
         context = self.context
         positions = nothing.positions
+        held = to_stored(context.app, nothing.held)
         if not positions.startpoints and not positions.lost:
+            if held != self.logged.held:
+                waits = self.logged.model_copy(update={"held": held})
+                logged = context.log.commit(self.state.logged, waits, by=context.run)
+                self.state = replace(self.state, logged=logged)
             return
         applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
         starts = {}
@@ -485,6 +492,7 @@ class _RunningStep:
             "checkpoint": before.checkpoint | starts,
             "offsets": offsets.with_reading(before.checkpoint, here),
             "totals": add_counters(before.totals, lost),
+            "held": held,
         }
         note = "; ".join(["positions moved, nothing to read there yet", *nothing.losses])
         logged = context.log.commit(
