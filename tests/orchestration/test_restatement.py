@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +16,9 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointUpcoming
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.orchestration.changing_datasets import (
     KEYS,
     Changing,
@@ -59,20 +63,26 @@ def expected(dataset: Changing, facts: dict[int, str], how: str = "left") -> Res
     return results
 
 
-@pytest.mark.parametrize("kind", [Following, Delivered])
-@pytest.mark.parametrize("how", ["left", "inner"])
-def test_results_are_those_of_a_run_that_knew_everything(
-    tmp_path: Path, kind: type[Changing], how: str
-) -> None:
-    dataset = kind(new_world(tmp_path), random.Random(1))
+def begun(kind: type[Changing], folder: Path, how: str = "left") -> tuple[Changing, dict[int, str]]:
+    """Return a dataset with some entries, and the facts that were joined with them."""
+    dataset = kind(new_world(folder), random.Random(1))
     world = dataset.world
     dataset.begin()
     world.stream("facts", "k", 2, n="int", k="string")
     dataset.send({"a": (1, 1), "b": (2, 2), "c": (3, 3)})
     facts = {n: "abcd"[n % 4] for n in range(8)}
     world.send("facts", *facts.items())
-    app = enriching(dataset, how)
-    run_step(world.context(app))
+    run_step(world.context(enriching(dataset, how)))
+    return dataset, facts
+
+
+@pytest.mark.parametrize("kind", [Following, Delivered])
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_results_are_those_of_a_run_that_knew_everything(
+    tmp_path: Path, kind: type[Changing], how: str
+) -> None:
+    dataset, facts = begun(kind, tmp_path, how)
+    world = dataset.world
     assert latest(world) == expected(dataset, facts, how)
     dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
     report = run_step(world.context(enriching(dataset, how)))
@@ -133,3 +143,31 @@ def test_whatever_happens_results_become_those_of_a_run_that_knew_everything(
     follow(world, make())
     assert latest(world) == expected(dataset, facts, how)
     assert world.state(make()).open is None
+
+
+def restated_with(plan: Sequence[Fault], kind: type[Changing], folder: Path) -> list[Any]:
+    """Run once with these faults, and once without, when entries have changed; return the requests."""
+    dataset, facts = begun(kind, folder)
+    world = dataset.world
+    dataset.send({"a": (7, 1), "d": (4, 4)}, gone=["b"])
+    lake = world.lake
+    store = FaultyStore(lake.store, plan)
+    world.lake = Lake(store, lake.id)
+    with suppress(Crash):
+        run_step(world.context(enriching(dataset)))
+    world.lake = lake
+    run_step(world.context(enriching(dataset)))
+    assert latest(world) == expected(dataset, facts)
+    assert len(world.rows("out")) == 14, "each record once in each epoch"
+    assert not list(lake.store.list("applications/app/answers/"))
+    return store.requests
+
+
+@pytest.mark.rounds
+@pytest.mark.parametrize("kind", [Following, Delivered])
+def test_a_restatement_that_is_killed_at_any_request_is_repeated_as_it_was(
+    tmp_path: Path, kind: type[Changing]
+) -> None:
+    requests = restated_with((), kind, tmp_path)
+    for nth in deaths(requests)[:: rounds(5, 1)]:
+        restated_with([Fault("*", nth, "crash-before")], kind, tmp_path)
