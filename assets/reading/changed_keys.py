@@ -25,7 +25,7 @@ from dagster_adjunct.assets.reading.stored_versions import read_batch_version
 from dagster_adjunct.assets.reading.valid_time import Span, read_rows_over_time, version_spans
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
-from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, Generation
 from dagster_adjunct.resources.errors import DatasetError, VersionDiscardedError
 from dagster_adjunct.resources.lazy_modules import pa
@@ -203,14 +203,16 @@ class ChangedKeys:
             changed, rows = self._compare_rows(step)
         else:
             changed, rows = self._rows_in_deltas(step)
-        times = _times_by_key(rows)
+        times = _times_by_key(rows.drop_columns([TOMBSTONE]))
+        deleted = _times_by_key(rows.filter(rows.column(TOMBSTONE)).drop_columns([TOMBSTONE]))
         keys = []
         since: list[int | None] = []
         until: list[int | None] = []
         for key, moved in _times_by_key(changed).items():
             first, last = min(moved), max(moved)
             known = times.get(key, set())
-            is_first = not any(time < first for time in known)
+            entries = known - deleted.get(key, set())
+            is_first = not any(time < first for time in entries)
             keys.append(key)
             since.append(None if is_first and oldest else first)
             until.append(min((time for time in known if time > last), default=None))
@@ -222,7 +224,7 @@ class ChangedKeys:
         return pa.table(columns, names=[*self._no_keys.column_names, SINCE, UNTIL])
 
     def _rows_in_deltas(self, step: ComparedVersions) -> tuple[pa.Table, pa.Table]:
-        """Return the rows in deltas, and all rows of their keys."""
+        """Return the rows in deltas, and all rows of their keys, with TOMBSTONE."""
         names = [*self._no_keys.column_names, VALID_FROM]
         nothing = self._no_keys.append_column(VALID_FROM, pa.array([], arrow_type("timestamp")))
         changed = [nothing]
@@ -230,27 +232,27 @@ class ChangedKeys:
             changed += [rows.select(names) for rows in self._read(version, generation)]
         versions = [self._reader(version) for version in step.ends]
         own = {generation.id for _, generation in _list_deltas(step)}
-        rows = [nothing]
+        rows = [nothing.append_column(TOMBSTONE, pa.array([], pa.bool_()))]
         for reader in versions:
             for bucket in reader.buckets:
                 keys = sorted({key for one in versions for key in one.keys_in(bucket, own)})
                 stored, _ = reader.stored_rows_of(bucket, keys)
-                rows.append(stored.select(names))
+                rows.append(stored.select([*names, TOMBSTONE]))
         return pa.concat_tables(changed), pa.concat_tables(rows)
 
     def _compare_rows(self, step: ComparedVersions) -> tuple[pa.Table, pa.Table]:
-        """Return the rows over time that differ, and all of them."""
+        """Return the rows over time that differ, and all of them, with TOMBSTONE."""
         key = [*self._no_keys.column_names, VALID_FROM]
         both = [read_rows_over_time(self._reader(version)) for version in step.ends]
-        rows = pa.concat_tables([one.select(key) for one in both])
+        rows = pa.concat_tables([one.select([*key, TOMBSTONE]) for one in both])
         if len(both) < 2:
-            return rows, rows
+            return rows.select(key), rows
         old, new = both
         values = [name for name in new.column_names if name in old.column_names]
         shared = [name for name in values if old.schema.field(name) == new.schema.field(name)]
         found = compare_tables(old, new, key, [name for name in shared if name not in key])
         if found is None or len(shared) < len({*old.column_names, *new.column_names}):
-            return rows, rows
+            return rows.select(key), rows
         (inserted, deleted, _, changed), _ = found
         moved = [new.take(inserted), old.take(deleted), new.take(changed)]
         return pa.concat_tables([one.select(key) for one in moved]), rows
