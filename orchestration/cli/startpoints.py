@@ -344,7 +344,7 @@ def _stream_ends(
     """
     systems = systems_for(app, lake=lake)
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
-    for name in app.inputs:
+    for name in (*app.inputs, *app.restated):
         ssps = [ssp for ssp in last.offsets if ssp.qualified_stream == name]
         if ssps:
             system = systems[ssps[0].system].snapshot(ssps[0].stream)
