@@ -294,11 +294,12 @@ class OffsetState(StoredDocument):
 
     def with_joined(self, intent: Intent, *, done: bool = True) -> OffsetState:
         """Return the state after a batch that read these versions of datasets; if it is `done` and
-        has restated results, none are left that were made of versions before those at the end.
+        has restated results, none are left that were made of other versions.
         """
         joined = dict(self.joined)
         if intent.restating is not None and done:
-            joined |= {name: (end,) for name, end in intent.restating.ends.items()}
+            for name in intent.restating.datasets:
+                joined.pop(name, None)
         for name, read in intent.joined.restated.items():
             before = list(joined.get(name, ()))
             if read in before:

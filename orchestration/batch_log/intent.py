@@ -155,15 +155,13 @@ class Restating(StoredDocument):
     """What a batch restates: the results of records whose places are stored in the object `places`,
     because of the `changes` of datasets in these ranges.
 
-    `keys` is how many keys have changed, `records` how many records have them. `ends` has what
-    the datasets served at the ends of the ranges.
+    `keys` is how many keys have changed, `records` how many records have them.
     """
 
     places: str
     changes: dict[Partition, OffsetRange]
     keys: int
     records: int
-    ends: dict[str, ReadVersions] = Default(default_factory=dict)
 
     @property
     def datasets(self) -> set[str]:

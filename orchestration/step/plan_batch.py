@@ -396,10 +396,13 @@ def _plan_restatement(
 
     Without records to read again it has no ranges, and only moves the positions in the changes.
     """
-    changes = find_due(context, state, positions)
+    served = {}
+    for name in {stream: dataset.name for stream, dataset in context.app.restated.items()}.values():
+        served[name] = seen.versions[name], seen.over_time.get(name, ())
+    changes = find_due(context, state, positions, served)
     if not changes:
         return None
-    due = find_restatement(context, state, seen.streams, positions, changes)
+    due = find_restatement(context, state, seen.streams, positions, changes, served)
     places = ""
     if due.records:
         places = store_places(context, state.batch + 1, due.places)
@@ -414,9 +417,7 @@ def _plan_restatement(
         ranges,
         startpoints=startpoints,
         epochs={ssp: state.offsets.next_epoch(ssp) for ssp in ranges},
-        restating=Restating(
-            places=places, changes=changes, keys=due.keys, records=due.records, ends=dict(due.ends)
-        ),
+        restating=Restating(places=places, changes=changes, keys=due.keys, records=due.records),
     )
 
 
@@ -716,7 +717,7 @@ def _lease_served(
     for dataset in context.app.restated.values():
         view = context.versions.view(dataset.name, versions[dataset.name], state)
         sealed = view.sealed if isinstance(view, VersionReader) else None
-        restated[dataset.name] = describe_read(sealed, over_time.get(dataset.name, ()))
+        restated[dataset.name] = describe_read(sealed, seen.over_time.get(dataset.name, ()))
     joined = joined.model_copy(
         update={
             "versions": versions,

@@ -473,17 +473,17 @@ class _RunningStep:
         context = self.context
         positions = nothing.positions
         held = to_stored(context.app, nothing.held)
-        if not positions.startpoints and not positions.lost:
+        applied = {}
+        for ssp, start in positions.startpoints.items():
+            if ssp in positions.unread:
+                applied[ssp] = start.id
+        if not applied and not positions.lost:
             if held != self.logged.held:
                 waits = self.logged.model_copy(update={"held": held})
                 logged = context.log.commit(self.state.logged, waits, by=context.run)
                 self.state = replace(self.state, logged=logged)
             return
-        applied = {ssp: start.id for ssp, start in positions.startpoints.items()}
-        starts = {}
-        for ssp, span in (*positions.unread.items(), *positions.changed.items()):
-            if ssp in applied or ssp in positions.unread:
-                starts[ssp] = span.start
+        starts = {ssp: span.start for ssp, span in positions.unread.items()}
         lost = _count_lost(context, positions.lost)
         before = self.logged
         offsets = before.offsets.with_applied(applied, None, context.lake.now())
@@ -501,8 +501,8 @@ class _RunningStep:
         context.startpoints.remove_applied(context.tasks, applied)
         texts = []
         for ssp in applied:
-            start = logged.state.offsets.applied[ssp]
-            texts.append(f"{start.describe(ssp)} applied; there is nothing to read yet")
+            there = logged.state.offsets.applied[ssp]
+            texts.append(f"{there.describe(ssp)} applied; there is nothing to read yet")
         report = self.state.report
         report = replace(report, counters=add_counters(report.counters, lost))
         state = replace(self.state, logged=logged, report=report)
