@@ -90,6 +90,9 @@ def check(served: Served, spark: SparkSession | None = None) -> None:
         if spark is not None:
             frame = opened.point_in_time(frame_from_arrow(spark, records), **OPTIONS)
             rows = frame.toArrow().to_pylist()
+            served_frame = opened._served.lend_served().frame(spark)
+            plan = served_frame._jdf.queryExecution().executedPlan().toString()
+            assert "Exchange hashpartitioning" not in plan, "one bucketed scan"
             assert sorted(rows, key=repr) == sorted(joined.to_pylist(), key=repr)
 
 
