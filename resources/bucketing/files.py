@@ -515,12 +515,12 @@ class Timeline:
     Its second row becomes its first.
 
     An interval may begin before the edge and last beyond it, in several rows. So that it always
-    begins at the same time, its first row stays, as an *anchor*, which is never the key's first:
+    begins at the same time, its first row stays, as an *anchor*:
 
         key  valid_from  value          valid_to  first
-        a    1           7              4         no      the anchor
+        a    1           7              4         yes     the anchor
         a    2           7                                pruned
-        a    4           7              9         yes
+        a    4           7              9         no
         a    9           8              -         no
     """
 
@@ -633,7 +633,8 @@ class Timeline:
         kept = kept.copy()
         kept[anchors] = True
         ends[anchors] = _micros(rows)[reaching + 1]
-        first = first & in_history
+        first[reaching + 1] = False
+        first[anchors] = True
         filled = _with_ends(rows, _ends_array(ends, same), pa.array(first))
         return filled.filter(pa.array(kept))
 
