@@ -100,7 +100,41 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     check_key_types(schema, spec.key, what)
     if not spec.follows_changes:
         _check_sensitive(spec, records, schema, what)
+    if isinstance(spec, UnboundedDataset) and spec.following.groups:
+        _check_groups(spec, schema, what)
     return schema
+
+
+def _check_groups(spec: UnboundedDataset, schema: Schema, what: str) -> None:
+    """Raise SchemaMismatchError unless each stored column is in one group of `order_by`, whose
+    ordering columns are numbers, dates or timestamps.
+    """
+    named = {}
+    for order, columns in spec.following.groups:
+        for name in (order, *columns):
+            named[name] = order
+    problems = {}
+    for name in named:
+        if name not in schema or name in spec.key:
+            problems[name] = "is in a group of order_by, but is no stored column outside of the key"
+    for order, _ in spec.following.groups:
+        if order in schema and position_type((order,), schema) != "bigint":
+            problems[order] = (
+                f"orders a group, but is {schema.field(order).type}: expected an integer, a date or"
+                " a timestamp"
+            )
+    for name in schema.names:
+        if name not in named and name not in spec.key:
+            problems[name] = "is in no group of order_by, so nothing orders its changes"
+    for name, problem in problems.items():
+        raise errors.SchemaMismatchError(
+            f"{what}: the column {name!r} {problem}.",
+            "Name each stored column in one group: order_by={ORDERING_COLUMN: [COLUMN, …], …}. Or"
+            " leave columns out of the dataset with columns=.",
+            dataset=spec.name,
+            column=name,
+            argument="order_by",
+        )
 
 
 def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what: str) -> None:
@@ -584,7 +618,7 @@ class OpenedChanges(OpenedStream):
     def position_type(self) -> PositionType:
         """The type of the changes' positions."""
         order = self.spec.following.order
-        if order is None:
+        if order is None or self.spec.following.groups:
             return "bigint"
         rows = derive_row_schema(self.spec, self.records)
         return position_type(order, with_read_paths(self.spec, rows))

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
+from dagster_adjunct.assets.declaration.policies import ColumnGroups
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.unbounded.merge_columns import ColumnMerge, SortedRows
+from dagster_adjunct.assets.unbounded.merge_groups import GroupMerge
 from dagster_adjunct.assets.unbounded.stored_rows import StoredRows
 from dagster_adjunct.assets.unbounded.tied_changes import (
     Tie,
@@ -76,7 +78,8 @@ class RowCompletion:
     By the rule `ties`, changes of which nothing says which one is newer are set aside, too, or
     raise KeyOrderError.
 
-    Where the layout has SET_AT, nothing is incomplete: changes are merged by column, in any order.
+    Where the layout has SET_AT, nothing is incomplete: changes are merged by column, or by these
+    `groups` of columns, in any order.
     """
 
     input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
@@ -90,6 +93,7 @@ class RowCompletion:
     again: bool = False
     horizon: int | None = None
     ties: TieRule | None = None
+    groups: ColumnGroups = ()
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -368,7 +372,11 @@ class BucketCompletion:
         if not changes.num_rows:
             return changes.drop_columns([KEPT])
         rows = self._sort_with_stored(changes)
-        merge = ColumnMerge(rows, self._layout)
+        merge: ColumnMerge | GroupMerge
+        if self._declared.groups:
+            merge = GroupMerge(rows, self._layout, self._declared.groups)
+        else:
+            merge = ColumnMerge(rows, self._layout)
         rule = self._declared.ties
         if rule is not None:
             ties = merge.find_ties(by_offset=rule.order_by is None)

@@ -238,9 +238,9 @@ class ColumnMerge:
         rows = self._rows.drop_columns([KEPT]).take(top)
         for column, name in enumerate(self._names):
             places = pa.array(source[:, column], mask=source[:, column] < 0)
-            rows = _set_column(rows, name, self._rows.column(name).take(places))
-        rows = _set_column(rows, TOMBSTONE, pa.array(~exists))
-        rows = _set_column(rows, SET_AT, set_at)
+            rows = set_column(rows, name, self._rows.column(name).take(places))
+        rows = set_column(rows, TOMBSTONE, pa.array(~exists))
+        rows = set_column(rows, SET_AT, set_at)
         return Merged(
             rows,
             superseded=int(self._is_new.sum() - applied.sum()),
@@ -299,5 +299,6 @@ class ColumnMerge:
         return value if isinstance(value, str) else int(value)
 
 
-def _set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
+def set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return the rows with these values in one of their columns."""
     return rows.set_column(rows.column_names.index(name), name, values)
