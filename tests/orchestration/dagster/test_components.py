@@ -70,8 +70,8 @@ unbounded_datasets:
     input: lake.changes
     key: id
     broadcast: true
-    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string"}}}}
-    order_by: source.lsn
+    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string, named bigint"}}}}
+    order_by: {{named: [name]}}
 tables:
   seen:
     key: tailnum
@@ -177,14 +177,14 @@ def in_python() -> list[Application]:
         watermark=Watermark(timedelta(minutes=5), idle_after=timedelta(hours=1)),
         compaction=DeltaCompaction(deltas=5),
     )
-    envelope = DebeziumEnvelope("id bigint, name string")
+    envelope = DebeziumEnvelope("id bigint, name string, named bigint")
     customers = unbounded_dataset(
         "customers",
         input="lake.changes",
         key="id",
         broadcast=True,
         changes=envelope,
-        order_by="source.lsn",
+        order_by={"named": ["name"]},
     )
     store = SqliteTable(
         "seen.sqlite", "seen", "tailnum", columns={"tailnum": "string", "n": "bigint"}
