@@ -37,7 +37,7 @@ from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.unbounded.tied_changes import Tie
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import SET_AT, BucketLayout
-from dagster_adjunct.resources.lazy_modules import np, pa
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.equality import comparable_value
 from dagster_adjunct.resources.schemas.values import python_rows
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -297,6 +297,11 @@ class ColumnMerge:
             return None
         value = self._positions[rank]
         return value if isinstance(value, str) else int(value)
+
+
+def lacks_whole_row(set_at: pa.ChunkedArray) -> Any:
+    """Return for which stored rows no change of the whole row is known, by their `__set_at`."""
+    return pc.fill_null(pc.starts_with(set_at, f'{{"{_WHOLE}":null'), False).to_numpy()
 
 
 def set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:

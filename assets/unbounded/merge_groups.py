@@ -94,14 +94,18 @@ class GroupMerge:
         """
         assert not by_offset, "each group has an ordering column"
         ties: dict[int, Tie] = {}
+        high = np.iinfo(np.int64).max
         for group in self._groups.values():
-            for start, end, winner in zip(self._starts, self._ends, group.winner, strict=True):
-                rows = np.arange(start, end)
-                is_equal = group.says[rows] & (group.position[rows] == group.position[winner])
-                rows = rows[is_equal & (group.partition[rows] >= 0)]
-                if winner >= 0 and len(np.unique(group.partition[rows])) > 1:
-                    for tie in self._find_ties_among(rows, group):
-                        ties.setdefault(tie.row, tie)
+            wanted = np.repeat(group.position[group.winner], self._ends - self._starts)
+            is_equal = group.says & (group.position == wanted) & (group.partition >= 0)
+            partition = np.where(is_equal, group.partition, high)
+            lowest = np.minimum.reduceat(partition, self._starts)
+            partition = np.where(is_equal, group.partition, -high)
+            highest = np.maximum.reduceat(partition, self._starts)
+            for key in np.flatnonzero(lowest < highest).tolist():
+                rows = np.arange(self._starts[key], self._ends[key])
+                for tie in self._find_ties_among(rows[is_equal[rows]], group):
+                    ties.setdefault(tie.row, tie)
         return list(ties.values())
 
     def _find_ties_among(self, rows: Any, group: _Group) -> Iterator[Tie]:
