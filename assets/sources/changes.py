@@ -73,8 +73,6 @@ def add_order(
     `samples` are the first ordering values as far as they are known (see `find_order_samples`).
     """
     order = spec.following.order or ()
-    if spec.following.groups:
-        return _add_group_order(rows, order)
     if order == change_values.STREAMED_FIRST:
         below = F.when(F.col(SNAPSHOT), change_values.SNAPSHOT_ROWS).otherwise(0).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT)
@@ -275,7 +273,10 @@ def decode_changes(
     following = spec.following
     rows = _reject_unplaced(spec, decode_rows(source, records))
     position = F.col(OFFSET)
-    if following.order is not None:
+    if following.groups:
+        rows = _add_group_order(rows, following.ordering)
+        position = F.col(ORDER)
+    elif following.order is not None:
         rows = add_order(spec, rows, readable_schema(source), samples)
         position = F.col(ORDER)
     if positions_from and following.order_by is None:
@@ -532,7 +533,9 @@ def decode_arrow_changes(
     schema = source.schema
     following = spec.following
     rows = _reject_unplaced_in_arrow(spec, decode_arrow_rows(source, records))
-    if following.order is not None:
+    if following.groups:
+        rows = _add_group_order_in_arrow(rows, following.ordering)
+    elif following.order is not None:
         rows = _add_order_in_arrow(spec, rows, readable_schema(source), samples)
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
@@ -564,8 +567,6 @@ def _add_order_in_arrow(
 ) -> pa.Table:
     """Return what `add_order` returns, for rows in Arrow."""
     order = spec.following.order or ()
-    if spec.following.groups:
-        return _add_group_order_in_arrow(rows, order)
     if order == change_values.STREAMED_FIRST:
         below = pc.if_else(
             rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0)

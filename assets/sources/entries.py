@@ -109,24 +109,8 @@ def _check_groups(spec: UnboundedDataset, schema: Schema, what: str) -> None:
     """Raise SchemaMismatchError unless each stored column is in one group of `order_by`, whose
     ordering columns are numbers, dates or timestamps.
     """
-    named = {}
-    for order, columns in spec.following.groups:
-        for name in (order, *columns):
-            named[name] = order
-    problems = {}
-    for name in named:
-        if name not in schema or name in spec.key:
-            problems[name] = "is in a group of order_by, but is no stored column outside of the key"
-    for order, _ in spec.following.groups:
-        if order in schema and position_type((order,), schema) != "bigint":
-            problems[order] = (
-                f"orders a group, but is {schema.field(order).type}: expected an integer, a date or"
-                " a timestamp"
-            )
-    for name in schema.names:
-        if name not in named and name not in spec.key:
-            problems[name] = "is in no group of order_by, so nothing orders its changes"
-    for name, problem in problems.items():
+    stored = [name for name in schema.names if name not in spec.key]
+    for name, problem in _list_group_problems(spec, schema, stored):
         raise errors.SchemaMismatchError(
             f"{what}: the column {name!r} {problem}.",
             "Name each stored column in one group: order_by={ORDERING_COLUMN: [COLUMN, …], …}. Or"
@@ -135,6 +119,29 @@ def _check_groups(spec: UnboundedDataset, schema: Schema, what: str) -> None:
             column=name,
             argument="order_by",
         )
+
+
+def _list_group_problems(
+    spec: UnboundedDataset, schema: Schema, stored: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield each column that is not in one group of these stored columns, or can't order one, and
+    why.
+    """
+    named = []
+    for order, columns in spec.following.groups:
+        named += [order, *columns]
+        if order in stored and position_type((order,), schema) != "bigint":
+            kind = schema.field(order).type
+            yield (
+                order,
+                f"orders a group, but is {kind}: expected an integer, a date or a timestamp",
+            )
+    for name in named:
+        if name not in stored:
+            yield name, "is in a group of order_by, but is no stored column outside of the key"
+    for name in stored:
+        if name not in named:
+            yield name, "is in no group of order_by, so nothing orders its changes"
 
 
 def _check_sensitive(spec: AdjunctDataset, records: Schema, schema: Schema, what: str) -> None:

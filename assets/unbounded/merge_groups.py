@@ -158,16 +158,20 @@ class GroupMerge:
         return (group.winner >= 0) & ~group.deletes[group.winner]
 
     def _write_set_at(self, keys: Any) -> pa.Array:
+        found: list[dict[str, Any]] = [{} for _ in range(len(keys))]
+        for stored_name, group in self._groups.items():
+            winner = group.winner[keys]
+            is_deleted = (winner >= 0) & group.deletes[winner]
+            is_placed = (winner >= 0) & (group.partition[winner] >= 0)
+            if PARTITION not in self._layout.columns:
+                is_placed[:] = False
+            for place in np.flatnonzero(is_deleted | is_placed).tolist():
+                row = winner[place]
+                partition = int(group.partition[row]) if is_placed[place] else None
+                deleted_at = int(group.position[row]) if is_deleted[place] else None
+                found[place][stored_name] = (partition, deleted_at)
         texts = []
-        for key in keys.tolist():
-            set_at = {}
-            for stored_name, group in self._groups.items():
-                row = group.winner[key]
-                partition = int(group.partition[row])
-                deleted_at = int(group.position[row]) if group.deletes[row] else None
-                is_placed = PARTITION in self._layout.columns and partition >= 0
-                if row >= 0 and (is_placed or deleted_at is not None):
-                    set_at[stored_name] = (partition if is_placed else None, deleted_at)
+        for set_at in found:
             text = json.dumps(set_at, separators=(",", ":"), ensure_ascii=False)
             texts.append(text if set_at else None)
         return pa.array(texts, pa.string())
