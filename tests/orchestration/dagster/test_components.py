@@ -72,8 +72,8 @@ unbounded_datasets:
     input: lake.changes
     key: id
     broadcast: true
-    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string"}}}}
-    order_by: source.lsn
+    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string, named bigint"}}}}
+    order_by: {{named: [name]}}
 tables:
   seen:
     key: tailnum
@@ -181,14 +181,14 @@ def in_python() -> list[Application]:
         compaction=DeltaCompaction(deltas=5),
         validators=[no_nulls("temp"), sql_check("cold", "temp < 50", severity="warn")],
     )
-    envelope = DebeziumEnvelope("id bigint, name string")
+    envelope = DebeziumEnvelope("id bigint, name string, named bigint")
     customers = unbounded_dataset(
         "customers",
         input="lake.changes",
         key="id",
         broadcast=True,
         changes=envelope,
-        order_by="source.lsn",
+        order_by={"named": ["name"]},
     )
     store = SqliteTable(
         "seen.sqlite", "seen", "tailnum", columns={"tailnum": "string", "n": "bigint"}
