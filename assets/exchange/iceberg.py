@@ -539,7 +539,7 @@ def _follow_columns(files: ViewFiles, transaction: Transaction) -> None:
     if not changes:
         return
     with transaction.update_schema() as update:
-        for path, name in changes:
+        for path, name in changes.items():
             if name is None:
                 update.delete_column(path)
             else:

@@ -862,7 +862,7 @@ def _dot(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _bracket(compiler: _Compiler, node: exp.Expr) -> _Value:
-    """Return `values[index]`, or `element_at(values, index)`: this has the offset 1."""
+    """Compile `values[index]` or `element_at(values, index)`, whose node has the offset 1."""
     if len(node.expressions) != 1:
         raise _NotCompiled(_describe(node))
     value = compiler.value(node.this)
