@@ -217,9 +217,7 @@ def _is_repeated_alone(segments: Sequence[MarkedSegment], reusable: Collection[s
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
-    """Whether no records precede these markers, by the stream's own count: their producer states
-    none.
-    """
+    """Whether no records precede any of these markers, by the count of the stream itself."""
     return all(marker.counted and marker.rows == 0 for marker in markers)
 
 

@@ -406,8 +406,8 @@ def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
 
 
 def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
-    """Return whether the columns are those of a layout to which columns were added, or whose
-    columns were widened or dropped since; both have stored names.
+    """Whether a file with these columns may be from before columns of the layout were added,
+    widened or dropped; both have stored names.
 
     Files of a layout without hidden columns are never older than it, unless it is projected.
     """
