@@ -114,14 +114,14 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
 def _to_folder(name: str, inside: list[ListedFile], complete: str) -> Folder:
     """Return the folder of this name, with those of its files that are data."""
     marker = f"{name}/{complete}" if name else complete
-    ending = None
+    completion = None
     data = []
     for file in inside:
         if file.path == marker:
-            ending = file
+            completion = file
         elif not any(map(_hidden, file.path.split("/"))):
             data.append(file)
-    return Folder(name, _by_name(data), ending)
+    return Folder(name, _by_name(data), completion)
 
 
 _MEMBERS = ("rows", "checksum", "valid_from")

@@ -374,7 +374,10 @@ def _check_files(
     for generation in generations:
         attempt = attempt_id(generation.folder)
         listed |= {f"{attempt}/{file.name}" for file in generation.files}
-    seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
+    seen = set()
+    for uri in spark.table(name).inputFiles():
+        attempt, file_name = unquote(uri).rsplit("/", 2)[-2:]
+        seen.add(f"{attempt}/{file_name}")
     if listed == seen:
         return
     missing = sorted(listed - seen)
