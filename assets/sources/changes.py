@@ -126,10 +126,11 @@ def no_group_reason(order: Order) -> str:
 
 
 def _comparable_samples(order: Order, samples: Samples | None, are_texts: bool) -> Samples:
-    """Return the first value of each name, in whose format later ones must be: a number where none
-    is known, None for positions that are numbers themselves.
+    """Return the first value of each name, whose format later ones must have; a number if none are
+    known.
 
-    `are_texts` says whether positions are texts.
+    `are_texts` says whether positions are texts. Otherwise they are numbers, which need no samples:
+    all are None.
     """
     if not are_texts:
         return (None,) * len(order)

@@ -686,7 +686,7 @@ class OpenedChanges(OpenedStream):
     @property
     def orders_itself(self) -> bool:
         """Whether changes say themselves which one of a key is newer: by `order_by`, or by the
-        times of a history that are no dates, on which a key may well change twice.
+        times of a history. Dates do not say it: a key may well change twice a day.
         """
         following = self.spec.following
         if following.order_by is not None:

@@ -376,7 +376,10 @@ def _check_files(
     for generation in generations:
         attempt = attempt_id(generation.folder)
         listed |= {f"{attempt}/{file.name}" for file in generation.files}
-    seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
+    seen = set()
+    for uri in spark.table(name).inputFiles():
+        attempt, file_name = unquote(uri).rsplit("/", 2)[-2:]
+        seen.add(f"{attempt}/{file_name}")
     if listed == seen:
         return
     missing = sorted(listed - seen)
@@ -408,8 +411,8 @@ def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
 
 
 def _fits_later_layout(found: pa.Schema, layout: BucketLayout) -> bool:
-    """Return whether the columns are those of a layout to which columns were added, or whose
-    columns were widened or dropped since; both have stored names.
+    """Whether a file with these columns may be from before columns of the layout were added,
+    widened or dropped; both have stored names.
 
     Files of a layout without hidden columns are never older than it, unless it is projected.
     """
