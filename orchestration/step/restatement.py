@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import TypeAlias
 from uuid import uuid4
 
-from dagster_adjunct.assets.reading.change_streams import parse_commit
+from dagster_adjunct.assets.reading.change_streams import commit_offset, parse_commit
 from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKeys, VersionIds
 from dagster_adjunct.assets.reading.served_history import ServedHistory
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ResolvedStartpoint
 from dagster_adjunct.orchestration.batch_log.intent import (
     Ranges,
     ReadVersions,
@@ -132,8 +132,10 @@ def find_restatement(
         ranges = {ssp: at for ssp, at in changes.items() if ssp.stream == restated.dataset}
         if not ranges:
             continue
-        moved = {ssp: at for ssp, at in ranges.items() if ssp in positions.startpoints}
-        search = _Search(context, state, streams, restated, served[restated.dataset], moved)
+        startpoints = [positions.startpoints[ssp] for ssp in ranges if ssp in positions.startpoints]
+        search = _Search(
+            context, state, streams, restated, served[restated.dataset], ranges, startpoints
+        )
         keys += search.number
         for stream, places in search.find_places():
             found.setdefault(stream, []).append(places)
@@ -170,7 +172,7 @@ def _merge(places: list[pa.Table]) -> pa.Table:
 class _Search:
     """Finds the records that a join has joined by keys which are `served` with other entries now.
 
-    `moved` are the changes of the dataset where a startpoint says since when.
+    `ranges` are the changes of the dataset; `startpoints` may say since when they count.
     """
 
     context: StepContext
@@ -178,7 +180,8 @@ class _Search:
     streams: Mapping[str, StreamSnapshot]
     restated: PlannedRestatement
     served: VersionIds
-    moved: Ranges
+    ranges: Ranges
+    startpoints: Sequence[ResolvedStartpoint]
 
     @cached_property
     def options(self) -> Restate:
@@ -189,9 +192,9 @@ class _Search:
         """The changed keys; in a join by time, with the intervals in which they did."""
         context = self.context
         name = self.restated.dataset
+        since = [parse_commit(start.offset, str(start.ssp)) for start in self.startpoints]
         read = []
-        since = [parse_commit(span.start, str(ssp)) for ssp, span in self.moved.items()]
-        if not since:
+        if not self._passes_over:
             for one in self.state.offsets.joined.get(name, ()):
                 read.append((one.version, one.over_time))
         history = ServedHistory.read(context.lake, name)
@@ -201,6 +204,15 @@ class _Search:
         if match is not None and match.as_of is not None:
             return keys.find_over_time(oldest=match.as_of.before_history == "oldest")
         return keys.find()
+
+    @property
+    def _passes_over(self) -> bool:
+        """Whether a startpoint leaves out changes that are not restated yet."""
+        for start in self.startpoints:
+            before = self.state.checkpoint.get(start.ssp)
+            if before is None or self.context.compare(start.ssp, before, start.offset) < 0:
+                return True
+        return False
 
     @cached_property
     def keys(self) -> pa.Table:
@@ -235,16 +247,16 @@ class _Search:
         yield from found
 
     def _check(self, what: str, number: int, most: int, share: str = "") -> None:
-        if number <= most:
+        if number <= most or any(start.force for start in self.startpoints):
             return
         restated = self.restated
-        command = f"adjunct startpoint set MODULE:APP {restated.changes} --upcoming --reason …"
-        limit = "most_keys" if what == "keys" else "most_share" if share else "most_records"
+        command = f"adjunct startpoint set MODULE:APP {restated.changes}"
+        since = min(parse_commit(span.start, str(ssp)) for ssp, span in self.ranges.items())
         raise errors.RestatementError(
             f"{restated.join}: dataset {restated.dataset!r} has changed, and its results of"
             f" {number:,} {what} would be restated: at most {most:,}{share} are allowed.",
-            f"Allow more once, by deploying restate=Restate(…, {limit}={number}); or leave these"
-            f" results as they are: {command}.",
+            f"Restate them on purpose, once: {command} --offset {commit_offset(since)} --force"
+            f" --reason …. Or leave these results as they are: {command} --upcoming --reason ….",
             application=self.context.app.name,
             operator=restated.join,
             dataset=restated.dataset,
