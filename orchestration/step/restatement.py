@@ -18,12 +18,7 @@ from dagster_adjunct.assets.reading.changed_keys import SINCE, UNTIL, ChangedKey
 from dagster_adjunct.assets.reading.served_history import ServedHistory
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ResolvedStartpoint
-from dagster_adjunct.orchestration.batch_log.intent import (
-    Ranges,
-    ReadVersions,
-    Restating,
-    of_stream,
-)
+from dagster_adjunct.orchestration.batch_log.intent import Ranges, ReadVersions, Restating
 from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.lookups import Restate
 from dagster_adjunct.orchestration.planner.planned import PlannedRestatement, RestatedInput
@@ -60,59 +55,6 @@ class DueRestatement:
     @property
     def records(self) -> int:
         return sum(places.num_rows for places in self.places.values())
-
-
-def find_due(
-    context: StepContext,
-    state: ApplicationState,
-    positions: InputPositions,
-    served: Mapping[str, VersionIds],
-) -> Ranges:
-    """Return the changes of datasets by which results are restated now: not those of one whose
-    last restatement was too short a time ago.
-
-    They are unread, or a startpoint says from where; or there are none, but joins by time have read
-    other versions than those that are `served`.
-    """
-    due: Ranges = {}
-    for restated in context.plan.restatements:
-        changes = of_stream(positions.changed, restated.changes)
-        is_moved = not changes.keys().isdisjoint(positions.startpoints)
-        if is_moved or _is_due(context, state, restated, changes, served):
-            due |= changes
-    return due
-
-
-def _is_due(
-    context: StepContext,
-    state: ApplicationState,
-    restated: PlannedRestatement,
-    changes: Ranges,
-    served: Mapping[str, VersionIds],
-) -> bool:
-    if not _may_begin(context, state, restated):
-        return False
-    return _are_unread(context, changes) or _has_read_others(state, restated, served)
-
-
-def _may_begin(context: StepContext, state: ApplicationState, restated: PlannedRestatement) -> bool:
-    """Whether the last restatement was long enough ago."""
-    every = _options(context, restated).every
-    last = state.offsets.restated.get(restated.dataset)
-    return every is None or last is None or context.lake.now() - last >= every
-
-
-def _are_unread(context: StepContext, changes: Ranges) -> bool:
-    return any(context.compare(ssp, span.start, span.end) < 0 for ssp, span in changes.items())
-
-
-def _has_read_others(
-    state: ApplicationState, restated: PlannedRestatement, served: Mapping[str, VersionIds]
-) -> bool:
-    """Whether batches have read other versions over time than those of now."""
-    _, over_time = served[restated.dataset]
-    joined = state.offsets.joined.get(restated.dataset, ())
-    return any(set(read.over_time) != set(over_time) for read in joined)
 
 
 def find_restatement(
